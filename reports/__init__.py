@@ -1,3 +1,3 @@
-"""Reads an experiment from disk, compares its arms, writes table, figures and page."""
+"""Read an experiment from disk, compare its arms, and write the table, the plots and the page."""
 
-EXPERIMENT_FILE = "experiment.json"  # what an experiment was started with, in its directory
+EXPERIMENT_FILE = "experiment.json"  # describes an experiment at its start, in its directory

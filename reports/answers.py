@@ -1,6 +1,6 @@
-"""What a space asks, answered arm by arm: the figures that its question is about, side by side.
+"""Answer the question of a search space: the figures it is about, side by side for each arm.
 
-Every cell is the median over the seeds, with the least and the most; a difference is between
+A cell is the median over the seeds, with the least and the most. A difference is taken between
 trials of the same seed.
 """
 
@@ -22,20 +22,22 @@ EARLY = 0.25  # share of the rounds
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A table, what else is to be said, and how to read it."""
+    """Table with one row per arm, remarks above it, and a note on how to read it."""
 
-    arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one a seed
+    arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one value per seed
     columns: Sequence[Column]
     not_comparable: Collection[str]  # arms whose speeds are not shown
     counted: Collection[str]  # arms whose speeds count disturbed rounds
-    said: Sequence[str]
+    said: Sequence[str]  # remarks above the table
     note: str
 
     @property
     def header(self) -> tuple[str, ...]:
+        """Titles of the table's columns."""
         return ("arm", *(column.title for column in self.columns))
 
     def rows(self) -> list[tuple[str, ...]]:
+        """Return the rows of the table as text."""
         return [(arm, *(self._cell(arm, column) for column in self.columns)) for arm in self.arms]
 
     def _cell(self, arm: str, column: Column) -> str:
@@ -48,11 +50,11 @@ class Answer:
 def answer(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> Answer | None:
-    """None where the experiment asks no question, or has one arm alone."""
-    arms = experiment.complete_arms  # what was stopped early compares with nothing
+    """Return the table, or None if the experiment asks no question or has only one arm."""
+    arms = experiment.complete_arms  # trials that stopped early are not comparable
     if experiment.question is None or len(arms) < 2:
         return None
-    # The arm that everything is compared with, as in the table of costs; else the first.
+    # The same baseline as in the table of costs, or else the first arm.
     base = comparison.baseline or next(iter(arms))
     rewards = {trial.config.seed: trial.last(REWARD.metric) for trial in arms[base]}
 
@@ -85,15 +87,16 @@ def answer(
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
-        note="Trials that have run all their rounds; medians over the seeds, least and most "
-        "below; differences are between trials of one seed. The reward after a quarter of the "
-        "rounds is that of the evaluation nearest to it. "
+        note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
+        "with the least and the most below it. Differences are taken between trials of the same "
+        "seed. The reward after ¼ of the rounds is the one at the evaluation nearest to that "
+        "point. "
         f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
     )
 
 
 def _how_measured(columns: Sequence[Column]) -> str:
-    """How each column's figure of a trial comes about, columns of one kind together."""
+    """Say how each column's figure of a trial is computed, grouping equal explanations."""
     kinds: dict[str, list[str]] = {}
     for column in columns:
         kinds.setdefault(column.how, []).append(column.title)
@@ -101,7 +104,11 @@ def _how_measured(columns: Sequence[Column]) -> str:
 
 
 def _marked(not_comparable: Collection[str]) -> str:
-    return f" {MARK}: too disturbed by other work to be compared." if not_comparable else ""
+    return (
+        f" {MARK}: not comparable, because other processes used the machine."
+        if not_comparable
+        else ""
+    )
 
 
 def _marked_as_counted(comparison: Comparison) -> str:
@@ -115,7 +122,12 @@ def _not_available(description: Mapping[str, Any]) -> list[str]:
 
 
 def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | None:
-    """None where the trial's rows or files do not tell, or other work disturbed a speed."""
+    """Return a column's figure for one trial.
+
+    Returns:
+        The figure, or None if the trial's rows and files do not have it, or if other processes
+        disturbed a speed.
+    """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
     if column.metric in DERIVED:
@@ -126,7 +138,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_reward(trial: TrialRecord) -> float | None:
-    """Held-out reward where it was measured nearest to `EARLY` of the rounds."""
+    """Return the held-out reward at the evaluation nearest to `EARLY` of the rounds."""
     place = EARLY * trial.config.rounds
     measured = [(abs(round_ - place), reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured)[1] if measured else None
@@ -137,7 +149,7 @@ def _mean(trial: TrialRecord, metric: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-# How the rounds' values become one: the keys of search_spaces.columns.OVER.
+# Reduces the rounds' values to one; the keys are those of search_spaces.columns.OVER.
 OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
     "last": TrialRecord.last,
     "mean": _mean,
@@ -157,7 +169,7 @@ def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
     return None if trained is None or not requested else 1 - trained / requested
 
 
-# Figures that are no metric of a round: the keys of search_spaces.columns.DERIVED.
+# Figures that are not metrics of a round; the keys are those of search_spaces.columns.DERIVED.
 DERIVED: Mapping[str, Callable[[TrialRecord, TrialFiles], float | None]] = {
     "samples_per_s": lambda trial, files: trial.samples_per_s,
     "lag_of_bound": _lag_of_bound,

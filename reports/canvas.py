@@ -1,6 +1,6 @@
-"""What every plot is drawn on: themes, colours of arms, axes, panels, and the PNG at the end.
+"""Shared parts of all plots: themes, colours of arms, axes, panels, and the output as PNG.
 
-Figures are drawn without pyplot, whose global state does not belong into a library.
+Figures are drawn without pyplot, because a library must not use its global state.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 DPI = 144
-WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points can be read on 360 pixels
+WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points is readable on a screen of 360 pixels
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
-# Okabe and Ito's colours without yellow and black, which vanish on one of the two backgrounds.
+# Okabe and Ito's colours without yellow and black: each vanishes on one of the two backgrounds.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
+    """Colours of a plot, for light or dark pages."""
+
     name: str
     background: str
     text: str
@@ -45,28 +47,36 @@ Draw = Callable[[Figure, Theme], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
+    """Plot of a page: how to draw it and how to read it."""
+
     name: str  # name of the file, without its ending
     title: str
-    look: str  # one sentence: what to look for
+    look: str  # a few sentences: content, meaning, limits
     draw: Draw
     alt: str = ""
-    height: float = HEIGHT
+    height: float = HEIGHT  # inches
     missing: str | None = None  # reason why it cannot be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
+    """Plots of a page under one heading."""
+
     title: str
     plots: Sequence[Plot]
-    legend: bool = True  # whether a legend names the arms, which some plots do themselves
+    legend: bool = True  # show a legend of the arms; some plots name the arms themselves
 
 
 def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:
-    """The plots that can be drawn, as PNG.
+    """Draw every plot that can be drawn, as PNG.
+
+    Args:
+        plots: The plots.
+        files: Draw each plot a second time, for use as a file.
 
     Returns:
-        Pictures for a page, which has their titles, by name and theme: "speed_up-dark". With
-        `files` also "speed_up-file", which has its title in it.
+        Pictures without titles for a page, by name and theme: "speed_up-dark". With `files` also
+        pictures with titles: "speed_up-file".
     """
     images = {}
     for plot in plots:
@@ -92,7 +102,7 @@ def _titled(figure: Figure, theme: Theme, title: str) -> Bbox:
 
 
 def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
-    """The arms' colours and markers, for those who use the PNG files elsewhere."""
+    """Draw the arms' colours and markers, for use of the PNG files outside the page."""
     figure = Figure(figsize=(WIDTH, 0.2 + 0.22 * math.ceil(len(arms) / 2)), dpi=DPI)
     figure.set_facecolor(theme.background)
     FigureCanvasAgg(figure)
@@ -106,7 +116,7 @@ def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
 
 
 def _png(figure: Figure, area: Bbox | None = None) -> bytes:
-    """The figure as PNG; `area` in inches may be larger than it."""
+    """Return the figure as PNG; `area`, in inches, can be larger than the figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor=figure.get_facecolor(), bbox_inches=area)
     return buffer.getvalue()
@@ -114,22 +124,25 @@ def _png(figure: Figure, area: Bbox | None = None) -> bytes:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """About letters that the font lacks and axes without extent: nothing can be done."""
+    """Hide warnings about letters that the font lacks and about axes without extent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def colour(arm: int) -> str:
+    """Return the colour of an arm by its place."""
     return COLOURS[arm % len(COLOURS)]
 
 
 def marker(arm: int) -> str:
-    # Shifted with each turn through the colours, so that 64 arms differ.
+    """Return the marker of an arm by its place."""
+    # Shifting the markers with each turn through the colours makes 64 arms differ.
     return MARKERS[(arm + arm // len(COLOURS)) % len(MARKERS)]
 
 
 def panel_rows(panels: int) -> int:
+    """Return the number of rows of a grid of panels in two columns."""
     return math.ceil(panels / 2)
 
 
@@ -142,7 +155,16 @@ def panels(
     x_label: str,
     y_label: str,
 ) -> None:
-    """Draws two columns of small axes, one for each arm, each with its own scale."""
+    """Draw two columns of small axes, one for each arm, each with its own scale.
+
+    Args:
+        figure: The figure to draw on.
+        theme: Its colours.
+        arms: What to draw, by arm.
+        draw: Draws one panel, from its axes, the place of the arm and the value of the arm.
+        x_label: The label below all panels.
+        y_label: The label beside all panels.
+    """
     grid = figure.subplots(panel_rows(len(arms)), 2, squeeze=False).flatten()
     height = figure.get_figheight()
     figure.subplots_adjust(
@@ -168,6 +190,7 @@ def panels(
 
 
 def legend(figure: Figure, theme: Theme, handles: Sequence[Any], columns: int) -> None:
+    """Draw a legend at the bottom of a figure."""
     figure.legend(
         handles=list(handles),
         loc="lower center",
@@ -191,8 +214,16 @@ def axes_of(
     names: Sequence[str] = (),
     below: float = 0.0,
 ) -> Axes:
-    """The only axes of a figure, with `names` on its left side from the top, and `below` inches
-    left free for a legend."""
+    """Add the only axes of a figure, and return them.
+
+    Args:
+        figure: The figure.
+        theme: Its colours.
+        x_label: The label of the x axis; "round" makes its ticks integers.
+        y_label: The label of the y axis.
+        names: Names of rows, shown at the left from top to bottom.
+        below: Inches that stay free for a legend.
+    """
     short = [fitted(name, 22) for name in names]
     left = 0.2 + 0.09 * max(map(len, short)) if short else 0.76
     height = figure.get_figheight()
@@ -218,6 +249,7 @@ def axes_of(
 
 
 def style(axes: Axes, theme: Theme) -> None:
+    """Apply the theme to axes."""
     axes.set_facecolor(theme.background)
     axes.grid(visible=True, color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -228,6 +260,7 @@ def style(axes: Axes, theme: Theme) -> None:
 
 
 def fitted(text: str, length: int) -> str:
+    """Shorten a text to `length` characters and make it safe for matplotlib."""
     # matplotlib reads text between two dollar signs as mathematics.
     text = text if len(text) <= length else text[: length - 1] + "…"
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""The kinds of charts: lines and bars of arms, stages, versions in time, lags of groups."""
+"""The kinds of charts: lines and bars of arms, stages, versions over time, lags of groups."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from reports.parquet_reader import TrialFiles
 from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
-LEGEND_LINE = 0.25  # inches that one line of a legend takes
-FIRST_ROUNDS = 12  # rounds that a version time line shows; with 64 none could be seen
+LEGEND_LINE = 0.25  # height of one line of a legend, in inches
+FIRST_ROUNDS = 12  # rounds in the plot of versions; with 64 no round would be visible
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The length of a bar and the ends of its whisker."""
+    """Length of a bar and the ends of its whisker."""
 
     middle: float
     low: float
@@ -48,9 +48,24 @@ def lines(
     whole: bool = False,
     linear_within: float | None = None,
 ) -> Plot:
-    """A plot with a line for each arm, and a band from the least to the most over several seeds.
-    Values beyond `linear_within` are drawn on a logarithmic scale. `legend_of`: what solid and
-    `dotted` lines are."""
+    """Return a plot with a line for each arm, and a band from least to most over several seeds.
+
+    Args:
+        arms: The trials by arm.
+        name: The name of the plot's file.
+        title: The title of the plot.
+        look: The text that explains the plot.
+        x_label: The label of the x axis.
+        y_label: The label of the y axis.
+        series: The points of a trial.
+        missing: The reason to show if no arm has points.
+        dotted: The points of a second, dotted line.
+        legend_of: The meaning of solid and of dotted lines.
+        apart: Shift between the lines of neighbouring arms, in units of y, so that equal lines stay
+            visible.
+        whole: Show whole numbers on the y axis.
+        linear_within: Draw values beyond this one on a logarithmic scale.
+    """
     curves = {arm: curve(trials, series) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
 
@@ -59,7 +74,7 @@ def lines(
         axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         for i, (arm, points) in enumerate(curves.items()):
             up = apart * (i - (len(curves) - 1) / 2)
-            # Wider lines keep arms visible that learn the same, bit for bit.
+            # Arms can learn the same, bit for bit: a wider line stays visible behind the others.
             covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
             xs = [point.x for point in points]
             every = max(1, len(points) // 6)
@@ -69,7 +84,7 @@ def lines(
                 color=colour(i),
                 marker=marker(i),
                 markersize=5 + 3 * covering,
-                # The markers of different arms start at different rounds.
+                # Start the markers of different arms at different rounds, so that all are visible.
                 markevery=(i % every, every),
                 linewidth=1.6 + 2.4 * covering,
                 zorder=3,
@@ -128,7 +143,18 @@ def bars(
     line: float | None,
     missing: str,
 ) -> Plot:
-    """A plot with a bar and a whisker for each arm; words stand where there is no bar."""
+    """Return a plot with a bar and a whisker for each arm.
+
+    Args:
+        values: The bar of each arm, or the words to show instead of one.
+        name: The name of the plot's file.
+        title: The title of the plot.
+        look: The text that explains the plot.
+        unit: The label of the x axis.
+        form: The format of the number beside a bar.
+        line: Draw a vertical line at this value.
+        missing: The reason to show if no arm has a bar.
+    """
     known = {arm: bar for arm, bar in values.items() if isinstance(bar, Bar)}
     labels = {
         arm: written(bar.middle, form) if isinstance(bar, Bar) else bar
@@ -137,7 +163,7 @@ def bars(
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = axes_of(figure, theme, x_label=unit, y_label="", names=list(values))
-        # A very wide interval, as two seeds may leave, is cut off: it would squeeze all bars.
+        # Cut off a very wide interval, as two seeds can give: it would squeeze all bars.
         end = 3 * max(bar.middle for bar in known.values())
         end = min(end, max(bar.high for bar in known.values()))
         for i, (arm, bar) in enumerate(values.items()):
@@ -175,6 +201,13 @@ def bars(
 def draw_stage_bars(
     figure: Figure, theme: Theme, seconds: Mapping[str, Mapping[str, float]]
 ) -> None:
+    """Draw the seconds of each stage as stacked bars, one per arm.
+
+    Args:
+        figure: The figure to draw on.
+        theme: Its colours.
+        seconds: arm -> stage -> seconds, from `series.stage_seconds`.
+    """
     axes = axes_of(figure, theme, x_label="seconds", y_label="", names=list(seconds), below=0.85)
     for i, stages in enumerate(seconds.values()):
         left = 0.0
@@ -201,6 +234,8 @@ def draw_stage_bars(
 
 
 def draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
+    """Draw the seconds of each stage over the rounds as stacked areas, one panel per arm."""
+
     def draw(axes: Axes, i: int, trials: Sequence[TrialRecord]) -> None:
         layers = [
             {point.x: point.y for point in curve(trials, metric(f"time/{stage}_s"))}
@@ -234,12 +269,20 @@ def _stage_legend(figure: Figure, theme: Theme, stages: Sequence[str], *, waitin
 
 
 def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles]) -> None:
+    """Draw the policy versions of learner and generators over time, one panel per arm.
+
+    Args:
+        figure: The figure to draw on.
+        theme: Its colours.
+        files: The figures of one trial of each arm.
+    """
+
     def draw(axes: Axes, i: int, read: TrialFiles) -> None:
         learner = [change for change in read.changes if change.side == "learner"]
         steps = list(dict.fromkeys(change.version for change in learner))
         last = steps[min(FIRST_ROUNDS, len(steps)) - 1] if steps else math.inf
         end = max((c.second for c in read.changes if c.version <= last), default=1.0)
-        # One line for each actor, since generators change version at different times.
+        # Draw a line for each actor, because generators change version at different times.
         for side, actor in sorted({(c.side, c.actor) for c in read.changes}):
             own = [c for c in read.changes if (c.side, c.actor) == (side, actor)]
             xs = [change.second for change in own if change.second <= end]
@@ -266,6 +309,13 @@ def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles])
 def draw_lag_histogram(
     figure: Figure, theme: Theme, shares: Mapping[str, Mapping[int, float]]
 ) -> None:
+    """Draw the share of groups at each lag as bars, side by side for the arms.
+
+    Args:
+        figure: The figure to draw on.
+        theme: Its colours.
+        shares: arm -> lag -> share of groups.
+    """
     axes = axes_of(figure, theme, x_label="lag, rounds", y_label="share of groups")
     lags = sorted({lag for arm in shares.values() for lag in arm})
     width = 0.84 / len(shares)

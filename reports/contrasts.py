@@ -1,8 +1,8 @@
-"""The difference of an arm from the baseline in speed and reward, and whether it exceeds noise.
+"""Differences between an arm and the baseline in speed and reward, with their noise.
 
-Runs are paired by seed. Rounds in which other work took too much of the machine
-(`grpo_trainable.telemetry.machine_load`) are left out of speeds while enough others remain
-(`reports.pace`), unless the trials ask that they count.
+Runs are paired by seed. Speeds leave out rounds in which other processes took too much of the
+machine (`grpo_trainable.telemetry.machine_load`), as long as enough rounds remain
+(`reports.pace`). The trials' settings can make these rounds count.
 """
 
 from __future__ import annotations
@@ -29,55 +29,65 @@ from reports.records import TrialRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """The comparison of an arm with the baseline in one quantity."""
+    """Comparison of an arm with the baseline in one quantity."""
 
     value: float
     neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
     spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
-    identical: int = 0  # prompts, in none of which the two differ; 0 where some do
-    counted_disturbed: str = ""  # of a speed: the disturbed rounds that count, arm by arm
+    identical: int = 0  # number of prompts if the two arms differ in none of them, else 0
+    counted_disturbed: str = ""  # for a speed: the disturbed rounds that count, by arm
 
     @property
     def told_apart(self) -> bool | None:
-        """Whether the interval excludes equality; None where there is no interval. What differs
-        nowhere is not told apart, and has none."""
+        """Return True if the interval excludes equality, or None if there is no interval.
+
+        Two arms that differ in no prompt have no interval; for them this is False.
+        """
         if self.interval is None:
             return False if self.identical else None
         return self.interval.apart_from(self.neutral)
 
     @property
     def more(self) -> bool:
+        """Return True if the arm exceeds the baseline."""
         return self.value > self.neutral
 
     @property
     def seeds_needed(self) -> int | None:
-        """The number of seeds that would tell a difference of this size in four of five
-        experiments; None above `intervals.MOST_SEEDS`, or when it is unknown."""
+        """Number of seeds that would show a difference of this size in four of five experiments.
+
+        None if it is above `intervals.MOST_SEEDS` or unknown.
+        """
         if self.spread is None:
             return None
         effect = math.log(self.value) if self.neutral else self.value
         return seeds_needed(effect, self.spread)
 
     def shown_interval(self, form: str, between: str) -> str:
-        """The interval as text; empty where there is none."""
+        """Return the interval as text; empty if there is none.
+
+        Args:
+            form: The format of both ends.
+            between: The text between them.
+        """
         if self.interval is None:
             return ""
         ends = (self.interval.low, self.interval.high)
-        # The interval of a ratio over two seeds may be absurdly wide.
+        # The interval of a ratio over two seeds can be absurdly wide.
         low, high = (written(end, form) if end < 100 else "more than 100" for end in ends)
         return f"{low}{between}{high}"
 
     def times(self, factor: float) -> Contrast:
-        """The same ratio after both arms have changed to another unit."""
+        """Return the ratio, and its interval, in another unit."""
         interval = self.interval and self.interval.times(factor)
         return replace(self, value=factor * self.value, interval=interval)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotComparable:
-    """Stands in place of a contrast whose value could not be trusted: nobody can show it."""
+    """Result without a value, because the value could not be trusted."""
 
     why: str
 
@@ -85,12 +95,19 @@ class NotComparable:
 def speed_up(
     arm: Sequence[TrialRecord], base: Sequence[TrialRecord]
 ) -> Contrast | NotComparable | None:
-    """Responses a second over the baseline's: the geometric mean over the seeds that both were run
-    with. None where they share none.
+    """Return the speed of an arm relative to the baseline: the geometric mean over shared seeds.
 
-    A seed in which one of the two has hardly begun is left out while there are others. So is one in
-    which one of the two was disturbed, unless that leaves fewer than half of the seeds: then the
+    A seed in which one of the two has hardly begun is left out if there are others. A seed in which
+    one of the two was disturbed is left out too. If that leaves fewer than half of the seeds, the
     two are not comparable.
+
+    Args:
+        arm: The trials of the arm.
+        base: The trials of the baseline.
+
+    Returns:
+        The ratio of responses per second, the reason why there is none, or None if the two share no
+        seed.
     """
     own, other = _paces(arm), _paces(base)
     begun = [seed for seed in own if seed in other]
@@ -120,7 +137,7 @@ def speed_up(
 
 
 def doubts(trials: Sequence[TrialRecord]) -> list[str]:
-    """Names each trial whose speed cannot be trusted, with the reason."""
+    """Name each trial whose speed cannot be trusted, with the reason."""
     return [
         f"{trial.arm}, seed {trial.config.seed}: {trial.pace.doubt}"
         for trial in trials
@@ -139,9 +156,17 @@ def _rounds(found: Pace) -> tuple[Sequence[float], Sequence[float]]:
 def reward_difference(
     arm: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]]
 ) -> Contrast | None:
-    """Held-out reward over the baseline's. Each is seed -> prompt -> reward, the mean over the
-    prompt's responses at the end. Seeds are paired, and so are the prompts that all of them have
-    scored. None where they share nothing."""
+    """Return the held-out reward of an arm less that of the baseline.
+
+    Seeds are paired. So are the prompts that every shared seed has scored in both arms.
+
+    Args:
+        arm: seed -> prompt -> reward, the mean over the prompt's responses at the end.
+        base: The same for the baseline.
+
+    Returns:
+        The mean difference, or None if the two share no seed or no prompt.
+    """
     shared = [seed for seed in arm if seed in base and arm[seed].keys() & base[seed].keys()]
     if not shared:
         return None

@@ -1,6 +1,6 @@
 """The HTML document around a page, and its figures.
 
-A page asks for nothing from outside itself: no font, no picture, no script but one that it brings.
+A page loads nothing from outside: no font, no picture, and no script except its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 
 
 def document(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """The whole HTML document. `style` follows the style of every page. `script`, which must be
-    ours, runs at the end of the body; the policy of the page names its digest, so no other can."""
-    # Were the text of a model not escaped somewhere, it could still not run a script.
+    """Return the whole HTML document.
+
+    Args:
+        title: The title of the page, as plain text.
+        body: The HTML inside `<main>`.
+        style: CSS that follows the style of every page.
+        script: A script of ours, which runs at the end of the body. The policy of the page names
+            its digest, so no other script can run.
+    """
+    # Even if some text of a model were not escaped, it could not run a script.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     element = ""
     if script:
@@ -40,7 +47,12 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
 
 
 def figure(plot: Plot, images: Mapping[str, bytes]) -> str:
-    """A plot, or why it is not drawn. `images` by plot and theme: "speed_up-dark"."""
+    """Return a plot as HTML, or the reason why it is not drawn.
+
+    Args:
+        plot: The plot.
+        images: PNG by plot and theme: "speed_up-dark".
+    """
     size = "tall" if plot.height > 4.5 else "low"
     opening = f'<figure id="{escaped(plot.name)}" class="{size}">'
     if plot.missing is not None:

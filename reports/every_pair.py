@@ -1,4 +1,4 @@
-"""Each two arms of an experiment compared: the pairs with the baseline are only some of them."""
+"""Compare every pair of arms of an experiment, not only the pairs with the baseline."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ HEADER = ("arm", "over", "speed-up", "at equal cost", "held-out reward")
 
 @dataclass(frozen=True, kw_only=True)
 class ArmPair:
-    """An arm and one of those before it, in all quantities."""
+    """An arm compared with an arm before it, in all quantities."""
 
     arm: str
     over: str
     quantities: Sequence[Quantity]
 
     def cells(self) -> tuple[str, ...]:
-        """A row of the table that `HEADER` heads."""
+        """Return the table row below `HEADER`."""
         return (self.arm, self.over, *(_cell(own, self.arm) for own in self.quantities))
 
 
 def every_pair(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> list[ArmPair]:
-    """Every arm over each arm that stands before it in the comparison."""
+    """Compare every arm with each arm before it."""
     arms = list(comparison.arms)
     found = []
     for place, over in enumerate(arms[:-1]):

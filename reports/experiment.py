@@ -1,7 +1,7 @@
-"""Reads an experiment from its directory: the trials, their rows, and what is missing or damaged.
+"""Read an experiment from its directory: the trials, their rows, and what is missing or damaged.
 
-Nothing here imports Ray or torch, runs code of the experiment or unpickles anything, so everybody's
-experiment can be read, both while it runs and after it was killed.
+This module imports neither Ray nor torch, runs no code of the experiment and unpickles nothing. So
+it is safe to read an experiment from anyone, while it runs or after it was killed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_ROUND = 1 << 31
 
 
 class ExperimentError(ValueError):
-    """The directory holds no experiment; the message is one line."""
+    """The directory has no experiment; the message is one line."""
 
 
 def read_experiment(directory: Path) -> ExperimentRecord:
-    """The experiment without its Parquet parts, which `parts.read_files` reads.
+    """Read an experiment without its Parquet parts, which `parquet_reader.read_files` reads.
 
     Raises:
-        ExperimentError: the directory does not exist, or holds no experiment.
+        ExperimentError: The directory does not exist, or has no experiment.
     """
     if not directory.exists():
         raise ExperimentError(f"{directory}: does not exist")
@@ -61,7 +61,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
             problems.append(f"{directory.name}/{name} is a link; not followed")
     if EXPERIMENT_FILE not in entries and not trials:
         raise ExperimentError(
-            f"{directory}: is no experiment: it has neither {EXPERIMENT_FILE} nor a trial"
+            f"{directory}: is not an experiment: it has neither {EXPERIMENT_FILE} nor a trial"
         )
     question = _question(description, problems)
     order = {arm: place for place, arm in enumerate(question.arms if question else ())}
@@ -77,8 +77,8 @@ def read_experiment(directory: Path) -> ExperimentRecord:
 
 
 def _question(description: Mapping[str, Any], problems: list[str]) -> Question | None:
-    """What the experiment's search space asks, as it was stored when the experiment started."""
-    if "question" not in description:  # started by a version that stored the name alone
+    """Return the question of the search space, as stored when the experiment started."""
+    if "question" not in description:  # an old version stored only the name of the space
         space = SPACES.get(str(description.get("space")))
         return None if space is None else space.asked
     try:
@@ -94,8 +94,10 @@ def _not_begun(
     """Return arm and seed of each planned trial without a directory, in the order of the plan.
 
     Args:
-        entries: Names and kinds of what is in the experiment's directory. The name of a trial's
-            directory is ARM-SEED-ID, and stays when a scheduler gives the trial other settings.
+        description: The content of experiment.json.
+        entries: name -> kind of each entry of the experiment's directory. A trial's directory is
+            named ARM-SEED-ID, and keeps its name if a scheduler gives the trial other settings.
+        problems: Receives a line if the plan cannot be read.
     """
     begun = Counter(
         name.rpartition("-")[0] for name, kind in entries.items() if kind == "directory"
@@ -110,14 +112,16 @@ def _not_begun(
             else:
                 left.append((arm, seed))
     except (TypeError, ValueError):
-        problems.append(f"{EXPERIMENT_FILE}: planned: no list of arms and seeds")
+        problems.append(f"{EXPERIMENT_FILE}: planned: not a list of arms and seeds")
         return []
     return left
 
 
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The same trials, with settings in the label of an arm whose trials differ in more than the
-    seed, as in a grid that was searched without arms."""
+    """Return the trials with settings in the label of an arm if its trials differ in them.
+
+    Trials of one arm differ in more than the seed in a grid without arms, for example.
+    """
     settings: dict[str, list[dict[str, Any]]] = {}
     for trial in trials:
         settings.setdefault(trial.config.arm, []).append(flatten(trial.config.to_dict()))
@@ -135,7 +139,7 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
-    """The trial in a directory; None when there is none, or when its config cannot be read."""
+    """Read the trial in a directory; None if there is none or its config cannot be used."""
     own: list[str] = []
     try:
         entries = experiment_files.entries(directory.parent, directory.name)
@@ -150,14 +154,14 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
             raise ConfigError(own[0])
         config = GRPOConfig.from_dict(params)
     except ConfigError as error:
-        problems.append(f"{directory.name}: left out, its config cannot be used ({error})")
+        problems.append(f"{directory.name}: left out, because its config cannot be used ({error})")
         return None
     rows, ended = _read_rows(directory, own)
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     own += [
-        f"{directory.name}: no checkpoint could be used, so it started again from round 0; what it "
-        f"had is in {directory.name}/{name}"
+        f"{directory.name}: no checkpoint could be used, so it started again from round 0; its "
+        f"earlier files are in {directory.name}/{name}"
         for name, kind in entries.items()
         if ASIDE.fullmatch(name) and kind == "directory"
     ]
@@ -179,7 +183,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
 
 
 def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    """The JSON object in a file; empty, with a line in `problems`, when it cannot be read."""
+    """Return the JSON object in a file; empty, with a line in `problems`, if it cannot be read."""
     content = content_of(root, names, problems, needed=True)
     if content is None:
         return {}
@@ -191,24 +195,28 @@ def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[
         problems.append(f"{where} cannot be read ({one_line(error)})")
         return {}
     if not isinstance(value, dict):
-        problems.append(f"{where} holds no JSON object")
+        problems.append(f"{where} does not contain a JSON object")
         return {}
     return value
 
 
 def _finite(text: str) -> float:
-    """A finite number: Python also reads `NaN`, `Infinity` and 1e999, which no report can write."""
+    """Parse a finite number: no report can write `NaN`, `Infinity` or 1e999, which Python reads.
+
+    Raises:
+        ValueError: The number is not finite.
+    """
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return value
 
 
 def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, float]], bool]:
-    """The rows of result.json, and whether the last one ends the trial.
+    """Return the rows of result.json, and True if the last one ends the trial.
 
-    A trial that was retried or resumed goes back to its last checkpoint and appends: a row
-    replaces the rows before it of its own and of later rounds.
+    A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
+    row replaces earlier rows of the same and of later rounds.
     """
     where = f"{directory.name}/result.json"
     content = content_of(directory.parent, (directory.name, "result.json"), problems)
@@ -251,7 +259,7 @@ def _last_line(error: str) -> str:
 
 
 def _last_failure(error: str) -> float | None:
-    """The time of the last failure that Tune has noted, in seconds since 1970."""
+    """Return the time of the last failure that Tune recorded, in seconds since 1970, or None."""
     times = re.findall(r"^Failure # \d+ \(occurred at ([\d_-]+)\)", error, re.MULTILINE)
     try:
         return time.mktime(time.strptime(times[-1], "%Y-%m-%d_%H-%M-%S"))

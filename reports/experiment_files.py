@@ -1,14 +1,16 @@
-"""Files inside an experiment's directory, read and written without following a link out of it.
+"""Read and write files inside an experiment's directory without following a link out of it.
 
-An experiment may come from anybody. A link in it could put a secret of its reader on the report, or
-have the report overwrite a file of his; a FIFO would keep the report waiting for ever. So every
-path is walked from the directory that the user named, one component at a time and by descriptor: a
-link is refused wherever it stands, and nothing can be exchanged for one between check and use.
-How the user's directory itself is reached is his own choice, through links as well. A hard link
-cannot be told from the file it shares; whoever makes one must own that file, or be allowed to write
-to it, where the kernel protects hard links (Linux: `fs.protected_hardlinks`, on by default).
+An experiment can come from anyone. A link in it could put a secret of the reader into the report,
+or make the report overwrite a file of the reader. A FIFO would block the report for ever. So every
+path is walked from the directory that the user named, one component at a time and by descriptor.
+A link is refused at any place, and nothing can be replaced by a link between check and use.
 
-Every error is an OSError whose `strerror` names the component and says what is wrong with it.
+The path to the user's directory is the user's choice and may contain links. A hard link cannot be
+distinguished from the file it shares. If the kernel protects hard links (Linux:
+`fs.protected_hardlinks`, on by default), only someone who owns that file or may write to it can
+make one.
+
+Every error is an OSError whose `strerror` names the component and its problem.
 """
 
 from __future__ import annotations
@@ -22,20 +24,21 @@ from pathlib import Path
 
 from grpo_trainable.storage.atomic import replacing
 
-MAX_BYTES = 256 << 20  # one file at most: the rows of 40,000 rounds, or a round's responses
+MAX_BYTES = 256 << 20  # limit of one file: enough for 40,000 rows, or for a round's responses
 
 
 def read(root: Path, *names: str) -> bytes:
-    """The content of the regular file `root/a/b`, given the names a, b.
+    """Return the content of the regular file `root/a/b`, given the names a, b.
 
     Raises:
-        FileNotFoundError: it is not there.
-        OSError: it or a directory above it is a link, it is no regular file, or above `MAX_BYTES`.
+        FileNotFoundError: The file does not exist.
+        OSError: The file or a directory above it is a link, or the file is not regular or larger
+            than `MAX_BYTES`.
     """
     *directories, name = names
     with _entered(root, directories) as directory:
         _refuse_all_but_files(name, os.lstat(name, dir_fd=directory))
-        # Not waiting for a writer: what was checked may be a FIFO by now.
+        # Do not wait for a writer: a FIFO may have replaced the file since the check.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         with open(os.open(name, flags, dir_fd=directory), "rb") as file:
             _refuse_all_but_files(name, os.fstat(file.fileno()))
@@ -48,8 +51,14 @@ def read(root: Path, *names: str) -> bytes:
 def content_of(
     root: Path, names: Sequence[str], problems: list[str], *, needed: bool = False
 ) -> bytes | None:
-    """The content of a file, or None and a line in `problems` when it cannot be read; one that is
-    not `needed` may be missing."""
+    """Return the content of a file, or None and a line in `problems` if it cannot be read.
+
+    Args:
+        root: The directory that the user named.
+        names: The path below `root`, name by name.
+        problems: Receives the line.
+        needed: Also report a missing file.
+    """
     try:
         return read(root, *names)
     except FileNotFoundError:
@@ -60,22 +69,27 @@ def content_of(
 
 
 def name_of(root: Path, names: Sequence[str]) -> str:
-    """How a problem names a file: without the experiment where its trial says enough."""
+    """Return the name of a file for a message: TRIAL/FILE, or EXPERIMENT/FILE."""
     return "/".join(names if len(names) > 1 else [root.name, *names])
 
 
 def one_line(error: Exception) -> str:
+    """Return an error's message in one line, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def entries(root: Path, *names: str) -> dict[str, str]:
-    """What the directory `root/a/b` holds, sorted: name -> file, directory, link or other."""
+    """Return the entries of the directory `root/a/b`, sorted.
+
+    Returns:
+        name -> "file", "directory", "link" or "other".
+    """
     with _entered(root, names) as directory, os.scandir(directory) as found:
         return {entry.name: _kind(entry) for entry in sorted(found, key=lambda entry: entry.name)}
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
-    # Not `stat`: of a running experiment some files are gone by now.
+    # Do not call `stat`: files of a running experiment can disappear.
     if entry.is_symlink():
         return "link"
     if entry.is_dir(follow_symlinks=False):
@@ -84,7 +98,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def make_directory(root: Path, name: str) -> None:
-    """Makes a directory in `root`, unless there is one already."""
+    """Make a directory in `root` unless it exists."""
     with _entered(root, ()) as directory, suppress(FileExistsError):
         os.mkdir(name, dir_fd=directory)
     with _entered(root, (name,)):
@@ -92,10 +106,10 @@ def make_directory(root: Path, name: str) -> None:
 
 
 def write(root: Path, *names: str, content: bytes) -> None:
-    """Replaces a file whole, since a reader may have it open and the disk may be full."""
+    """Replace a file as a whole, because a reader may have it open and the disk may be full."""
     *directories, name = names
     with _entered(root, directories) as directory:
-        # Writing would replace a link, not follow it. But the user who made it should be told.
+        # Writing would replace a link, not follow it. Refuse it, so that its author notices.
         with suppress(FileNotFoundError):
             _refuse_all_but_files(name, os.lstat(name, dir_fd=directory))
         with replacing(name, dir_fd=directory) as file:
@@ -103,7 +117,7 @@ def write(root: Path, *names: str, content: bytes) -> None:
 
 
 def remove(root: Path, *names: str) -> None:
-    """Removes a file, or a link itself and not what it leads to."""
+    """Remove a file, or a link but not its target."""
     *directories, name = names
     with _entered(root, directories) as directory:
         os.unlink(name, dir_fd=directory)
@@ -111,7 +125,7 @@ def remove(root: Path, *names: str) -> None:
 
 @contextmanager
 def _entered(root: Path, names: Sequence[str]) -> Iterator[int]:
-    """A descriptor of the directory `root/a/b`."""
+    """Open the directory `root/a/b` and yield its descriptor."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     descriptor = os.open(root, flags)
     try:
@@ -133,4 +147,4 @@ def _refuse_all_but_files(name: str, status: os.stat_result) -> None:
 
 
 def _reason(name: str, mode: int, wanted: str) -> str:
-    return f"{name} is a link" if stat.S_ISLNK(mode) else f"{name} is no {wanted}"
+    return f"{name} is a link" if stat.S_ISLNK(mode) else f"{name} is not a {wanted}"

@@ -1,12 +1,12 @@
-"""Intervals at 95 %, for comparisons of two arms over few seeds and for figures over prompts, and
-how many seeds would tell.
+"""95 % intervals over few seeds and over prompts, and the number of seeds that a comparison needs.
 
-Two runs of one program differ by more than the noise of their rounds: the machine changes too. So
-a speed-up is estimated once a seed, from runs that stood near each other in time, and the interval
-is Student's over the logarithms of the seeds' ratios, whose spread includes the noise of rounds. A
-percentile bootstrap over seeds and rounds covers far less than it says with three to five seeds;
-`tests/unit/reports/test_intervals.py` simulates both. With one seed the interval covers the noise
-of the rounds alone, which follow each other, and says nothing about other runs.
+Two runs of one program differ by more than the noise of their rounds, because the machine changes
+too. So a speed-up is estimated once per seed, from runs close in time. The interval is Student's
+over the logarithms of the seeds' ratios; their spread includes the noise of rounds.
+
+With three to five seeds, a percentile bootstrap over seeds and rounds covers far less than it
+claims. `tests/unit/reports/test_intervals.py` simulates both. With one seed, the interval covers
+only the noise of consecutive rounds. It does not cover other runs.
 """
 
 from __future__ import annotations
@@ -21,46 +21,48 @@ import numpy as np
 from grpo_trainable.text import plural
 
 LEVEL, POWER = 0.95, 0.80
-NORMAL_POWER = 0.8416  # the standard normal's quantile at POWER
-NORMAL = 1.959964  # the same at 0.5 + LEVEL / 2
-MOST_SEEDS = 50  # a larger number of seeds would be no useful advice
+NORMAL_POWER = 0.8416  # quantile of the standard normal at POWER
+NORMAL = 1.959964  # quantile of the standard normal at 0.5 + LEVEL / 2
+MOST_SEEDS = 50  # advice to run more seeds than this is useless
 LEAST_ROUNDS = 4  # rounds needed to estimate a spread
-BATCHES = 5  # of a run's rounds: each as long as possible, and enough to estimate a spread
+BATCHES = 5  # batches of a run's rounds: few, so that each is long, but enough for a spread
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its interval at 95 %."""
+    """Value with its 95 % interval."""
 
     value: float
     low: float
     high: float
 
     def apart_from(self, value: float) -> bool:
+        """Return True if the interval excludes a value."""
         return not self.low <= value <= self.high
 
     def times(self, factor: float) -> Estimate:
+        """Return the estimate multiplied by a positive factor."""
         return Estimate(factor * self.value, factor * self.low, factor * self.high)
 
     def exp(self) -> Estimate:
+        """Return the exponential of the estimate."""
         return Estimate(_exp(self.value), _exp(self.low), _exp(self.high))
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(value, 600.0))  # the interval of two seeds may exceed every float
+    return math.exp(min(value, 600.0))  # the interval of two seeds can exceed every float
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The two parts of an estimate's variance: `between` falls with the number of seeds, `floor`
-    does not."""
+    """Two parts of an estimate's variance."""
 
-    between: float
-    floor: float = 0.0
+    between: float  # for one seed; falls with the number of seeds
+    floor: float = 0.0  # does not fall with the number of seeds
 
 
 def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
-    """The mean of one value a seed, (n,) with n >= 2, and Student's interval."""
+    """Return the mean of one value per seed, (n,) with n >= 2, and Student's interval."""
     own = np.asarray(values, dtype=float)
     between = float(own.var(ddof=1))
     half = student(0.5 + LEVEL / 2, len(own) - 1) * math.sqrt(between / len(own))
@@ -71,11 +73,14 @@ def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
 def over_rounds(
     arm: tuple[Sequence[float], Sequence[float]], base: tuple[Sequence[float], Sequence[float]]
 ) -> Estimate | None:
-    """Estimate the log of how many times as many responses a second `arm` has, in one run of each.
+    """Estimate the log of the ratio of responses per second, from one run of each arm.
 
-    Each is (seconds, responses) of its rounds, (R,). A slow round is followed by slow ones, so the
-    spread is that of the means of `BATCHES` long batches of consecutive rounds (Schmeiser 1982),
-    with Welch's degrees of freedom.
+    Slow rounds follow slow rounds. So the spread is taken from the means of `BATCHES` long batches
+    of consecutive rounds (Schmeiser 1982), with Welch's degrees of freedom.
+
+    Args:
+        arm: Seconds and responses of the arm's rounds, (R,) each.
+        base: The same for the baseline.
 
     Returns:
         The estimate, or None if an arm has fewer than `LEAST_ROUNDS` rounds with responses.
@@ -93,8 +98,13 @@ def over_rounds(
 
 
 def _log_rate(rounds: np.ndarray) -> tuple[float, float, int]:
-    """Return the log of responses a second of rounds (2, R), its variance by the delta method, and
-    the degrees of freedom of that."""
+    """Return the log of the responses per second of rounds, its variance and degrees of freedom.
+
+    The variance is that of the delta method.
+
+    Args:
+        rounds: Seconds and responses, (2, R).
+    """
     seconds, responses = rounds / rounds.sum(1, keepdims=True)
     influence = [part.sum() for part in np.array_split(responses - seconds, BATCHES)]
     batches = min(BATCHES, len(seconds))
@@ -104,10 +114,17 @@ def _log_rate(rounds: np.ndarray) -> tuple[float, float, int]:
 
 
 def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
-    """The mean difference of the same prompts with several seeds, (n, P), and its interval for
-    other seeds and other prompts: both are drawn at random, so the variance is that of a two-way
-    table, (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom. With
-    one seed the interval is for other prompts alone, and the spread between seeds is unknown.
+    """Return the mean of differences, with its interval for other seeds and other prompts.
+
+    Seeds and prompts are both drawn at random. So the variance is that of a two-way table,
+    (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom.
+
+    Args:
+        differences: One value per seed and prompt, (n, P).
+
+    Returns:
+        The estimate and its spread. With one seed, the interval is only for other prompts, and the
+        spread is None.
     """
     seeds, prompts = differences.shape
     mean = float(differences.mean())
@@ -131,34 +148,43 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
 
 
 def alike(values: np.ndarray) -> bool:
-    """Whether all values are equal, but for rounding: they do not tell how far others scatter, and
-    Student's interval around them would have no width."""
+    """Return True if all values are equal up to rounding.
+
+    Such values say nothing about the scatter of others: Student's interval would have no width.
+    """
     return float(np.ptp(values)) <= 1e-12 * float(np.abs(values).max())
 
 
 def identical(prompts: int) -> str:
-    """What stands in place of the interval of two that differ in none of so many prompts; empty
-    where there are none of those."""
+    """Return the text that replaces an interval if no prompt shows a difference.
+
+    Args:
+        prompts: The number of these prompts; with 0 the text is empty.
+    """
     return f"no difference in any of {plural(prompts, 'prompt')}" if prompts else ""
 
 
 def wilson(share: float, trials: float) -> Estimate:
-    """A share of `trials` that came out one way, and Wilson's score interval (1927)."""
+    """Return the share of successes among `trials`, with Wilson's score interval (1927)."""
     square = NORMAL**2 / trials
     middle = (share + square / 2) / (1 + square)
     half = NORMAL / (1 + square) * math.sqrt(share * (1 - share) / trials + square / (4 * trials))
-    # Rounding must not put a share of 0 or 1 outside.
+    # Rounding must not move the interval past a share of 0 or 1.
     return Estimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 
 
 def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
-    """The mean of one share a prompt, (P,) in [0, 1], and its interval for other prompts.
+    """Return the mean of one share per prompt, with its interval for other prompts.
 
-    Wilson's, for as many trials as would scatter as the prompts do: share (1 - share) over the
-    variance of the mean, the effective sample size of survey statistics (Kish 1965; Korn and
-    Graubard 1998). It is at least one a prompt, and at most one for each of a prompt's independent
-    `draws`. So prompts that are all right or all wrong still have an interval, where a bootstrap
-    over them has none.
+    The interval is Wilson's. Its number of trials is the one that would scatter as the prompts do:
+    share (1 - share) over the variance of the mean, the effective sample size of survey statistics
+    (Kish 1965; Korn and Graubard 1998). It is at least one per prompt, and at most `draws` per
+    prompt. So prompts that are all right or all wrong still have an interval; a bootstrap over them
+    has none.
+
+    Args:
+        values: One share per prompt, (P,), in [0, 1].
+        draws: The number of independent draws per prompt.
     """
     share, prompts = math.fsum(values) / len(values), len(values)
     variance = float(values.var(ddof=1)) / prompts if prompts > 1 else 0.0
@@ -169,8 +195,10 @@ def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
 
 
 def seeds_needed(effect: float, spread: Spread) -> int | None:
-    """How many seeds it takes to tell an effect of this size from none in `POWER` of the
-    experiments; None when it is more than `MOST_SEEDS`."""
+    """Return the number of seeds that shows an effect of this size in `POWER` of the experiments.
+
+    None if it is above `MOST_SEEDS`.
+    """
     for seeds in range(2, MOST_SEEDS + 1):
         error = math.sqrt(spread.between / seeds + spread.floor)
         if abs(effect) >= (student(0.5 + LEVEL / 2, seeds - 1) + NORMAL_POWER) * error:
@@ -180,8 +208,12 @@ def seeds_needed(effect: float, spread: Spread) -> int | None:
 
 @cache
 def student(probability: float, freedom: float) -> float:
-    """The quantile of Student's t, for a probability from 0.5 to 0.99 and at least one degree of
-    freedom, by bisection."""
+    """Return the quantile of Student's t, by bisection.
+
+    Args:
+        probability: From 0.5 to 0.99.
+        freedom: The degrees of freedom, at least 1.
+    """
     low, high = 0.0, 64.0  # 31.8 for 0.99 and one degree
     for _ in range(50):
         middle = (low + high) / 2
@@ -192,8 +224,11 @@ def student(probability: float, freedom: float) -> float:
 
 
 def _student_below(t: float, freedom: float) -> float:
-    """P(T < t) for t >= 0. With t = sqrt(freedom) tan(angle) the density is proportional to
-    cos(angle)^(freedom - 1), which Simpson's rule integrates."""
+    """Return P(T < t) for t >= 0.
+
+    With t = sqrt(freedom) tan(angle), the density is proportional to cos(angle)^(freedom - 1).
+    Simpson's rule integrates it.
+    """
     angles = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 401)
     heights = np.cos(angles) ** (freedom - 1)
     step = angles[1] - angles[0]

@@ -1,4 +1,4 @@
-"""Text, lists and tables as HTML. Whatever comes from an experiment is escaped here."""
+"""Text, lists and tables as HTML. Everything from an experiment is escaped here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_TEXT = 4000  # characters of a prompt or response that are shown
 
 
 class _Visible(dict[int, str]):
-    """What each character is shown as, by its number, for `str.translate`; filled as asked."""
+    """Visible form of each character by its number, for `str.translate`; filled on demand."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -27,16 +27,17 @@ _VISIBLE = _Visible()
 
 
 def visible(text: str) -> str:
-    """The text, with what a reader could not see or what would turn the line round visible."""
+    """Replace control and invisible formatting characters with visible text."""
     return text.translate(_VISIBLE)
 
 
 def escaped(text: str) -> str:
-    """Visible text, escaped."""
+    """Return the visible form of a text, escaped for HTML."""
     return html.escape(visible(text), quote=True)
 
 
 def shortened(text: str) -> str:
+    """Return at most `MAX_TEXT` characters of a text as HTML."""
     rest = len(text) - MAX_TEXT
     text = text.strip("\n")
     if not text.strip():
@@ -47,7 +48,7 @@ def shortened(text: str) -> str:
 
 
 def moment(started: Any) -> str:
-    """`2026-11-20 15:00` of an ISO time, its zone kept; anything else as it is."""
+    """Return an ISO time as `2026-11-20 15:00 UTC`, in its own zone; other values unchanged."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::[\d.]+)?(.*)", str(started))
     if found is None:
         return str(started)
@@ -56,7 +57,7 @@ def moment(started: Any) -> str:
 
 
 def html_list(said: Sequence[str]) -> str:
-    """A list; nothing when it would be empty."""
+    """Return sentences as an HTML list, or an empty string if there are none."""
     items = "".join(f"<li>{escaped(sentence)}</li>\n" for sentence in said)
     return f"<ul>{items}</ul>\n" if items else ""
 
@@ -64,6 +65,13 @@ def html_list(said: Sequence[str]) -> str:
 def html_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, figures: bool = False
 ) -> str:
+    """Return an HTML table.
+
+    Args:
+        header: The titles of the columns.
+        rows: The cells of each row, as plain text.
+        figures: Show cells as numbers, with their spread on a second line.
+    """
     show = _figures if figures else escaped
     head = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in header)
     body = "".join(
@@ -73,7 +81,7 @@ def html_table(
         for row in rows
     )
     kind = "figures" if figures else "words"
-    # A tab stop lets the keyboard scroll it.
+    # The tab stop lets a user scroll the table by keyboard.
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="table">'
         f'<table class="{kind}">\n'
@@ -82,7 +90,7 @@ def html_table(
 
 
 def _figures(cell: str) -> str:
-    """`0.3 (0.2-0.4)` on two lines, so that twelve columns fit side by side."""
+    """Return `0.3 (0.2-0.4)` on two lines, so that twelve columns fit side by side."""
     middle, spread = re.sub(r" \([^)]*\)", "", cell), re.findall(r"\(([^)]*)\)", cell)
     below = f"<small>{escaped(' -> '.join(spread))}</small>" if spread else ""
     return (escaped(middle) + below).replace("-&gt;", "→")

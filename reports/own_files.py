@@ -1,4 +1,4 @@
-"""The files of the user's that an experiment rests on: reward, loss, task, data, policy, space."""
+"""The user's own files that an experiment read: reward, loss, task, data, policy, search space."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ SHORT = 12  # digits of a digest that are shown
 class OwnFile:
     """A file as it was when the experiment started."""
 
-    key: str  # the setting that names it; where arms name several files, followed by the path
-    name: str  # its name without the directory
+    key: str  # the setting that names the file; if arms name several files, plus the path
+    name: str  # without the directory
     sha256: str
 
     @property
     def setting(self) -> str:
+        """Setting that names the file."""
         return self.key.partition(" ")[0]
 
     @property
     def short(self) -> str:
+        """First digits of the digest."""
         return self.sha256[:SHORT]
 
 
 def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
-    """The user's own files, in the order in which the experiment noted them."""
+    """Return the user's own files in the order in which the experiment recorded them."""
     paths = _texts(experiment.description, "own_files")
     digests = _texts(experiment.description, "inputs")
     return [
@@ -41,12 +43,12 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
 
 
 def are_noted(experiment: ExperimentRecord) -> bool:
-    """Whether the version that started the experiment noted which files are the user's."""
+    """Return True if the experiment recorded which files are the user's; old versions did not."""
     return isinstance(experiment.description.get("own_files"), Mapping)
 
 
 def _texts(description: Mapping[str, Any], key: str) -> dict[str, str]:
-    """A mapping of texts; anybody may have written the experiment's description."""
+    """Return a mapping of texts from the description, which may come from anyone."""
     found = description.get(key)
     if not isinstance(found, Mapping):
         return {}

@@ -1,4 +1,4 @@
-"""How fast a trial was, judged by the rounds that no other work on the machine disturbed.
+"""Speed of a trial, measured over the rounds that no other process disturbed.
 
 With `callbacks.leave_out_disturbed=false` all rounds count, and every figure says so.
 """
@@ -16,20 +16,23 @@ from reports.intervals import LEAST_ROUNDS
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The timed rounds of a trial, and those among them that its speed is computed from."""
+    """Timed rounds of a trial, and the rounds that its speed is computed from."""
 
-    seconds: Sequence[float]  # the rounds that count, evaluation and checkpoints subtracted
-    responses: Sequence[float]
-    rounds: int  # timed
+    seconds: Sequence[float]  # of each round that counts, without evaluation and checkpoints
+    responses: Sequence[float]  # of each round that counts
+    rounds: int  # timed rounds
     planned: int  # rounds of the whole trial
-    disturbed: int
-    others: float | None  # mean share of the machine that other work took in disturbed rounds
-    keeps_disturbed: bool  # disturbed rounds count, because the trial's settings say so
+    disturbed: int  # disturbed rounds
+    others: float | None  # mean share of the machine that others took in disturbed rounds
+    keeps_disturbed: bool  # disturbed rounds count because the trial's settings say so
 
     @property
     def comparable(self) -> bool:
-        """Return True if disturbed rounds count, or if at least half of the rounds, and at least
-        `LEAST_ROUNDS` of a trial that has as many, were undisturbed."""
+        """Return True if disturbed rounds count, or if enough rounds were undisturbed.
+
+        Enough means at least half of the rounds, and at least `LEAST_ROUNDS` (or all rounds of a
+        shorter trial).
+        """
         if self.keeps_disturbed:
             return True
         clean = self.rounds - self.disturbed
@@ -42,27 +45,28 @@ class Pace:
 
     @property
     def leaves_out_disturbed(self) -> bool:
-        """Return True if the speed rests on some of the rounds, as others were disturbed."""
+        """Return True if the speed leaves out disturbed rounds."""
         return self.comparable and not self.keeps_disturbed and self.disturbed > 0
 
     @property
     def enough(self) -> bool:
-        """Whether the trial has enough rounds to stand for its seed."""
+        """Return True if the trial has enough rounds to represent its seed."""
         return self.rounds >= min(LEAST_ROUNDS, self.planned)
 
     @property
     def samples_per_s(self) -> float:
-        """Responses a second. Where the pace is not `comparable`, disturbed rounds are included."""
+        """Responses per second; includes disturbed rounds if the pace is not `comparable`."""
         return sum(self.responses) / sum(self.seconds)
 
     @property
     def disturbance(self) -> str:
-        """What share of the machine others had, and how often: `40% in 12 of 16 rounds`."""
+        """Share of the machine that others took, and how often: `40% in 12 of 16 rounds`."""
         return f"{self.others or 0.0:.0%} in {self._how_often}"
 
     @property
     def doubt(self) -> str:
-        return f"other work took {self.others or 0.0:.0%} of the machine in {self._how_often}"
+        """Reason why the speed cannot be trusted."""
+        return f"other processes took {self.others or 0.0:.0%} of the machine in {self._how_often}"
 
     @property
     def _how_often(self) -> str:
@@ -70,11 +74,15 @@ class Pace:
 
 
 def counted_disturbed(paces: Iterable[tuple[str, Pace | None]]) -> str:
-    """Name the arms whose speed counts disturbed rounds, with the share of the machine that other
-    work took in these: `sync: 8 of 8 rounds, 43%`. `paces` are pairs of an arm and a trial's pace.
+    """Name the arms whose speed counts disturbed rounds: `sync: 8 of 8 rounds, 43%`.
+
+    The percentage is the share of the machine that other processes took in these rounds.
+
+    Args:
+        paces: Pairs of an arm and the pace of one of its trials.
 
     Returns:
-        An empty string if no speed counts disturbed rounds.
+        The arms, or an empty string if no speed counts disturbed rounds.
     """
     kept: dict[str, list[Pace]] = {}
     for arm, pace in paces:
@@ -90,7 +98,12 @@ def counted_disturbed(paces: Iterable[tuple[str, Pace | None]]) -> str:
 
 
 def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | None:
-    """The pace that a trial's rows tell; None where they do not say how long a round took."""
+    """Return the pace of a trial, or None if its rows have no seconds or no responses.
+
+    Args:
+        rows: The rows of result.json.
+        config: The settings of the trial.
+    """
     timed: list[tuple[float, float, float]] = []  # seconds, responses, share of others
     wall_clock_s = trained = 0.0
     for row in rows:

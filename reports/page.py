@@ -1,7 +1,7 @@
 """The HTML page that compares the arms of an experiment, section by section.
 
-The page asks for nothing from outside itself: no script, no font, no picture. Responses are text
-that a model wrote, so all of it is escaped.
+The page loads nothing from outside: no script, no font, no picture. A model wrote the responses, so
+all text is escaped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from reports.summary import Comparison, ends
 if TYPE_CHECKING:
     from reports.canvas import Section
 
-MAX_ITEMS = 60  # lines that say what is missing
+MAX_ITEMS = 60  # lines in the list of missing things
 
 
 def render_page(
@@ -44,7 +44,19 @@ def render_page(
     told: Sequence[str],
     pairs: Sequence[ArmPair],
 ) -> str:
-    """The whole HTML document. `images` by plot and theme: "speed_up-dark"."""
+    """Return the whole HTML document.
+
+    Args:
+        experiment: The experiment as it was read.
+        comparison: Its arms, compared.
+        asked: The table for the question of the search space, if it asks one.
+        files: Figures from the Parquet parts, by trial name.
+        sections: The plots.
+        images: PNG by plot and theme: "speed_up-dark".
+        damaged: One line for each file that could not be read.
+        told: The sentences about the differences between arms.
+        pairs: Every pair of arms.
+    """
     name = experiment.directory.name
     parts = [
         _head(experiment, name, comparison),
@@ -78,7 +90,7 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
     counts = [f"{done} finished"]
     counts += [f"{failed} failed"] if failed else []
     counts += [f"{open_} still running or interrupted"] if open_ else []
-    counts += [f"{len(not_begun)} not begun"] if not_begun else []
+    counts += [f"{len(not_begun)} not started"] if not_begun else []
     started = experiment.description.get("started")
     facts = [
         ("experiment", name),
@@ -100,29 +112,29 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
 
 
 def _warning(comparison: Comparison) -> str:
-    """A warning on the first screen that a risen reward may not mean what it seems to."""
+    """Return the first-screen warning that more than the reward changed."""
     moved = any(change.moved for own in comparison.changes.values() for change in own)
     if not moved:
         return ""
     return (
-        '<p class="status bad">Besides the reward, <a href="#changes">something changed that it '
-        f"did not ask for</a>: {escaped(changes.moved_in(comparison.changes))}</p>\n"
+        '<p class="status bad">Check before you trust the reward: <a href="#changes">other '
+        f"quantities changed too</a>. {escaped(changes.moved_in(comparison.changes))}</p>\n"
     )
 
 
 def _missing(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], damaged: Sequence[str]
 ) -> str:
-    """Lists what a reader must know before trusting the numbers; empty when nothing is missing."""
+    """List the gaps that limit the trust in the numbers; empty when nothing is missing."""
     items = []
     for trial in experiment.trials:
         if not trial.done or trial.status != "finished":
             items.append(f"{trial.name}: {trial.status}")
         elif trial.error is not None:
-            items.append(f"{trial.name}: finished after a retry; it had failed: {trial.error}")
+            items.append(f"{trial.name}: finished after a retry; the earlier error: {trial.error}")
     if experiment.not_begun:
         waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
-        items.append(f"not begun: {', '.join(waiting)}")
+        items.append(f"not started: {', '.join(waiting)}")
     with_rows = [trial for trial in experiment.trials if trial.rows]
 
     def lacking(what: str, lacks: Callable[[TrialRecord], bool]) -> None:
@@ -137,26 +149,30 @@ def _missing(
         "KL was not monitored (loss.kl_monitor=false)",
         lambda trial: without_kl(trial) and not trial.config.loss.kl_monitor,
     )
-    lacking("no KL in the rows", lambda t: without_kl(t) and t.config.loss.kl_monitor)
+    lacking("the rows have no KL", lambda t: without_kl(t) and t.config.loss.kl_monitor)
     lacking(
-        "other work on the machine was not measured",
+        "the load from other processes was not measured, so speeds may be wrong",
         lambda trial: not trial.column("time/disturbed_fraction"),
     )
-    lacking("what others did on its GPUs was not measured", lambda t: resources.uses_gpus(t.config))
+    lacking(
+        "GPU use by other processes was not measured, so speeds may be wrong",
+        lambda t: resources.uses_gpus(t.config),
+    )
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
     lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)
     for key in ("packages", "machine", "started"):
         if not experiment.description.get(key):
-            items.append(f"{key} not recorded: the experiment was started by an older version")
+            items.append(f"{key} not recorded: an older version started the experiment")
     items += [text for text in damaged if text not in items]
     if not items:
         return ""
     more = len(items) - MAX_ITEMS
-    items = items[:MAX_ITEMS] + ([f"and {more} more of the kind"] if more > 0 else [])
+    items = items[:MAX_ITEMS] + ([f"and {more} more like these"] if more > 0 else [])
     listed = "".join(f"<li>{escaped(item)}</li>" for item in items)
     return (
         f'<section class="box" id="missing">\n<h2>Missing or incomplete</h2>\n'
+        "<p>Read this list before you rely on the figures below.</p>\n"
         f"<ul>{listed}</ul>\n</section>"
     )
 
@@ -166,10 +182,12 @@ def _some(names: Sequence[str], total: int) -> str:
 
 
 def _table_section(comparison: Comparison) -> str:
-    title = "The arms compared" if len(comparison.arms) > 1 else "The arm"
+    title = "Comparison of the arms" if len(comparison.arms) > 1 else "The arm"
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
+        "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s and "
+        "device-hours show what it cost.</p>\n"
         f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
@@ -180,13 +198,17 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
     if not told:
         return ""
     every = ""
-    if len(pairs) > 1:  # a single pair is what the list above is about
+    if len(pairs) > 1:  # the list above covers a single pair
         every = (
             "<details><summary>Every pair of arms</summary>\n"
             f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n</details>\n"
         )
     return (
-        f'<section id="told">\n<h2>What can be told apart</h2>\n{html_list(told)}{every}</section>'
+        '<section id="told">\n<h2>Which arms differ</h2>\n'
+        "<p>A difference is clear when its 95 % interval excludes equality: 1 for a ratio, 0 for a "
+        "difference in reward. “No clear difference” does not mean that two arms are equal. It "
+        "means that these runs cannot show which one is better.</p>\n"
+        f"{html_list(told)}{every}</section>"
     )
 
 
@@ -194,46 +216,50 @@ def _answer_section(found: Answer | None) -> str:
     if found is None:
         return ""
     return (
-        f'<section id="answer">\n<h2>What was asked</h2>\n{html_list(found.said)}'
+        '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
+        "<p>These columns bear on the question of the search space. They have no intervals, so do "
+        "not read much into small differences.</p>\n"
+        f"{html_list(found.said)}"
         f"{html_table(found.header, found.rows(), figures=True)}\n"
         f'<p class="note">{escaped(found.note)}</p>\n</section>'
     )
 
 
 def _changes_section(comparison: Comparison) -> str:
-    """Names the quantities that moved beyond their thresholds, and lists all of them folded."""
+    """List the quantities that moved beyond their thresholds, and all quantities in a fold."""
     said = []
     for arm, own in comparison.changes.items():
         moved = [sentence for change in own for sentence in change.sentences()]
         missing = changes.not_known(own)
-        moved += [f"not known in every trial: {', '.join(missing)}"] if missing else []
-        told = "; ".join(moved) or "nothing beyond the thresholds"
+        moved += [f"not measured in every trial: {', '.join(missing)}"] if missing else []
+        told = "; ".join(moved) or "nothing above the thresholds"
         said.append(f"<li><b>{escaped(arm)}</b>: {escaped(told).replace('-&gt;', '→')}.</li>")
     quantities = changes.QUANTITIES
     rows = [
         (arm, *(ends(c.before, c.after, c.quantity.form) for c in own))
         for arm, own in comparison.changes.items()
     ]
-    rows.append(("named beyond", *(quantity.shown_threshold for quantity in quantities)))
+    rows.append(("threshold", *(quantity.shown_threshold for quantity in quantities)))
     explained = [
         (q.title, f"{q.measured}.", q.shown_threshold, f"{q.because}.") for q in quantities
     ]
     return (
-        '<section id="changes">\n<h2>What changed that the reward did not ask for</h2>\n'
-        "<p>A reward can be won by another kind of text than the one it was meant for. Named is "
-        "every quantity that moved, from before training to now, by more than its threshold, "
-        "whichever way and in whichever seed.</p>\n"
+        '<section id="changes">\n<h2>Side effects of training</h2>\n'
+        "<p>A policy can earn reward by changing something you did not intend. This section lists "
+        "every quantity that moved by more than its threshold in any seed, up or down, between the "
+        "start of training and the latest round. A listed change can be harmless: read the "
+        "responses below to find out.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        '<p class="note">Words are runs of letters and digits in lower case; where a language is '
-        "written without spaces, a run is a phrase.</p></details>\n</section>"
+        '<p class="note">A word is a run of letters and digits, in lower case. In a language '
+        "written without spaces, a run is a whole phrase.</p></details>\n</section>"
     )
 
 
 # ---- Plots -----------------------------------------------------------------------------------
 
-# SVG of the markers, by matplotlib's names for them, 12 units high.
+# SVG of the markers by their matplotlib names, 12 units high.
 SHAPES = {
     "o": '<circle cx="12" cy="6" r="4"/>',
     "s": '<path d="M8.5 2.5h7v7h-7z"/>',
@@ -257,7 +283,7 @@ def _plot_section(section: Section, arms: Sequence[str], images: Mapping[str, by
 
 
 def _legend(arms: Sequence[str]) -> str:
-    """One legend for all plots of a section, since seven lines in each would hide the data."""
+    """Return one legend for all plots of a section: a legend in each plot would hide the data."""
     from reports.canvas import colour, marker
 
     items = "".join(
@@ -278,7 +304,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         examples = files[trial.name].examples
         if not examples.pairs:
             why = (
-                "no evaluation after the first was kept"
+                "no evaluation after round 0 was kept"
                 if examples.round == 0
                 else "no prompt was kept both at round 0 and later"
             )
@@ -298,9 +324,8 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         blocks.append(f"<details{opened}><summary>{escaped(title)}</summary>\n{content}</details>")
     return (
         '<section id="examples">\n<h2>Before and after</h2>\n'
-        "<p>The first held-out prompts, not the best, with the first response to each.</p>\n"
-        + "\n".join(blocks)
-        + "\n</section>"
+        "<p>The first response to each of the first held-out prompts, before training and at the "
+        "latest evaluation. None of them was selected.</p>\n" + "\n".join(blocks) + "\n</section>"
     )
 
 
@@ -338,7 +363,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
     directory = experiment.directory
     commands = [
         ("Watch every metric", ["tensorboard", "--logdir", str(directory)]),
-        ("Write this page anew", [*command("report"), str(directory)]),
+        ("Write this page again", [*command("report"), str(directory)]),
     ]
     space = experiment.description.get("space_source") or experiment.description.get("space")
     if space:
@@ -346,7 +371,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
             *(*command("tune"), "--space", str(space)),
             *("--resume", "must", "--name", directory.name, "--storage", str(directory.parent)),
         ]
-        commands.append(("Go on where it stopped (only with experiments that you own)", resume))
+        commands.append(("Continue the experiment (only if it is your own)", resume))
     listed = "\n".join(
         f"<p>{escaped(title)}:</p><pre>{escaped(shlex.join(words))}</pre>"
         for title, words in commands
@@ -358,9 +383,9 @@ def _files_section(experiment: ExperimentRecord) -> str:
         for name in traces
     )
     trace = (
-        "<p>Traces of what every actor did when; open https://ui.perfetto.dev in a browser and "
-        f"drop the file there:</p><ul>{links}</ul>"
+        "<p>A trace shows what every actor did at each moment. Open https://ui.perfetto.dev in a "
+        f"browser and drop the file there:</p><ul>{links}</ul>"
         if traces
         else '<p class="absent">No trace.json was written.</p>'
     )
-    return f'<section id="files">\n<h2>Go on from here</h2>\n{listed}\n{trace}\n</section>'
+    return f'<section id="files">\n<h2>Next steps</h2>\n{listed}\n{trace}\n</section>'

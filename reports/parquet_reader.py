@@ -1,4 +1,4 @@
-"""Reads the Parquet parts of a trial: lags, uses, held-out responses, versions, gradient steps."""
+"""Read the Parquet parts of a trial: lags, uses, held-out responses, versions, gradient steps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from reports.records import MAX_NUMBER, TrialRecord
 
 EXAMPLES = 4  # held-out prompts whose responses are shown
 
-MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is no time
+MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is not a time
 
-# What parts of older versions lack, and what only some trials have.
+# Columns that parts of older versions lack, or that only some trials have.
 OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward"})
 
-# The columns that are read of each kind of part; the parts have more.
+# The columns to read from each kind of part; the parts have more.
 READ = {
     "rollouts": ("round", "cursor", "lag", "first_use"),
     "evaluations": tuple(name for name in SCHEMAS["evaluations"].names if name != "task"),
@@ -37,7 +37,11 @@ READ = {
 
 
 def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
-    """The parts of one kind up to the trial's last row as one table, and what was damaged."""
+    """Read the parts of one kind up to the trial's last row.
+
+    Returns:
+        One table of all parts, and a line for each damaged part.
+    """
     schema, tables, damaged = pa.schema(map(SCHEMAS[kind].field, READ[kind])), [], []
     root = trial.directory.parent
     try:
@@ -49,19 +53,19 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
     for name in names:
         number = re.fullmatch(r"part-(\d+)\.parquet", name)
         if number is None or int(number[1]) > trial.round:
-            continue  # the round was cut off, or a resumed trial has yet to repeat it
+            continue  # the round was cut off, or a resumed trial will repeat it
         content = content_of(root, (trial.name, kind, name), damaged)
         if content is None:
             continue
         try:
-            # `read_table` would take a directory called `a=b` for a column.
+            # `read_table` would read a column from a directory called `a=b`.
             file = pq.ParquetFile(pa.BufferReader(content))
             table = file.read(columns=schema.names, use_threads=False)
             for lacking in OPTIONAL.intersection(schema.names).difference(table.column_names):
                 nulls = pa.nulls(len(table), schema.field(lacking).type)
                 table = table.append_column(lacking, nulls)
             table = table.select(schema.names).cast(schema)
-            table.validate(full=True)  # a text that is not UTF-8 would raise only later
+            table.validate(full=True)  # without this, text that is not UTF-8 raises only later
             tables.append(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = one_line(error)
@@ -72,10 +76,10 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One held-out prompt, answered before training and by the latest policy."""
+    """Held-out prompt with a response before training and one by the latest policy."""
 
     prompt: str
-    truth: str | None  # the true answer as people read it; None where it was not kept
+    truth: str | None  # the true answer as people read it; None if it was not kept
     before: str
     before_scores: str
     after: str
@@ -84,12 +88,16 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
+    """Held-out prompts with their responses."""
+
     round: int  # round of the latest evaluation
     pairs: Sequence[Example]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionPoint:
+    """Change of the weights in one actor."""
+
     second: float  # seconds since the first change of the trial
     side: str  # "learner" or "generator"
     actor: str
@@ -98,7 +106,7 @@ class VersionPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPoint:
-    """Figures of one gradient step of a round, medians over the rounds; None where unknown."""
+    """Figures of one gradient step of a round, medians over the rounds; None if unknown."""
 
     clip_fraction: float | None
     kl_sampler_nats: float | None  # KL(sampler || policy), the negated kl/behaviour_nats
@@ -106,18 +114,19 @@ class StepPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFiles:
-    """The figures that were read from the Parquet parts of a trial."""
+    """Figures from the Parquet parts of a trial."""
 
-    lags: Counter[int]  # lag of the first training -> number of groups
-    uses: float | None  # how often a group was trained on, the mean over groups
-    held_out: Mapping[str, float]  # prompt -> mean reward of its responses, in the last evaluation
+    lags: Counter[int]  # lag at the first training -> number of groups
+    uses: float | None  # rounds that trained on a group, the mean over groups
+    held_out: Mapping[str, float]  # prompt -> mean reward of its responses in the last evaluation
     examples: Examples
     changes: Sequence[VersionPoint]
     steps: Mapping[int, StepPoint]  # step of the round, from 1 -> its figures
-    damaged: Sequence[str]
+    damaged: Sequence[str]  # a line for each damaged part
 
 
 def read_files(trial: TrialRecord) -> TrialFiles:
+    """Read the figures from the Parquet parts of a trial."""
     rollouts, damaged = read_parts(trial, "rollouts")
     evaluations, damaged_evaluations = read_parts(trial, "evaluations")
     versions, damaged_versions = read_parts(trial, "versions")
@@ -157,21 +166,24 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[int, StepPoint]:
 
 
 def _lags(rollouts: pa.Table) -> Counter[int]:
-    """Number of groups by lag. A row is a response, and a group is counted once."""
+    """Return the number of groups by lag. A row is a response; a group counts once."""
     first = rollouts.filter(pc.field("first_use") & pc.field("lag").is_valid())
     groups = first.group_by(["round", "cursor"]).aggregate([("lag", "max")])
     return Counter(groups.column("lag_max").to_pylist())
 
 
 def _uses(rollouts: pa.Table) -> float | None:
-    """How often a group was trained on: it has rows in every round that trained on it."""
+    """Return the mean number of rounds that trained on a group.
+
+    A group has rows in each of these rounds.
+    """
     trained = rollouts.group_by(["round", "cursor"]).aggregate([]).num_rows
     groups = rollouts.group_by("cursor").aggregate([]).num_rows
     return trained / groups if groups else None
 
 
 def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean reward by the text of the prompt, since an evaluation may repeat prompts."""
+    """Return the mean reward by the text of the prompt: an evaluation can repeat prompts."""
     last = max((row["round"] for row in rows if row["round"] is not None), default=0)
     rewards: dict[str, list[float]] = {}
     for row in rows:
@@ -182,7 +194,7 @@ def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
-    """The first response to each of the first held-out prompts, not the best ones."""
+    """Return the first response to each of the first held-out prompts, without selection."""
     by_round: dict[int, dict[int, Mapping[str, Any]]] = {}
     for row in rows:
         if not is_whole(row):
@@ -212,18 +224,18 @@ def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a value for everything that every response has."""
+    """Return True if a row has a value in every column that is not optional."""
     return all(value is not None for name, value in row.items() if name not in OPTIONAL)
 
 
 def response_text(row: Mapping[str, Any]) -> str:
-    """A response as people read it: an episode turn by turn, with what each action earned."""
+    """Return a response as people read it: an episode turn by turn, with rewards."""
     lines = [line for turn in _turns(row["turns"]) for line in _turn_lines(turn)]
     return "\n".join(lines) if lines else row["response"]
 
 
 def _turns(stored: str | None) -> list[dict[str, Any]]:
-    """The turns of an episode; none where there are none, or the file is not ours."""
+    """Return the turns of an episode; empty if there are none or the file is not ours."""
     try:
         turns = json.loads(stored or "[]")
     except (ValueError, RecursionError):
@@ -232,7 +244,7 @@ def _turns(stored: str | None) -> list[dict[str, Any]]:
 
 
 def _is_turn(value: Any) -> bool:
-    """True for a turn of a response: an action, its reward, and what was answered."""
+    """Return True for a turn of a response: an action, its reward and the observation."""
     if not isinstance(value, dict) or not value.keys() >= {"action", "observation", "reward"}:
         return False
     action, observation, reward = value["action"], value["observation"], value["reward"]
@@ -242,8 +254,7 @@ def _is_turn(value: Any) -> bool:
 
 
 def truth_text(row: Mapping[str, Any]) -> str | None:
-    """The true answer of a row: a text as it is, anything else as JSON; None where there is
-    none."""
+    """Return the true answer of a row: a text unchanged, other values as JSON, None if absent."""
     stored = row["ground_truth"]
     try:
         truth = json.loads(stored or "null")
@@ -253,7 +264,7 @@ def truth_text(row: Mapping[str, Any]) -> str | None:
 
 
 def scores_text(row: Mapping[str, Any]) -> str:
-    """`reward 0.50`, and the format and the answer reward where a row has them."""
+    """Return `reward 0.50`, plus the format reward and the answer reward if a row has them."""
     parts = {name: row[f"{name}_reward"] for name in ("format", "answer")}
     told = [f"{name} {value:.2f}" for name, value in parts.items() if value is not None]
     return ", ".join([f"reward {row['reward']:.2f}", *told])

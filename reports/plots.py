@@ -1,4 +1,4 @@
-"""The report's figures: what each shows, what to look for in it, or why it cannot be drawn."""
+"""The report's plots: the content of each, how to read it, and why it may be missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_COMPARABLE = f"{MARK} not comparable"
 def sections(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> list[Section]:
-    """Every figure in the order of the page. `files` maps the name of a trial to its parts."""
+    """Return every plot in the order of the page. `files` has the Parquet figures by trial name."""
     arms = experiment.arms
     return [
         Section(title="What was learned", plots=_learning(arms, comparison)),
@@ -39,13 +39,13 @@ def sections(
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
         Section(title="How far the policy drifted", plots=_drift(arms)),
         Section(title="How stale the rollouts were", plots=_lags(arms, files)),
-        *_titled("What each gradient step of a round saw", _steps(arms, files)),
+        *_titled("What changed within a round", _steps(arms, files)),
         *_titled("How often rollouts were used", _reuse(arms)),
     ]
 
 
 def _titled(title: str, plots: list[Plot]) -> list[Section]:
-    """A section; none without plots."""
+    """Return a section with these plots, or none if there are no plots."""
     return [Section(title=title, plots=plots)] if plots else []
 
 
@@ -68,9 +68,10 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     wall_clock = lines(
         arms,
         name="reward_wall_clock",
-        title="Held-out reward against wall-clock",
-        look="Curves further left learn faster in real time. Seconds count from the start of "
-        f"round 1, without evaluation and checkpoints.{_beware(comparison)}",
+        title="Held-out reward over wall-clock time",
+        look="Compare arms here if you wait for the result: a curve further left learns faster. "
+        "Seconds start with round 1 and exclude evaluation and checkpoints."
+        f"{_beware(comparison)}",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
@@ -80,9 +81,10 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
         lines(
             arms,
             name="reward_rounds",
-            title="Held-out reward against rounds",
-            look="Higher is better; arms that train several batches a round need fewer rounds. "
-            "Equal curves lie within each other.",
+            title="Held-out reward over rounds",
+            look="The reward on prompts that are never trained on. Higher is better. Do not "
+            "compare arms here if they train on different numbers of samples per round. Where "
+            "curves coincide, the wider line is behind the narrower one.",
             x_label="round",
             y_label=reward,
             series=held_out_by(lambda t, n, row: n),
@@ -91,8 +93,9 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
         lines(
             arms,
             name="reward_samples",
-            title="Held-out reward against samples",
-            look="The fair comparison: a curve that lies lower learns less from the same samples.",
+            title="Held-out reward over samples",
+            look="The fair comparison of what arms learn: a lower curve learns less from the same "
+            "samples. Small gaps can be noise: see “Which arms differ”.",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),
@@ -103,7 +106,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             arms,
             name="reward_train",
             title="Training reward",
-            look="Should rise with the held-out reward; rising alone, it is learned by heart.",
+            look="The mean reward of the round's responses. It should rise together with the "
+            "held-out reward. If it rises alone, the policy memorises its prompts.",
             x_label="round",
             y_label="mean reward of the round",
             series=metric("reward/train_mean"),
@@ -113,7 +117,7 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
 
 
 def _tasks(arms: Arms) -> list[Plot]:
-    """A plot for each task of a mix; none where no trial has one."""
+    """Return a plot for each task of a mix; none if no trial has a mix."""
     trials = [trial for of_arm in arms.values() for trial in of_arm]
     labels = dict.fromkeys(label for trial in trials for label in trial.config.parts)
     return [
@@ -121,8 +125,9 @@ def _tasks(arms: Arms) -> list[Plot]:
             arms,
             name=f"task_{label}",
             title=f"Task {label}",
-            look="Solid: reward on the held-out prompts of this task, dotted: in training. A task "
-            "that falls while others rise is forgotten: raise its weight in task.mix.",
+            look="Solid: the reward on held-out prompts of this task. Dotted: the reward in "
+            "training. If a task falls while others rise, the policy forgets it: raise its weight "
+            "in task.mix.",
             x_label="round",
             y_label="mean reward",
             series=_held_out_of(label),
@@ -135,7 +140,7 @@ def _tasks(arms: Arms) -> list[Plot]:
 
 
 def _held_out_of(label: str) -> Series:
-    """The held-out reward of one task by round, round 0 included."""
+    """Return the series of one task's held-out reward by round, including round 0."""
 
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
         for round_, _, row in trial.evaluated():
@@ -151,15 +156,17 @@ def _first(label: str) -> str:
 
 
 def _beware(comparison: Comparison) -> str:
-    """Sentences behind what a plot of seconds shows, where other work disturbed an arm."""
+    """Return a warning for plots of seconds if other processes disturbed an arm."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
     named = "all arms" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
-    left_out = f" Not to be compared, as other work disturbed them: {named}." if disturbed else ""
+    left_out = (
+        f" Not comparable, because other processes used the machine: {named}." if disturbed else ""
+    )
     return left_out + _counted(comparison)
 
 
 def _counted(comparison: Comparison) -> str:
-    """A sentence behind what a plot of speeds shows, where these count disturbed rounds."""
+    """Return a remark for plots of speed if they count disturbed rounds."""
     counted = comparison.counts_disturbed
     return f" {counted[:1].upper()}{counted[1:]}" if counted else ""
 
@@ -169,8 +176,9 @@ def _costs(comparison: Comparison) -> list[Plot]:
         {arm: _device_hours(comparison, arm) for arm in comparison.arms},
         name="device_hours",
         title="Device-hours",
-        look="What the arm cost: shorter is cheaper. Hours of its GPUs, or of its CPU cores when "
-        "it has none. A question mark: other work on the machine disturbed it.",
+        look="The cost of the whole run: wall-clock time × reserved GPUs, or CPU cores if the arm "
+        "has no GPU. Shorter is cheaper. Compare only arms that trained on equally many samples. "
+        "A question mark: other processes used the machine, so the total is not comparable.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -186,9 +194,10 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             _ratio_bars(comparison, comparison.speed),
             name="speed_up",
             title="Speed-up",
-            look=f"Samples a second {relative}, whatever an arm reserves: longer is faster. "
-            "Whiskers: the interval at 95 %. A question mark: other work on the machine made it "
-            f"incomparable.{_counted(comparison)}",
+            look=f"Samples per second {relative}. Use it if the devices are yours anyway: longer "
+            "is faster. Whiskers: the 95 % interval; if it includes 1, no difference is shown. A "
+            "question mark: not comparable, because other processes used the machine."
+            f"{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
             line=1.0,
@@ -198,8 +207,9 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             _ratio_bars(comparison, comparison.cost),
             name="equal_cost",
             title="Speed-up at equal cost",
-            look=f"Samples a device-hour {relative}: longer is cheaper. A device is a GPU, or a "
-            f"CPU core of the actors where there is no GPU.{_counted(comparison)}",
+            look=f"Samples per device-hour {relative}. Use it if the devices could do other work: "
+            "longer is cheaper. A device is a GPU, or a CPU core of the actors if there is no GPU. "
+            f"Whiskers: the 95 % interval.{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
@@ -226,9 +236,9 @@ def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
 
 
 def _no_bar(comparison: Comparison) -> str:
-    """Why no arm has a bar."""
+    """Return the reason why no arm has a bar."""
     disturbed = any(not comparison.comparable(arm) for arm in comparison.arms)
-    return "Other work on the machine disturbed every arm." if disturbed else NO_WALL_CLOCK
+    return "Other processes on the machine disturbed every arm." if disturbed else NO_WALL_CLOCK
 
 
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
@@ -244,10 +254,11 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages",
             title="Seconds for 100 responses, by stage",
-            look="The longest piece is what to speed up. The tick is the whole step where nothing "
-            "is evaluated: pieces beyond it, but for eval, overlap with others. Hatched: one side "
-            "waiting for the other. Checkpoints are written between steps: the table of the arms "
-            f"has their seconds.{_beware(comparison)}",
+            look="The typical time of each stage. The longest stage is the one to speed up. The "
+            "tick marks the whole step without evaluation. Stages that reach beyond the tick, "
+            "except eval, overlap with others. Hatched: one side waits for the other. Checkpoints "
+            "are written between steps, so only the table of arms shows their time."
+            f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
             height=height,
@@ -256,8 +267,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look="One panel an arm: steady layers are healthy, a growing "
-            "one or a spike asks for a look at the trace.",
+            look="One panel per arm. Steady layers are healthy. If a layer grows or spikes, look "
+            "at the trace of that round.",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt=f"Stacked areas of the seconds of each stage, a panel for {', '.join(arms)}.",
             height=height,
@@ -276,17 +287,19 @@ def _drift(arms: Arms) -> list[Plot]:
         (
             "reference",
             "KL to the reference",
-            "How far the policy is from where it began: reward bought with less of it is better.",
+            "The distance of the policy from where it started. At equal reward, less is better.",
         ),
         (
             "previous",
             "KL to the round before",
-            "The step that one round takes: spikes are steps too large.",
+            "The distance that the policy moves in one round. A spike means that the steps of a "
+            "round were too large.",
         ),
         (
             "behaviour",
             "KL to the weights that sampled",
-            "Staleness as the loss sees it: it grows with lag and with gradient steps a round.",
+            "The distance between the trained policy and the weights that wrote its responses: "
+            "staleness as the loss sees it. It grows with lag and with gradient steps per round.",
         ),
     ):
         plots.append(
@@ -294,8 +307,9 @@ def _drift(arms: Arms) -> list[Plot]:
                 arms,
                 name=f"kl_{name}",
                 title=title,
-                look=f"{look} Solid: k1 (signed), dotted: k3 (never negative, a single unlikely "
-                "token makes it jump). Logarithmic beyond the innermost marks.",
+                look=f"{look} Solid: the estimate k1, which can be negative. Dotted: the estimate "
+                "k3, which is never negative but jumps at a single unlikely token. The axis is "
+                "logarithmic beyond the innermost marks.",
                 x_label="round",
                 y_label="nats a response",
                 series=metric(f"kl/{name}_nats"),
@@ -309,8 +323,9 @@ def _drift(arms: Arms) -> list[Plot]:
         lines(
             arms,
             name="frontier",
-            title="Reward bought with drift",
-            look="Up and to the left is better: more held-out reward for less KL to the reference.",
+            title="Reward against drift",
+            look="The trade-off between reward and distance from the reference. Up and to the left "
+            "is better: more held-out reward for less KL.",
             x_label="KL to the reference, nats a response",
             y_label="held-out reward",
             series=frontier,
@@ -322,8 +337,9 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="clip_fraction",
             title="Clipped tokens",
-            look="The share of tokens that give no gradient any more: high means that the "
-            "rollouts are too old, or the steps too large, for what they still teach.",
+            look="The share of tokens that no longer give a gradient. If it is high, the rollouts "
+            "are too old or the steps are too large, and part of the samples is wasted: lower the "
+            "learning rate, k or lag.",
             x_label="round",
             y_label="clip fraction",
             series=metric("loss/clip_fraction"),
@@ -335,8 +351,9 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="reference_nll",
             title="Is it still language?",
-            look="How surprised the first weights are by a token of today's responses: a steep "
-            "rise means that the text falls apart.",
+            look="The reference NLL: how unlikely the initial policy finds each token of the "
+            "current responses. A steep rise means that the text falls apart, even if the reward "
+            "rises.",
             x_label="round",
             y_label="nats a token",
             series=metric("response/reference_nll_nats"),
@@ -348,7 +365,8 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="response_length",
             title="Response length",
-            look="A fall or rise that the task does not ask for is a reward being gamed.",
+            look="The mean length of the responses in training. If it changes for no reason in the "
+            "task, the policy may be gaming the reward.",
             x_label="round",
             y_label="tokens",
             series=metric("response/length_mean"),
@@ -374,8 +392,9 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="lag",
             title="Lag over the rounds",
-            look="The solid line (the stalest group) must not pass the arm's bound; dotted is the "
-            "mean. Equal lines are drawn a hair apart.",
+            look="How many rounds old a group is when it is first trained on. Solid: the oldest "
+            "group of the round, which must not exceed the arm's bound. Dotted: the mean. Equal "
+            "lines are drawn slightly apart.",
             x_label="round",
             y_label="rounds behind",
             series=metric("lag/max"),
@@ -388,8 +407,8 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         Plot(
             name="versions",
             title="Policy versions in time",
-            look=f"The first {FIRST_ROUNDS} rounds: the dotted line (generator) follows the solid "
-            "one (learner), and the space between them is time spent on older weights.",
+            look=f"The first {FIRST_ROUNDS} rounds. The dotted line (generator) follows the solid "
+            "line (learner). The gap between them is time spent on older weights.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
             alt=f"Version of learner and generator over seconds, a panel for {', '.join(changed)}.",
             height=max(HEIGHT, panel_rows(len(arms)) * 1.5 + 0.9),
@@ -400,7 +419,8 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         Plot(
             name="lag_histogram",
             title="Lag of the groups",
-            look="Of all groups the share first trained at each lag: 0 is synchronous.",
+            look="The share of groups that were first trained at each lag. Lag 0 is synchronous. "
+            "If an asynchronous arm is mostly at lag 0, sampling is its slower side.",
             draw=lambda figure, theme: draw_lag_histogram(figure, theme, shares),
             alt=f"Bars. {histogram}.",
             missing=None
@@ -411,7 +431,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
 
 
 def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
-    """The plots by gradient step; none where every round has one step."""
+    """Return the plots by gradient step; none if every round has one step."""
     if all(trial.config.k == 1 for trials in arms.values() for trial in trials):
         return []
 
@@ -429,8 +449,8 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="step_kl",
             title="KL from the weights that sampled, by gradient step",
-            look="Before each step of a round, on what it trains on, the median over the "
-            "rounds: a line that bends upwards drifts faster the more steps a round takes.",
+            look="The KL before each step of a round, on the data of that step; the median over "
+            "the rounds. If the line bends upwards, each further step of a round drifts faster.",
             x_label="gradient step of the round",
             y_label="nats a response",
             series=by_step(lambda point: point.kl_sampler_nats),
@@ -441,7 +461,8 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="step_clip",
             title="Clipped tokens, by gradient step",
-            look="The share of tokens that give no gradient any more: the price of another step.",
+            look="The share of tokens that no longer give a gradient at each step of a round. If "
+            "it climbs, another step per round gains less.",
             x_label="gradient step of the round",
             y_label="clip fraction",
             series=by_step(lambda point: point.clip_fraction),
@@ -451,7 +472,7 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
 
 
 def _reuse(arms: Arms) -> list[Plot]:
-    """The plots of reuse; none without a replay buffer."""
+    """Return the plots of reuse; none if no arm has a replay buffer."""
     if all(trial.config.buffer_capacity == 1 for trials in arms.values() for trial in trials):
         return []
     return [
@@ -459,8 +480,8 @@ def _reuse(arms: Arms) -> list[Plot]:
             arms,
             name="uses",
             title="Uses of a group",
-            look="How often what a round trains on has been trained on, this round included: 1 is "
-            "no reuse.",
+            look="How many times the groups of a round have been trained on, including this round. "
+            "1 means no reuse.",
             x_label="round",
             y_label="uses, mean",
             series=metric("buffer/uses_mean"),
@@ -469,9 +490,9 @@ def _reuse(arms: Arms) -> list[Plot]:
         lines(
             arms,
             name="age",
-            title="Age of what is trained on",
-            look="Solid: the oldest group of the round, which must not pass buffer.max_age; "
-            "dotted: the mean.",
+            title="Age of the trained groups",
+            look="The age of the weights that sampled a group. Solid: the oldest group of the "
+            "round, which must not exceed buffer.max_age. Dotted: the mean.",
             x_label="round",
             y_label="rounds behind",
             series=metric("buffer/age_max"),

@@ -1,4 +1,4 @@
-"""An experiment and its trials as they were read from disk."""
+"""An experiment and its trials, as read from disk."""
 
 from __future__ import annotations
 
@@ -14,50 +14,56 @@ from grpo_trainable.storage.last_policy import PolicyNotSaved
 from reports.pace import Pace, pace_of
 from search_spaces.search_space import Question
 
-# Trials compute in float32, whose numbers lie between these. With others a figure that is made of
-# several could overflow.
+# Limits of float32, in which trials compute. Larger numbers could overflow when figures combine
+# them.
 MIN_NUMBER, MAX_NUMBER = 1e-45, 3.5e38
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
+    """Trial as read from its directory."""
+
     name: str
     directory: Path
     params: Mapping[str, Any]  # params.json as it was written
     config: GRPOConfig
-    arm: str  # label of the config's arm; the settings are added where trials of one arm differ
-    rows: Sequence[Mapping[str, float]]  # one row a round, in order, finite numbers only
-    ended: bool  # whether the last row says that no round follows
-    error: str | None  # the last line of error.txt; a retried trial may be done all the same
+    arm: str  # label of the config's arm, plus settings if trials of one arm differ in them
+    rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
+    ended: bool  # the last row says that no round follows
+    error: str | None  # the last line of error.txt; a retried trial can be done nevertheless
     error_at: float | None  # seconds since 1970
     has_trace: bool
-    problems: Sequence[str]  # what could not be read, in one line each
+    problems: Sequence[str]  # what could not be read, one line each
 
     @property
     def round(self) -> int:
-        """The number of rounds trained so far."""
+        """Number of rounds trained so far."""
         return int(self.rows[-1]["training_iteration"]) if self.rows else 0
 
     @property
     def complete(self) -> bool:
-        """Whether the trial has run all its rounds."""
+        """Return True if the trial has run all its rounds."""
         return self.round >= self.config.rounds
 
     @property
     def done(self) -> bool:
-        """True where the trial has ended and its last policy is saved, which comes after the row
-        of the last round."""
+        """Return True if the trial has ended and its last policy is saved.
+
+        The policy is saved after the row of the last round, so the save can still fail.
+        """
         return self.ended and not (self._failed_last and PolicyNotSaved.__name__ in str(self.error))
 
     @property
     def failed(self) -> bool:
-        """Whether the trial ended with a failure."""
+        """Return True if the trial ended with a failure."""
         return not self.done and self._failed_last
 
     @property
     def _failed_last(self) -> bool:
-        """Whether a failure came after the last row: Tune keeps the error of a trial that it has
-        started again, so an error may be older."""
+        """Return True if a failure came after the last row.
+
+        Tune keeps the error of a trial that it restarts, so an error can be older than the row.
+        """
         if self.error is None:
             return False
         reported = self.last("timestamp")
@@ -65,6 +71,7 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
+        """State of the trial, for a user."""
         reached = f"round {self.round} of {self.config.rounds}"
         if self.done:
             if self.complete:
@@ -75,32 +82,35 @@ class TrialRecord:
             return f"stopped by {by} after {reached}"
         if self.failed:
             return f"failed after {reached}: {self.error}"
-        before = f"; it had failed: {self.error}" if self.error is not None else ""
+        before = f"; the earlier error: {self.error}" if self.error is not None else ""
         return f"still running or interrupted: {reached}{before}" if self.rows else "no round yet"
 
     @cached_property
     def pace(self) -> Pace | None:
-        """How fast the trial was; None where its rows do not say how long a round took."""
+        """Speed of the trial; None if its rows have no seconds or no responses."""
         return pace_of(self.rows, self.config)
 
     @property
     def samples_per_s(self) -> float | None:
-        """Responses a second; None where it is unknown, or too disturbed to be compared."""
+        """Responses per second; None if unknown, or if the trial is too disturbed to compare."""
         if self.pace is None or not self.pace.comparable:
             return None
         return self.pace.samples_per_s
 
     def column(self, name: str) -> list[float]:
-        """The values of a metric in the order of rounds; rounds without it are left out."""
+        """Return the values of a metric in the order of rounds, without rounds that lack it."""
         return [row[name] for row in self.rows if name in row]
 
     def last(self, name: str) -> float | None:
-        """The value of a metric in the last row."""
+        """Return the value of a metric in the last row, or None."""
         return self.rows[-1].get(name) if self.rows else None
 
     def late_mean(self, name: str) -> float | None:
-        """The mean of a metric over the last eighth of the trial's rounds. A share, not a number of
-        rounds, so that arms with few and large rounds are judged by as many samples as others."""
+        """Return the mean of a metric over the last eighth of the trial's rounds.
+
+        The window is a share of the rounds, not a number. So arms with few and large rounds are
+        judged by as many samples as the others.
+        """
         late = self.round - max(1, self.config.rounds // 8)
         values = [
             row[name] for row in self.rows if row["training_iteration"] > late and name in row
@@ -109,14 +119,16 @@ class TrialRecord:
 
     @property
     def reward_after(self) -> float | None:
-        """The held-out reward at the latest evaluation; None while there is only that of round 0,
-        which every row carries until the next."""
+        """Held-out reward at the latest evaluation after round 0, or None before it.
+
+        Until the next evaluation, every row repeats the latest one.
+        """
         return None if self.last("eval/round") == 0 else self.last("reward/eval_mean")
 
     def evaluated(self) -> Iterator[tuple[int, float, Mapping[str, float]]]:
-        """Yields (round, held-out reward, row) of each evaluation; round 0 has an empty row.
+        """Yield (round, held-out reward, row) of each evaluation; round 0 has an empty row.
 
-        A row carries the latest evaluation, so most rows repeat one.
+        Most rows only repeat the latest evaluation.
         """
         first = self.last("reward/eval_first")
         if first is not None:
@@ -128,16 +140,18 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentRecord:
+    """Experiment as read from its directory."""
+
     directory: Path
-    description: Mapping[str, Any]  # experiment.json; empty when it is missing
-    question: Question | None  # None when no search space asked one
+    description: Mapping[str, Any]  # experiment.json; empty if it is missing
+    question: Question | None  # None if no search space asked one
     trials: Sequence[TrialRecord]  # sorted by the question's arms, then by seeds
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     problems: Sequence[str]
 
     @property
     def arms(self) -> dict[str, list[TrialRecord]]:
-        """The trials of each arm that have a row."""
+        """Trials with at least one row, by arm."""
         arms: dict[str, list[TrialRecord]] = {}
         for trial in self.trials:
             if trial.rows:
@@ -146,6 +160,8 @@ class ExperimentRecord:
 
     @property
     def complete_arms(self) -> dict[str, list[TrialRecord]]:
-        """The same arms with the complete trials alone. Their samples are equal only where the
-        arms' rounds were made so (`--samples`)."""
+        """The same arms with only their complete trials.
+
+        Their numbers of samples are equal only if `--samples` set the arms' rounds.
+        """
         return {arm: [t for t in trials if t.complete] for arm, trials in self.arms.items()}

@@ -1,4 +1,4 @@
-"""Writes the report of an experiment: the page, its figures as JSON, and its plots."""
+"""Write the report of an experiment: the page, its figures as JSON, and its plots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ReportError(ValueError):
-    """Why there can be no report, in one line."""
+    """No report can be written; the message gives the reason in one line."""
 
 
 def _warn(text: str) -> None:
@@ -34,15 +34,21 @@ def _warn(text: str) -> None:
 
 
 def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path:
-    """Writes the page, its plots and report.json, and gives the page's path. `warn` is called with
-    a line for each damaged file.
+    """Write the page, its plots and report.json.
+
+    Args:
+        directory: The experiment.
+        warn: Called with one line for each damaged file.
+
+    Returns:
+        The path of the page.
 
     Raises:
-        ReportError: there is no experiment, it has no row yet, matplotlib is missing, or the page
+        ReportError: There is no experiment, it has no row yet, matplotlib is missing, or the page
             cannot be written.
     """
     try:
-        # "." has no name to show.
+        # The path "." has no name to show.
         experiment = read_experiment(Path(os.path.abspath(directory)))
     except ExperimentError as error:
         raise ReportError(str(error)) from None
@@ -52,7 +58,7 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
 def write_report_of(
     experiment: ExperimentRecord, comparison: Comparison, warn: Callable[[str], object] = _warn
 ) -> Path:
-    """`write_report` of an experiment that has been read and compared."""
+    """Write the report of an experiment that is already read and compared, as `write_report`."""
     directory = experiment.directory
     damaged = [*experiment.problems, *(p for t in experiment.trials for p in t.problems)]
     if not experiment.arms:
@@ -64,7 +70,7 @@ def write_report_of(
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise ReportError(
-            "matplotlib is missing; install it by: pip install 'grpo-trainable[report]'"
+            "matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
         ) from None
     files = {trial.name: read_files(trial) for trial in experiment.trials}
     damaged += [text for trial in experiment.trials for text in files[trial.name].damaged]
@@ -92,7 +98,7 @@ def _drawn(sections: Iterable[Section]) -> list[Plot]:
 
 
 def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes]:
-    """PNG as `render_all` names them, and a legend for use of the files elsewhere."""
+    """Return PNG by the names of `render_all`, plus a legend for use outside the page."""
     from reports.canvas import LIGHT, render_all, render_legend
 
     images = render_all(_drawn(sections), files=True)
@@ -100,10 +106,10 @@ def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes
 
 
 def _write_plots(directory: Path, sections: Sequence[Section], images: Mapping[str, bytes]) -> None:
-    """Writes the pictures, and removes an earlier report's plots that are not drawn now.
+    """Write the pictures, and remove plots of an earlier report that are not drawn now.
 
     Raises:
-        OSError: the experiment cannot be written to, or there is a link in the way.
+        OSError: The experiment cannot be written to, or a link is in the way.
     """
     experiment_files.make_directory(directory, "plots")
     for name in (*(plot.name for plot in _drawn(sections)), "legend"):

@@ -1,4 +1,7 @@
-"""The content of `report.json`: the page's figures for programs. docs/report.md lists the keys."""
+"""The content of `report.json`: the page's figures for programs.
+
+docs/report.md lists the keys.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,17 @@ def report_data(
     told: Sequence[str],
     problems: Sequence[str],
 ) -> dict[str, Any]:
-    """The figures as JSON data, with None where nothing is known."""
+    """Return the figures as JSON data, with None for unknown values.
+
+    Args:
+        experiment: The experiment as it was read.
+        comparison: Its arms, compared.
+        asked: The table for the question of the search space, if it asks one.
+        found: The quantities in which the arms are compared with the baseline.
+        pairs: Every pair of arms.
+        told: The sentences about the differences between arms.
+        problems: One line for each thing that could not be read.
+    """
     records = experiment.arms
     description = experiment.description
     return {
@@ -132,7 +145,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def _pair(quantity: Quantity, arm: str) -> dict[str, Any] | None:
-    """A pair that is not comparable has no value: only why there is none."""
+    """Return the figures of a pair; a pair that is not comparable has only the reason."""
     own, why_not = quantity.contrasts.get(arm), quantity.not_comparable.get(arm)
     if own is None and why_not is None:
         return None
@@ -164,7 +177,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "seed": trial.config.seed,
         "status": trial.status,
         "samples_per_s": trial.samples_per_s,
-        # The speed over all rounds, disturbed ones included: no figure to compare arms by.
+        # The speed over all rounds, disturbed ones included. Do not compare arms by it.
         "disturbed_samples_per_s": None if own is None or own.comparable else own.samples_per_s,
         "timed_rounds": 0 if own is None else own.rounds,
         "disturbed_rounds": 0 if own is None else own.disturbed,

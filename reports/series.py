@@ -1,4 +1,4 @@
-"""The figures behind a plot: curves over the trials of an arm, stage seconds, shares of lags."""
+"""The numbers behind a plot: curves over the trials of an arm, stage seconds, shares of lags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo_trainable.config import schedule
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 from reports.records import TrialRecord
 
-# Evaluation comes last, since it is no part of the wall-clock that trials are compared by.
+# Evaluation comes last, because the wall-clock that compares trials excludes it.
 STAGE_COLOURS = {
     stage: STAGES[stage].figure for stage in sorted(STAGES, key=lambda stage: stage == "eval")
 }
@@ -19,7 +19,7 @@ WAITING = dict(zip(IDLE_SIDES, ("generator waits", "learner waits"), strict=True
 
 @dataclass(frozen=True)
 class Point:
-    """A median over seeds, with the least and the most."""
+    """Median over seeds, with the least and the most."""
 
     x: float
     y: float
@@ -32,6 +32,8 @@ Arms = Mapping[str, Sequence[TrialRecord]]
 
 
 def metric(name: str) -> Series:
+    """Return the series of a metric by round."""
+
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
         for row in trial.rows:
             if name in row:
@@ -42,7 +44,7 @@ def metric(name: str) -> Series:
 
 
 def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
-    """Held-out reward by KL to the reference; at round 0 the policy is the reference."""
+    """Yield held-out reward by KL to the reference; at round 0 the policy is the reference."""
     for round_, reward, row in trial.evaluated():
         if round_ == 0 and trial.column("kl/reference_nats"):
             yield 0, 0.0, reward
@@ -51,7 +53,7 @@ def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
 
 
 def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
-    """A point for each round: the medians over the trials that have a value there."""
+    """Return a point for each round: the medians over the trials that have a value there."""
     at: dict[int, list[tuple[float, float]]] = {}
     for trial in trials:
         for round_, x, y in series(trial):
@@ -64,11 +66,18 @@ def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
 
 
 def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, float]:
-    """Seconds that a number of responses takes, by stage, waiting and `step`: the median over
-    trials of their median round, or of their mean round for eval, which most rounds lack. Per
-    responses, because arms differ in how many a round has."""
+    """Return the seconds of each stage, of waiting, and of the whole `step`, of an arm.
+
+    A figure is the median over the trials of their median round. For eval it is the mean round,
+    because most rounds have no evaluation. Arms differ in the number of responses per round, so the
+    seconds are scaled to a given number.
+
+    Args:
+        trials: The trials of an arm.
+        responses: The number of responses.
+    """
     seconds = {}
-    config = trials[0].config  # trials of an arm differ in their seed
+    config = trials[0].config  # trials of an arm differ only in their seed
     scale = responses / (schedule.prompts_per_round(config) * config.rollout.group_size)
     for stage in (*STAGE_COLOURS, *WAITING, "step"):
         middle = statistics.fmean if stage == "eval" else statistics.median
@@ -79,7 +88,11 @@ def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, fl
 
 
 def lag_shares(counts: Iterable[Mapping[int, int]]) -> dict[int, float]:
-    """The share of groups at each lag, over all trials of an arm."""
+    """Return the share of groups at each lag, over all trials of an arm.
+
+    Args:
+        counts: lag -> number of groups, for each trial.
+    """
     total: dict[int, int] = {}
     for lags in counts:
         for lag, groups in lags.items():

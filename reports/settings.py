@@ -1,4 +1,4 @@
-"""The section of the page that says what was set: by all trials, by each arm, in which files."""
+"""The settings section of the page: settings of all trials, of each arm, and the user's files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Flat = Mapping[str, Any]  # dotted key -> value
 
 
 def settings_section(experiment: ExperimentRecord) -> str:
+    """Return the section as HTML."""
     by_arm: dict[str, list[Flat]] = {}
     for trial in experiment.trials:
         by_arm.setdefault(trial.arm, []).append(flatten(trial.config.to_dict()))
     every = [flat for trials in by_arm.values() for flat in trials]
-    # A user's task has keys of its own, so arms need not have the same.
+    # A user's task adds keys, so arms can differ in their keys.
     keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
     first = every[0]
     shared = {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
@@ -30,9 +31,9 @@ def settings_section(experiment: ExperimentRecord) -> str:
         if key not in shared
     ]
     table = (
-        f"<h3>What the arms set differently</h3>\n{html_table(('key', *by_arm), different)}\n"
+        f"<h3>Settings that differ between arms</h3>\n{html_table(('key', *by_arm), different)}\n"
         if different
-        else "<p>The trials differ in nothing but arm and seed.</p>\n"
+        else "<p>The trials differ only in arm and seed.</p>\n"
     )
     jsons = "\n".join(
         f"<details><summary>params.json of {escaped(trials[0].name)}</summary>"
@@ -58,7 +59,7 @@ def _seeds(experiment: ExperimentRecord) -> str:
 
 
 def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
-    """Sentences about the settings that all trials share."""
+    """Return sentences about the settings that all trials share."""
     known = [default_settings(trial, experiment.description) for trial in experiment.trials]
     unknown = [key for key in shared if not all(key in defaults for defaults in known)]
     changed = [
@@ -69,14 +70,14 @@ def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
     said = [f"Shared settings that are not the defaults: {_listed(changed, shared)}."]
     if unknown:
         said.append(
-            "Settings of a task of your own, whose defaults were not recorded: "
+            "Settings of your own task, with no record of their defaults: "
             f"{_listed(unknown, shared)}."
         )
     return said
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two values are equal as JSON, where a tuple is a list."""
+    """Return True if two values are equal as JSON, which turns tuples into lists."""
     return json.loads(json.dumps(first)) == json.loads(json.dumps(second))
 
 
@@ -86,24 +87,33 @@ def _listed(keys: Sequence[str], values: Flat) -> str:
 
 
 def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict[str, Any]:
-    """The default of every setting of the trial that has a known one. Those that a user's task
-    declares were written down when the experiment started: a report runs no code of anybody's."""
+    """Return the default of every setting of the trial that has a known one.
+
+    The defaults that a user's task declares come from the experiment's description, written at the
+    start. A report runs no code of the user.
+
+    Args:
+        trial: The trial.
+        description: The content of experiment.json.
+    """
     defaults = defaults_with(trial.config.task.name)
     if not trial.config.task.is_custom:
         return defaults
     declared = description.get("task_defaults")
     own = declared.get(trial.config.task.name) if isinstance(declared, Mapping) else None
-    # The task may declare a setting that the keyword task has as well, with another default.
+    # The task may redeclare a setting of the keyword task with another default.
     for setting, _ in trial.config.task.own:
         defaults.pop(f"task.{setting}", None)
     return defaults | (dict(own) if isinstance(own, Mapping) else {})
 
 
 def _files_table(experiment: ExperimentRecord) -> str:
-    """The user's own files by name and digest, so that two reports can be told apart by them."""
+    """Return the user's own files by name and digest, so that two reports can be compared."""
     files = own_files(experiment)
     if not files:
-        return "<p>No file of your own was read.</p>\n" if are_noted(experiment) else ""
+        return (
+            "<p>The experiment read none of your own files.</p>\n" if are_noted(experiment) else ""
+        )
     rows = [(file.setting, file.name, file.short) for file in files]
     header = ("setting", "file", f"SHA-256, first {SHORT} digits")
     return f"<h3>Your own files, as they were at the start</h3>\n{html_table(header, rows)}\n"

@@ -1,4 +1,4 @@
-"""An experiment in an object store, brought to this machine for a report, and the report back."""
+"""Fetch an experiment from an object store for a report, and bring the report back."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from reports.report import ReportError
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import Place, StoredPath
 
-# A report reads neither checkpoints nor what Tune keeps.
+# A report reads neither checkpoints nor Tune's own state.
 NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.json|plots/.*)")
 
 
 @contextmanager
 def at_hand(place: Place) -> Iterator[Path]:
-    """The directory of an experiment, or a copy of one in a store; what is reported in the copy is
-    brought there at the end.
+    """Yield the directory of an experiment, or a local copy if the experiment is in a store.
+
+    At the end, the report in the copy is brought to the store.
 
     Raises:
-        ReportError: the store cannot be read or written; also in place of one raised within, which
-            would name the copy.
+        ReportError: The store cannot be read or written. A ReportError from inside the `with` block
+            is raised again with the store's path instead of the copy's.
     """
     if isinstance(place, Path):
         yield place
@@ -48,7 +49,7 @@ def at_hand(place: Place) -> Iterator[Path]:
 
 @contextmanager
 def _naming(place: StoredPath) -> Iterator[None]:
-    """Surrounds what is asked of the store."""
+    """Turn an OSError of the store into a ReportError that names the place."""
     from grpo_trainable.storage.object_store import reason
 
     try:
@@ -58,13 +59,13 @@ def _naming(place: StoredPath) -> Iterator[None]:
 
 
 def _naming_the_store(text: str, copy: Path, place: StoredPath) -> str:
-    """The text with the directory in the store in place of its copy here."""
+    """Return the text with the directory in the store instead of its local copy."""
     above = str(place).removesuffix(f"/{place.name}")
     return text.replace(str(copy.parent), above)
 
 
 def _bring(copy: Path, place: StoredPath) -> None:
-    """Brings a report to the store, in place of an earlier one."""
+    """Write the report to the store, and remove plots of an earlier report."""
     found = [path for name in REPORT_FILES for path in (copy / name, *(copy / name).glob("*"))]
     written = {path.relative_to(copy).as_posix(): path for path in found if path.is_file()}
     if not written:
@@ -72,7 +73,7 @@ def _bring(copy: Path, place: StoredPath) -> None:
     earlier = (place / "plots").names()
     for name, path in written.items():
         content = path.read_bytes()
-        if path.suffix == ".html":  # it says where the experiment is
+        if path.suffix == ".html":  # the page shows the experiment's path
             content = _naming_the_store(content.decode(), copy, place).encode()
         (place / name).write_bytes(content)
     for name in earlier:

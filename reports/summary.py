@@ -1,4 +1,4 @@
-"""The final table: one row an arm, medians over its seeds. The report shows the same rows."""
+"""The final table: one row per arm, with medians over its seeds. The report shows the same rows."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from reports.pace import Pace, counted_disturbed
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
-# Stands for a speed, and behind a total, that other work on the machine made incomparable.
+# Replaces a speed, and follows a total, that other processes made incomparable.
 MARK = "?"
-COUNTED = "*"  # behind a speed that counts disturbed rounds, as its trials ask
-COVERS = {  # what an interval of speed covers, with one seed and with several
-    False: "With one seed, an interval covers only the noise between rounds of these runs. It says "
-    "nothing about the next run; --num-samples 3 or more would.",
-    True: "An interval covers the differences between seeds, which include the noise of rounds.",
+COUNTED = "*"  # follows a speed that counts disturbed rounds because the trials' settings say so
+COVERS = {  # key: True if the interval of a speed rests on several seeds
+    False: "With one seed, an interval covers only the noise between the rounds of these runs. It "
+    "does not predict the next run. Use --num-samples 3 or more for that.",
+    True: "With several seeds, an interval covers the differences between runs, including the "
+    "noise between rounds.",
 }
-EQUAL_SAMPLES = 0.01  # medians that differ by less are equal: a group may fail here and there
+EQUAL_SAMPLES = 0.01  # medians that differ by less count as equal: single groups may fail
 UNEQUAL = (
-    "The arms trained on unequal samples, so their rewards compare unequal training; --samples N "
-    "gives each of them N responses."
+    "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
+    "--samples N gives every arm N responses."
 )
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
     *("device-hours", "held-out reward", "tokens a response", "reference NLL", "largest lag"),
     *("eval s", "checkpoint s"),
 )
-RATIOS = ("speed-up", "at equal cost")  # columns that one arm alone does not have
+RATIOS = ("speed-up", "at equal cost")  # columns that a single arm does not have
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
-    """The figures of one trial in the table; None where its rows do not tell."""
+    """Figures of one trial in the table; None marks a figure that its rows do not have."""
 
     arm: str
     seed: int
@@ -50,7 +51,7 @@ class TrialSummary:
     samples: float | None  # responses trained on
     wall_clock_s: float | None
     pace: Pace | None
-    samples_per_s: float | None  # also None where it is too disturbed to be compared
+    samples_per_s: float | None  # also None if the trial is too disturbed to compare
     eval_s: float
     checkpoint_s: float
     device_hours: float | None
@@ -58,17 +59,17 @@ class TrialSummary:
     last: float | None
     reference_nll: float | None
     largest_lag: float | None
-    niceness: float  # of its actors; 0 is that of an ordinary process
-    still: int  # rounds in which no group had unequal rewards, where the advantage needs them
+    niceness: float  # of its actors; an ordinary process has 0
+    still: int  # rounds without any group of unequal rewards, if the advantage needs such groups
 
     @property
     def comparable(self) -> bool:
-        """Whether other work left enough of the machine for the speed to count."""
+        """Return True unless other processes disturbed the trial too much to count its speed."""
         return self.pace is None or self.pace.comparable
 
 
 def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
-    """The figures of a trial; None when it has no row yet."""
+    """Return the figures of a trial, or None if it has no row yet."""
     if not trial.rows:
         return None
     trained = trial.last("count/trained")
@@ -95,43 +96,44 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The arms compared, as the command prints them and as the report shows them."""
+    """Comparison of the arms that the command prints and the report shows."""
 
     arms: Mapping[str, Sequence[TrialSummary]]
-    baseline: str | None  # the arm that speed-ups are relative to; None when none can be
-    speed: Mapping[str, Contrast]  # samples a second relative to the baseline, for other arms
-    cost: Mapping[str, Contrast]  # the same for samples a device-hour
-    not_comparable: Mapping[str, str]  # arm -> why it has neither of the two
-    changes: Mapping[str, Sequence[Change]]  # what the reward did not ask for, arm by arm
+    baseline: str | None  # the arm that speed-ups are relative to; None if no arm is timed
+    speed: Mapping[str, Contrast]  # samples per second relative to the baseline, for other arms
+    cost: Mapping[str, Contrast]  # the same for samples per device-hour
+    not_comparable: Mapping[str, str]  # arm -> reason why it has neither of the two
+    changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
 
     @property
     def seeds(self) -> int:
+        """Number of different seeds in all arms."""
         return len({trial.seed for trials in self.arms.values() for trial in trials})
 
     @property
     def equal_samples(self) -> bool:
-        """Whether the complete trials of all arms trained on equally many samples."""
+        """Return True if the complete trials of all arms trained on equally many samples."""
         medians = [median([t.samples for t in own if t.complete]) for own in self.arms.values()]
         known = [samples for samples in medians if samples is not None]
         return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
 
     @property
     def has_ratios(self) -> bool:
-        """Whether there is an arm to compare with the baseline in speed."""
+        """Return True if there is an arm to compare with the baseline in speed."""
         return bool(self.speed or self.not_comparable)
 
     @property
     def header(self) -> tuple[str, ...]:
-        """The titles of the table's columns."""
+        """Titles of the table's columns."""
         return tuple(title for title in HEADER if self.has_ratios or title not in RATIOS)
 
     @property
     def counts_disturbed(self) -> str:
-        """Name the arms whose speed counts disturbed rounds; empty without any."""
+        """Name the arms whose speed counts disturbed rounds; empty if there are none."""
         arms = counted_disturbed((t.arm, t.pace) for own in self.arms.values() for t in own)
         return (
             "disturbed rounds are counted (callbacks.leave_out_disturbed=false): "
-            f"{arms}, with the share of the machine that other work took."
+            f"{arms}. The percentage is the share of the machine that other processes took."
             if arms
             else ""
         )
@@ -141,34 +143,36 @@ class Comparison:
         return any(t.pace is not None and t.pace.counts_disturbed for t in self.arms[arm])
 
     def comparable(self, arm: str) -> bool:
-        """Whether at least half of the arm's trials were undisturbed."""
+        """Return True if at least half of the arm's trials were undisturbed."""
         trials = self.arms[arm]
         return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 
     def rates(self, arm: str) -> list[float | None]:
-        """Samples a second of each trial that counts; none where the arm is not comparable."""
+        """Return samples per second of each trial; empty if the arm is not comparable."""
         return [t.samples_per_s for t in self.arms[arm]] if self.comparable(arm) else []
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows of the table, with a cell for each title of the header."""
+        """Return the rows of the table, with one cell for each title of the header."""
         return [self._row(arm, trials) for arm, trials in self.arms.items()]
 
     def note(self) -> str:
-        """The line above the table; empty where there is nothing to explain."""
+        """Return the line above the table; empty if there is nothing to explain."""
         if self.seeds == 1:
-            return "Speed-ups with their 95 % interval." if self.speed else ""
+            return "Each speed-up is followed by its 95 % interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95 % interval."
         return f"Medians over {self.seeds} seeds (least to most).{how if self.speed else ''}"
 
     def footnote(self) -> str:
+        """Return the notes below the table as wrapped text."""
         return "\n".join(textwrap.fill(line, 100) for line in self.footnotes())
 
     def footnotes(self) -> list[str]:
+        """Return the notes below the table, one paragraph each."""
         notes = [
-            "Wall-clock and device-hours run from the start of round 1, to which the actors come "
-            f"warmed up; evaluation and checkpoints are subtracted. {self._what_ratios_are()}A "
-            "device is a GPU, or a CPU core of the actors where there is no GPU. Tokens a "
-            "response: the held-out responses before training and at the latest evaluation."
+            f"{self._what_ratios_are()}A device is a GPU, or a CPU core of the actors if the trial "
+            "has no GPU. Wall-clock and device-hours start with round 1, when the actors are warm, "
+            "and exclude evaluation and checkpoints. Tokens a response: the mean length of the "
+            "held-out responses before training and at the latest evaluation."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
         notes += [COVERS[several] for several in sorted(among_seeds)]
@@ -176,27 +180,26 @@ class Comparison:
             f"{arm} ({used})" for arm, own in self.speed.items() if (used := self.seeds_used(own))
         ]
         if fewer:
-            notes.append(f"Speed-ups that rest on some of the seeds alone: {', '.join(fewer)}.")
+            notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
         if not self.equal_samples:
             notes.append(UNEQUAL)
         return notes + self._stood_still() + self._notes_on_other_work()
 
     def _stood_still(self) -> list[str]:
-        """A line for each arm whose rewards taught nothing in most of its rounds."""
+        """Return a line for each arm whose rewards taught nothing in most of its rounds."""
         rounds = {
             arm: (sum(trial.still for trial in trials), sum(trial.rounds for trial in trials))
             for arm, trials in self.arms.items()
         }
         return [
-            f"{arm} stood still: in {still} of {plural(all_, 'round')} no group had responses of "
-            "different reward, so nothing was learned from them "
-            "(docs/running.md#when-nothing-is-learned)."
+            f"{arm} learned nothing in {still} of {plural(all_, 'round')}: within each group of "
+            "these rounds all rewards were equal (docs/running.md#when-nothing-is-learned)."
             for arm, (still, all_) in rounds.items()
             if 2 * still > all_
         ]
 
     def _disturbed(self) -> list[str]:
-        """The arms with trials too disturbed to count: `sync, seed 0 (40% in 12 of 16 rounds)`."""
+        """Return the trials that do not count: `sync, seed 0 (40% in 12 of 16 rounds)`."""
         found = {
             arm: [
                 f"seed {trial.seed} ({trial.pace.disturbance})"
@@ -211,17 +214,18 @@ class Comparison:
         if not self.has_ratios:
             return ""
         return (
-            f"Speed-up: samples a second, relative to {self.baseline}, whatever an arm reserves. "
-            f"At equal cost: samples a device-hour, relative to {self.baseline}. "
+            f"Speed-up: samples per second relative to {self.baseline}; use it if the devices are "
+            f"yours anyway. At equal cost: samples per device-hour relative to {self.baseline}; "
+            "use it if the devices could do other work. "
         )
 
     def _notes_on_other_work(self) -> list[str]:
         notes = self._notes_on_niceness()
         if disturbed := self._disturbed():
             notes.append(
-                "Too disturbed to count, with the share of the machine that other work took: "
-                f"{'; '.join(disturbed)}. These seeds are left out of speeds and speed-ups; where "
-                f"too few remain, a {MARK} stands in place of the figure."
+                "Too disturbed to count, with the share of the machine that other processes took: "
+                f"{'; '.join(disturbed)}. Speeds and speed-ups exclude these seeds. If too few "
+                f"seeds remain, the table shows {MARK} instead of the figure."
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
@@ -232,12 +236,13 @@ class Comparison:
         ]
         if left_out:
             notes.append(
-                f"Left out of speeds, as other work disturbed them: {', '.join(left_out)}."
+                "Excluded from speed comparisons because other processes used the machine: "
+                f"{', '.join(left_out)}."
             )
         if counted := self.counts_disturbed:
             notes.append(f"{COUNTED}: {counted}")
         if disturbed or left_out or counted:
-            marked = f"; those with a {MARK} compare with nothing" if disturbed else ""
+            marked = f"; totals marked {MARK} are not comparable" if disturbed else ""
             notes.append(
                 f"Wall-clock and device-hours count every round, disturbed ones included{marked}."
             )
@@ -250,13 +255,14 @@ class Comparison:
             if any(trial.niceness for trial in trials)
         }
         return [
-            f"Actors of {arm} ran at niceness {niceness:g}: any ordinary process on their machine "
-            "came first. Start Ray with RAY_worker_niceness=0 to compare speeds."
+            f"The actors of {arm} ran at niceness {niceness:g}, so any ordinary process on the "
+            "machine had priority over them. Start Ray with RAY_worker_niceness=0 to compare "
+            "speeds."
             for arm, niceness in nice.items()
         ]
 
     def seeds_used(self, own: Contrast) -> str:
-        """`2 of 3 seeds`; empty when the contrast rests on all seeds of the experiment."""
+        """Return `2 of 3 seeds`; empty if the contrast rests on all seeds of the experiment."""
         used = len(own.seeds)
         return f"{used} of {self.seeds} seeds" if used < self.seeds else ""
 
@@ -299,7 +305,7 @@ class Comparison:
 
 
 def compare(trials: Sequence[TrialRecord]) -> Comparison:
-    """The arms of these trials compared; trials without a row are left out."""
+    """Compare the arms of these trials; trials without a row are left out."""
     records: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.rows:
@@ -324,7 +330,13 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
 def relative_to(
     comparison: Comparison, records: Mapping[str, Sequence[TrialRecord]], baseline: str
 ) -> Comparison:
-    """The same arms, in speed and cost relative to `baseline`. `records`: the trials by arm."""
+    """Compare the same arms in speed and cost with another baseline.
+
+    Args:
+        comparison: A comparison of these arms.
+        records: The trials by arm.
+        baseline: The arm to compare with.
+    """
     speed, cost, not_comparable = {}, {}, {}
     for arm in comparison.arms:
         if arm == baseline:
@@ -345,24 +357,24 @@ def relative_to(
 
 
 def table(comparison: Comparison) -> str:
-    """The comparison as text, with its footnotes."""
+    """Return the comparison as text, with its footnotes."""
     if not comparison.arms:
         return "no trial has finished a round"
     rows = align([comparison.header, *comparison.rows()])
-    moved = f"what changed that the reward did not ask for: {changes.moved_in(comparison.changes)}"
-    more = f"{moved}; the report says more."
+    moved = f"Side effects of training: {changes.moved_in(comparison.changes)}"
+    more = f"{moved}. The report lists every quantity."
     note = [comparison.note()] if comparison.note() else []
     return "\n".join([*note, rows, comparison.footnote(), more])
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """The median of the known values; None when there are none."""
+    """Return the median of the known values, or None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def show(values: Sequence[float | None], form: str) -> str:
-    """The median as text, with the least and the most where they are written differently."""
+    """Return the median as text, plus least and most if they are written differently."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -374,6 +386,6 @@ def show(values: Sequence[float | None], form: str) -> str:
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
-    """Both medians as text: `0.366 -> 0.911 (0.902-0.915)`."""
+    """Return both medians as text: `0.366 -> 0.911 (0.902-0.915)`."""
     first, last = show(before, form), show(after, form)
     return "-" if first == last == "-" else f"{first} -> {last}"

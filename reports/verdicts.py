@@ -1,6 +1,7 @@
-"""States in sentences which arms the figures of an experiment tell apart.
+"""Sentences about which arms differ, in speed, cost and held-out reward.
 
-In speed every trial counts that has timed rounds; in reward those that have run all their rounds.
+For speed, every trial with timed rounds counts. For reward, only trials that ran all their rounds
+count.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ FEW_SEEDS = 3  # two seeds make Student's interval 3.6 times as wide as three
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A quantity in which the arms are compared with the baseline."""
+    """Quantity in which the arms are compared with the baseline."""
 
-    key: str  # its key in report.json
+    key: str  # key in report.json
     name: str
     above: str  # "Faster than {base}"
     below: str
     form: str
     contrasts: Mapping[str, Contrast]
-    not_comparable: Mapping[str, str]  # arm -> why it has no contrast
+    not_comparable: Mapping[str, str]  # arm -> reason why it has no contrast
 
 
 def quantities(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> list[Quantity]:
-    """Speed, speed at equal cost, and held-out reward, each relative to the baseline."""
+    """Return speed, speed at equal cost, and held-out reward, each relative to the baseline."""
     return [
         Quantity(
             key="speed_up",
-            name="speed (samples a second)",
-            above="Faster than {} (samples a second)",
-            below="Slower than {} (samples a second)",
+            name="speed (samples per second)",
+            above="Faster than {} (more samples per second)",
+            below="Slower than {} (fewer samples per second)",
             form="{:.2f}x",
             contrasts=comparison.speed,
             not_comparable=comparison.not_comparable,
         ),
         Quantity(
             key="equal_cost",
-            name="cost (samples a device-hour)",
-            above="Cheaper than {} (more samples a device-hour)",
-            below="More expensive than {} (fewer samples a device-hour)",
+            name="cost (samples per device-hour)",
+            above="Cheaper than {} (more samples per device-hour)",
+            below="More expensive than {} (fewer samples per device-hour)",
             form="{:.2f}x",
             contrasts=comparison.cost,
             not_comparable=comparison.not_comparable,
@@ -57,8 +58,8 @@ def quantities(
         Quantity(
             key="reward_difference",
             name="held-out reward",
-            above="More held-out reward than {}",
-            below="Less held-out reward than {}",
+            above="Higher held-out reward than {}",
+            below="Lower held-out reward than {}",
             form="{:+.3f}",
             contrasts=reward_differences(experiment, comparison.baseline, files),
             not_comparable={},
@@ -69,6 +70,10 @@ def quantities(
 def reward_differences(
     experiment: ExperimentRecord, baseline: str | None, files: Mapping[str, TrialFiles]
 ) -> dict[str, Contrast]:
+    """Return the difference in held-out reward from the baseline, by arm.
+
+    Arms that share no seed or no prompt with the baseline are left out.
+    """
     rewards = {
         arm: {trial.config.seed: files[trial.name].held_out for trial in trials}
         for arm, trials in experiment.complete_arms.items()
@@ -79,7 +84,7 @@ def reward_differences(
 
 
 def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
-    """The sentences of the report; empty where there is nothing to compare."""
+    """Return the sentences of the report; empty if there is nothing to compare."""
     if not any(quantity.contrasts or quantity.not_comparable for quantity in found):
         return []
     doubt = _baseline_doubt(comparison)
@@ -96,7 +101,7 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
 
 
 def _baseline_doubt(comparison: Comparison) -> str | None:
-    """A sentence when the disturbed baseline puts the speed of every arm in doubt."""
+    """Return a sentence if the baseline is too disturbed to compare any speed with it."""
     base = comparison.baseline
     if base is None or comparison.comparable(base) or comparison.speed:
         return None
@@ -105,11 +110,11 @@ def _baseline_doubt(comparison: Comparison) -> str | None:
         for trial in comparison.arms[base]
         if trial.pace is not None and not trial.comparable
     ]
-    return f"Nothing can be compared with {base} in speed or cost: {'; '.join(reasons)}."
+    return f"No arm can be compared with {base} in speed or cost: {'; '.join(reasons)}."
 
 
 def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
-    """Says what intervals from a single seed are worth, and which arms have them."""
+    """Name the arms with a single seed, and say what their intervals cover."""
     alone = [
         f"{arm} in {quantity.name}"
         for quantity in found
@@ -119,17 +124,23 @@ def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
     if not alone:
         return []
     all_alone = len(alone) == sum(len(quantity.contrasts) for quantity in found)
-    what = "All of this" if all_alone else f"What is said of {', '.join(alone)}"
+    what = "All of the above" if all_alone else f"The result for {', '.join(alone)}"
     return [
-        f"{what} is about these runs alone: with one seed the intervals cover the noise of the "
-        "rounds within a run, and of the prompts, but not the difference between one run and the "
-        f"next. At least {FEW_SEEDS} seeds (--num-samples {FEW_SEEDS}) are needed to say anything "
-        "about that."
+        f"{what} rests on one seed, so it holds for these runs only. Its intervals cover the noise "
+        "between rounds and between prompts, but not the difference between one run and the next. "
+        f"Use at least {FEW_SEEDS} seeds (--num-samples {FEW_SEEDS}) before you expect the same "
+        "result from another run."
     ]
 
 
 def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) -> list[str]:
-    """The sentences about one quantity; with `doubts` they say why arms are not comparable."""
+    """Return the sentences about one quantity.
+
+    Args:
+        quantity: The quantity.
+        comparison: The arms and their baseline.
+        doubts: Say why arms are not comparable.
+    """
 
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:
         return [
@@ -146,12 +157,12 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
             listed(lambda own: bool(own.told_apart) and not own.more),
         ),
         (
-            f"Not told apart from {baseline} in {quantity.name}",
+            f"No clear difference from {baseline} in {quantity.name}",
             listed(lambda own: own.told_apart is False, advice=True),
         ),
         (
-            f"Without an interval, in {quantity.name} (fewer than {LEAST_ROUNDS} rounds, one "
-            "prompt, or the same difference in every prompt)",
+            f"No interval in {quantity.name} (fewer than {LEAST_ROUNDS} rounds, only one prompt, "
+            "or the same difference in every prompt)",
             listed(lambda own: own.told_apart is None),
         ),
         (
@@ -173,25 +184,25 @@ def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
 
 
 def _advice(own: Contrast) -> str:
-    """Says how many more seeds would probably tell a difference of this size."""
+    """Say how many more seeds would probably show a difference of this size."""
     if own.spread is None or own.value == own.neutral:
         return ""
     needed = own.seeds_needed
     if needed is None:
-        return f"; more than {MOST_SEEDS} seeds would be needed to tell it"
+        return f"; a difference of this size needs more than {MOST_SEEDS} seeds to show"
     more = max(1, needed - len(own.seeds))
-    return f"; {plural(more, 'more seed')} would probably tell it"
+    return f"; {plural(more, 'more seed')} would probably show a difference of this size"
 
 
 def _by_chance(arms: int) -> str:
     if arms == 1:
         return (
-            f"Two equal arms would be told apart by chance in {1 - LEVEL:.0%} of the experiments, "
-            "in each quantity."
+            f"Chance alone shows a clear difference between two equal arms in {1 - LEVEL:.0%} of "
+            "experiments, in each quantity."
         )
     return (
-        f"Each comparison stands by itself at {LEVEL:.0%}: were all {arms} arms equal to the "
-        f"baseline, one or another would still be told apart by chance in up to "
-        f"{1 - LEVEL**arms:.0%} of the experiments, in each quantity. Run an arm that matters to "
-        "you again with other seeds (--seed)."
+        f"Each interval is for one comparison at {LEVEL:.0%}. If all {arms} arms were equal to "
+        f"the baseline, chance alone would still show at least one clear difference in up to "
+        f"{1 - LEVEL**arms:.0%} of experiments, in each quantity. Before you rely on an arm, run "
+        "it again with other seeds (--seed)."
     )

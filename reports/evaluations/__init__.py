@@ -1,1 +1,1 @@
-"""Figures, files and a page of the responses that an evaluation sampled (launch/evaluate.py)."""
+"""Figures, files and the page of an evaluation's responses (launch/evaluate.py)."""

@@ -1,13 +1,13 @@
 "use strict";
-// Filters and shows the generations of the page. Texts become text nodes, never markup.
+// Filter and show the generations of the page. Texts become text nodes, never markup.
 (() => {
   const PER_PAGE = 20;
-  const PAUSE_MS = 150; // in typing, before the text is searched for
+  const PAUSE_MS = 150; // pause in typing after which the search starts
   const { prompts, fields, rows } = JSON.parse(document.getElementById("data").textContent);
   const at = Object.fromEntries(fields.map((name, place) => [name, place]));
   const element = (id) => document.getElementById(id);
   const template = element("card");
-  const searched = new Array(rows.length); // the lower-case text of a row, once it was needed
+  const searched = new Array(rows.length); // the lower-case text of a row, filled on demand
   let found = [];
   let page = 0;
 
@@ -42,7 +42,7 @@
     };
   };
 
-  // Each gives a number by which rows are sorted, the smallest first.
+  // Each returns a sort key of a row; the smallest comes first.
   const ORDERS = {
     prompt: null,
     low: (row) => row[at.reward] ?? Infinity,
@@ -62,13 +62,13 @@
     show();
   };
 
-  // Fills in a text, with what was searched for marked.
+  // Fill in a text and mark the search term in it.
   const fill = (target, text) => {
     const sought = needle();
     const lower = text.toLowerCase();
     target.textContent = "";
     let from = 0;
-    // Where lower case is longer than the text, places in the two differ.
+    // If the lower-case text is longer than the text, positions in the two differ.
     if (sought.length > 1 && lower.length === text.length) {
       for (let place = lower.indexOf(sought); place >= 0; place = lower.indexOf(sought, from)) {
         const mark = document.createElement("mark");

@@ -1,7 +1,7 @@
 """The table of categories and ten responses of each, as Markdown and as HTML.
 
-The categories are those of a reward for format and answer: both right, the format alone, neither.
-Responses are what a model wrote, so nothing in them may become markup.
+The categories belong to a reward for format and answer: both right, only the format right, neither.
+A model wrote the responses, so nothing in them may become markup.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 
-EXAMPLES = 10  # examples of each category, not the best ones
-HEADER = ("category", "what it is", "responses", "share")
+EXAMPLES = 10  # examples of each category, without selection
+HEADER = ("category", "meaning", "responses", "share")
 MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
 
 
 def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
-    """A row for each category of the evaluation; none where it has no categories."""
+    """Return a row for each category of the evaluation; none if it has no categories."""
     total = len(record.generations)
     return [
         (name, MEANINGS[name], str(len(own)), f"{len(own) / total:.1%}")
@@ -32,15 +32,18 @@ def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
 
 
 def shown_truth(truth: JSONValue) -> str:
-    """A ground truth for a reader: texts as they are, the rest as JSON."""
+    """Return a ground truth for a reader: texts unchanged, other values as JSON."""
     texts = truth if isinstance(truth, list) else [truth]
     words = [text for text in texts if isinstance(text, str)]
     return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)
 
 
 def examples(responses: Sequence[Generation]) -> list[Generation]:
-    """The responses that are shown: the first of each prompt, then the second of each, and so on,
-    in the order of prompts."""
+    """Choose the responses to show.
+
+    First comes the first response to each prompt, in the order of prompts, then the second, and so
+    on.
+    """
     seen: Counter[int] = Counter()
     ranked = []
     for own in responses:
@@ -54,7 +57,7 @@ def examples(responses: Sequence[Generation]) -> list[Generation]:
 
 
 def categories_page(record: EvaluationRecord) -> str:
-    """`categories.md`."""
+    """Return the content of `categories.md`."""
     return "\n".join(_markdown(record)) + "\n"
 
 
@@ -86,7 +89,7 @@ def _scores(own: Generation) -> str:
 
 
 def fenced(text: str) -> str:
-    """A block of code that holds the text, whatever runs of backticks are in it."""
+    """Return a code block with the text, whose fence is longer than any backticks in the text."""
     text = visible(text.strip("\n"))
     rest = len(text) - MAX_TEXT
     if rest > 0:
@@ -100,11 +103,12 @@ def fenced(text: str) -> str:
 
 
 def categories_section(record: EvaluationRecord) -> str:
-    """The section of the page; says why there is none where a reward is graded."""
+    """Return the section of the page; with graded rewards it says why there are no categories."""
     found = record.categories
     if found is None:
         content = (
-            '<p class="absent">There are none: format and answer are not always worth 0 or 1.</p>'
+            '<p class="absent">There are none: the format and answer rewards of some responses fit '
+            "no category.</p>"
         )
     else:
         blocks = [_examples(name, own, open_=name == "correct") for name, own in found.items()]

@@ -1,4 +1,4 @@
-"""The files of an evaluation: what is written to its directory, and how it is read again.
+"""Write the files of an evaluation to its directory, and read them again.
 
 `evaluation.json` is written last. A directory without it holds no evaluation.
 """
@@ -54,14 +54,14 @@ GENERATIONS = pa.schema(
 
 
 class EvaluationError(ValueError):
-    """Why a directory holds no evaluation, or cannot take one, in one line."""
+    """A directory holds no evaluation, or cannot take one; the message is one line."""
 
 
 def prepare_directory(out: Path) -> None:
-    """Makes the directory of an evaluation.
+    """Make the directory of an evaluation.
 
     Raises:
-        EvaluationError: it cannot be made, or something is in it.
+        EvaluationError: The directory cannot be made, or it is not empty.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -77,10 +77,16 @@ def write_evaluation(
     against: EvaluationRecord | None = None,
     paired: Sequence[Difference] = (),
 ) -> None:
-    """Writes everything that an evaluation leaves; `paired` are its `differences` from `against`.
+    """Write all files of an evaluation.
+
+    Args:
+        out: The directory.
+        record: The evaluation.
+        against: The evaluation to compare with.
+        paired: The `differences` between the two.
 
     Raises:
-        OSError: the directory cannot be written to.
+        OSError: The directory cannot be written to.
     """
     rows = [asdict(own) | {"category": own.category} for own in record.generations]
     data = evaluation_data(record, against, paired)
@@ -111,10 +117,10 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def read_evaluation(directory: Path) -> EvaluationRecord:
-    """The evaluation in a directory, which may be anybody's: no link in it is followed.
+    """Read the evaluation in a directory, which may come from anyone: no link is followed.
 
     Raises:
-        EvaluationError: there is none, it is damaged, or it is of another format.
+        EvaluationError: There is none, it is damaged, or it has another format.
     """
     data = _read_data(directory)
     try:
@@ -139,7 +145,7 @@ def _read_data(directory: Path) -> dict[str, Any]:
         raise _damaged(directory, f"{DATA}: {one_line(error)}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise _damaged(directory, f"{DATA} has format {found}, this program reads {FORMAT}")
+        raise _damaged(directory, f"{DATA} has format {found}, but this program reads {FORMAT}")
     return data
 
 
@@ -163,7 +169,7 @@ def _content(directory: Path, name: str) -> bytes:
 
 
 def _damaged(directory: Path, reason: str) -> EvaluationError:
-    return EvaluationError(f"{directory}: holds no evaluation that can be read: {reason}")
+    return EvaluationError(f"{directory}: holds no readable evaluation: {reason}")
 
 
 # ---- The content of evaluation.json; docs/evaluation.md lists its keys ---------------------------
@@ -172,7 +178,13 @@ def _damaged(directory: Path, reason: str) -> EvaluationError:
 def evaluation_data(
     record: EvaluationRecord, against: EvaluationRecord | None, paired: Sequence[Difference]
 ) -> dict[str, Any]:
-    """The figures as JSON data. A figure that the evaluation does not have is not there."""
+    """Return the figures as JSON data, without figures that the evaluation does not have.
+
+    Args:
+        record: The evaluation.
+        against: The evaluation to compare with.
+        paired: The `differences` between the two.
+    """
     return {
         "format": FORMAT,
         "policy": dict(record.policy),
@@ -221,10 +233,12 @@ def _against(against: EvaluationRecord, paired: Sequence[Difference]) -> dict[st
 
 
 def running_commit() -> str | None:
-    """The commit that is checked out, with "+" behind it where files differ from it. None where
-    this is no checkout of the repository, as after an installation."""
+    """Return the commit that is checked out, followed by "+" if files differ from it.
+
+    None if this is not a checkout of the repository, as after an installation.
+    """
     try:
-        # The directory may lie in a repository of the user's, which does not track it.
+        # The directory may be inside a repository of the user, which does not track it.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "HEAD") + ("+" if changed else "")

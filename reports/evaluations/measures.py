@@ -1,7 +1,7 @@
-"""The figures of an evaluation: each is the mean of one value a prompt, with an interval over them.
+"""The figures of an evaluation: the mean of one value per prompt, with its interval.
 
-The interval is for other prompts of the same kind, answered by the same policy: responses to one
-prompt are more alike than those to two, so prompts are what counts.
+The interval is for other prompts of the same kind, answered by the same policy. Prompts are the
+unit, because responses to the same prompt are alike.
 """
 
 from __future__ import annotations
@@ -29,29 +29,33 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A mean over prompts. `method` says how its interval came about; None where it has none."""
+    """Mean over prompts with its interval."""
 
     value: float
-    low: float | None
+    low: float | None  # None if there is no interval
     high: float | None
-    method: str | None  # "wilson" or "student"
+    method: str | None  # of the interval: "wilson" or "student"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One value a prompt."""
+    """Quantity with one value per prompt."""
 
-    name: str  # its key in files: "reward", "pass@4", "majority@4", …
-    values: Mapping[int, float]  # one value a prompt index
-    draws: int  # values of it that a prompt's responses could give, independently of each other
+    name: str  # key in files: "reward", "pass@4", "majority@4", …
+    values: Mapping[int, float]  # prompt index -> value
+    draws: int  # independent values that a prompt's responses could give
 
     @property
     def title(self) -> str:
+        """Heading in tables."""
         return TITLES.get(self.name, self.name)
 
     def figure(self) -> Figure:
-        """The mean, with Wilson's interval where all values are in [0, 1], else Student's, which
-        one value has not, nor have several that are equal."""
+        """Return the mean and its interval.
+
+        The interval is Wilson's if all values are in [0, 1], else Student's. Student's does not
+        exist for one value, or for several equal values.
+        """
         values = np.array(list(self.values.values()))
         if ((values >= 0) & (values <= 1)).all():
             return _figure(share_over_prompts(values, self.draws), "wilson")
@@ -66,9 +70,11 @@ def _figure(estimate: Estimate, method: str) -> Figure:
 
 
 def measures(record: EvaluationRecord) -> dict[str, Measure]:
-    """Every measure that the evaluation has, by name. Those of rewards rest on the prompts whose
-    responses could all be scored; pass@k needs answers that are right or wrong, and majority@k
-    responses that give one."""
+    """Return every measure of the evaluation, by name.
+
+    Measures of rewards use only prompts whose responses were all scored. pass@k needs answers that
+    are right or wrong. majority@k also needs responses that give an answer.
+    """
     found = [*_of_rewards(record.scored), *_of_lengths(record.by_prompt)]
     return {measure.name: measure for measure in found}
 
@@ -119,30 +125,31 @@ def _majority(responses: Sequence[Generation], k: int) -> float:
 
 
 def ks(samples: int) -> list[int]:
-    """1, 2, 4, … up to the number of samples, and that number."""
+    """Return 1, 2, 4, … up to the number of samples, and that number."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return sorted({*powers, samples})
 
 
 def pass_at(samples: int, correct: int, k: int) -> float:
-    """The share of choices of k samples with a correct one among them: 1 - C(n - c, k) / C(n, k).
+    """Return the share of choices of k samples that contain a correct one.
 
-    The unbiased estimator of Chen et al. (2021), arXiv 2107.03374, for the probability that one of
-    k responses is correct.
+    This is 1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al. (2021),
+    arXiv 2107.03374, for the probability that at least one of k responses is correct.
     """
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def majority_at(correct: int, others: Sequence[int], silent: int, k: int) -> float:
-    """The share of choices of k samples in which the correct answer wins the vote.
+    """Return the share of choices of k samples in which the correct answer wins the vote.
 
-    Of several answers with the most votes each wins equally often. Majority voting is the
+    If several answers have the most votes, each wins equally often. Majority voting is the
     self-consistency of Wang et al. (2023), arXiv 2203.11171.
 
     Args:
-        correct: samples with the correct answer, however they spell it.
-        others: samples for each of the other answers.
-        silent: samples that give no answer. They have no vote.
+        correct: Samples with the correct answer, in any spelling.
+        others: Samples with each of the other answers.
+        silent: Samples without an answer. They have no vote.
+        k: Samples in a choice.
     """
     return _majority_at(correct, tuple(sorted(others)), silent, k)
 
@@ -153,8 +160,8 @@ def _majority_at(correct: int, others: tuple[int, ...], silent: int, k: int) -> 
     most = max(others, default=0)
     if k == samples:
         return float(correct > most) if correct != most else _won_tie(correct, others)
-    # Choosing k of n is the same as taking each by a toss of k / n, given that k were taken: so the
-    # votes for the answers are independent but for their sum.
+    # Choosing k of n equals tossing a coin with probability k / n for each sample, on condition
+    # that k are taken. So the votes for the answers are independent except for their sum.
     toss = k / samples
     for_correct = _tosses(correct, toss)
     won = 0.0
@@ -170,8 +177,18 @@ def _won_tie(correct: int, others: tuple[int, ...]) -> float:
 def _not_outvoted(
     others: tuple[int, ...], silent: int, votes: int, rest: int, toss: float
 ) -> float:
-    """The probability that the other answers and the silent are taken `rest` times together and
-    none has more than `votes`; shared with each answer that has as many."""
+    """Return the probability that no other answer gets more than `votes`, with ties shared.
+
+    The other answers and the silent samples are taken `rest` times together. A tie counts in equal
+    parts for each answer in it.
+
+    Args:
+        others: Samples with each of the other answers.
+        silent: Samples without an answer.
+        votes: Votes for the correct answer.
+        rest: Other samples in the choice.
+        toss: The probability to take a sample.
+    """
     # chance[taken, ties]
     chance = np.zeros((rest + 1, rest // votes + 1))
     chance[0, 0] = 1.0
@@ -192,7 +209,7 @@ def _not_outvoted(
 
 @lru_cache(maxsize=1 << 12)
 def _tosses(count: int, toss: float) -> np.ndarray:
-    """The probabilities of 0 … count successes in `count` tosses, (count + 1,)."""
+    """Return the probabilities of 0 … count successes in `count` tosses, (count + 1,)."""
     logs = [
         math.lgamma(count + 1) - math.lgamma(taken + 1) - math.lgamma(count - taken + 1)
         for taken in range(count + 1)

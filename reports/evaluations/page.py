@@ -1,8 +1,8 @@
-"""The page of an evaluation: its figures, its categories, and all responses to search through.
+"""The page of an evaluation: its figures, its categories, and a browser of all responses.
 
-The responses are hostile text. Those in the body are escaped; those to browse are data in a block
-that no browser runs, and the page's own script, the only one its policy allows, puts them into text
-nodes.
+The responses are hostile text. Those in the body are escaped. Those to browse are data in a block
+that no browser runs. The page's own script puts them into text nodes, and the page's policy allows
+no other script.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).with_name("browse.js").read_text("utf-8")
 STYLE = Path(__file__).with_name("browse.css").read_text("utf-8")
-NO_PLOTS = "the figures: matplotlib is missing; pip install 'grpo-trainable[report]'"
-# The fields of a row of the data block, in order; browse.js finds them by these names.
+NO_PLOTS = (
+    "no plots, because matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
+)
+# The fields of a row of the data block, in order. browse.js reads them by these names.
 FIELDS = (
     *("prompt", "index", "response", "answer", "category", "reward", "format", "right"),
     *("finished", "tokens", "log_prob", "error"),
@@ -47,7 +49,13 @@ def render_page(
     against: EvaluationRecord | None,
     paired: Sequence[Difference],
 ) -> str:
-    """The whole HTML document."""
+    """Return the whole HTML document.
+
+    Args:
+        record: The evaluation.
+        against: The evaluation to compare with.
+        paired: The `differences` between the two.
+    """
     measured = measures(record)
     drawn, images, missing = _drawn(record, measured)
     sections = [
@@ -68,7 +76,7 @@ def render_page(
 def _drawn(
     record: EvaluationRecord, measured: Mapping[str, Measure]
 ) -> tuple[list[Plot], dict[str, bytes], list[str]]:
-    """The plots, their pictures, and what is said where they cannot be drawn."""
+    """Return the plots, their pictures, and a line for the reader if they cannot be drawn."""
     try:
         from reports.canvas import render_all
         from reports.evaluations.plots import plots
@@ -93,15 +101,17 @@ def _problems(problems: Sequence[str]) -> str:
         return ""
     return (
         '<section class="box" id="missing">\n<h2>Missing or doubtful</h2>\n'
+        "<p>Read this list before you rely on the figures below.</p>\n"
         f"{html_list(problems)}</section>"
     )
 
 
 def _figures_section(measured: Mapping[str, Measure]) -> str:
     note = (
-        "Means over the prompts. The intervals, at 95 %, are for other prompts of the same kind "
-        "and the same policy: Wilson's where a prompt's value lies between 0 and 1, for as many "
-        "trials as would scatter like the prompts; otherwise Student's."
+        "Each figure is a mean over the prompts. Its 95 % interval covers other prompts of the "
+        "same kind, answered by the same policy. It does not cover another training run. The "
+        "interval is Wilson's if every value is between 0 and 1, with as many trials as would "
+        "scatter like the prompts. Otherwise it is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'
@@ -114,12 +124,13 @@ def _against_section(against: EvaluationRecord | None, paired: Sequence[Differen
     if against is None:
         return ""
     note = (
-        f"{policy_line(against)}. Differences are taken prompt by prompt, over the "
-        f"{max((own.prompts for own in paired), default=0)} prompts that both answered; an "
-        "interval that leaves out 0 is a significant difference (a paired t-test at 5 %)."
+        f"The other policy: {policy_line(against)}. Differences are taken prompt by prompt, over "
+        f"the {max((own.prompts for own in paired), default=0)} prompts that both answered. A "
+        "difference is significant if its interval excludes 0 (a paired t-test at 5 %). With many "
+        "figures, one can be significant by chance."
     )
     return (
-        f'<section id="against">\n<h2>Against {escaped(against.name)}</h2>\n'
+        f'<section id="against">\n<h2>Compared with {escaped(against.name)}</h2>\n'
         f"{html_table(DIFFERENCES, difference_rows(paired), figures=True)}\n"
         f'<p class="note">{escaped(note)}</p>\n</section>'
     )
@@ -154,7 +165,7 @@ _ORDERS = {
     "long": "longest first",
     "unlikely": "least likely first",
 }
-_ENDS = {"": "any", "finished": "ended by itself", "cut": "cut off by length"}
+_ENDS = {"": "any", "finished": "ended by the policy", "cut": "cut off by length"}
 
 
 def _browse_section(record: EvaluationRecord) -> str:
@@ -170,8 +181,8 @@ def _browse_section(record: EvaluationRecord) -> str:
     )
     return (
         '<section id="browse">\n<h2>All responses</h2>\n'
-        "<noscript><p>Filters need JavaScript, which this browser does not run here; "
-        "generations.jsonl and generations.parquet hold every response.</p></noscript>\n"
+        "<noscript><p>Filters need JavaScript, which is off in this browser. The files "
+        "generations.jsonl and generations.parquet have every response.</p></noscript>\n"
         f'<div id="controls" hidden>\n<div class="filters" role="search">{controls}</div>\n'
         f'<p class="facts" id="count" aria-live="polite"></p>\n{_PAGER}\n</div>\n'
         f'<ol id="list"></ol>\n{_PAGER}\n{_CARD}\n'
@@ -188,9 +199,9 @@ def _select(name: str, label: str, options: Mapping[str, str]) -> str:
 
 
 def data_block(record: EvaluationRecord) -> str:
-    """The responses as JSON that stands in HTML: no `<` is in it, which alone could end the block.
+    """Return the responses as JSON without `<`, so that nothing can end the block in the HTML.
 
-    Long texts are cut; control characters and what turns the line round are made visible.
+    Long texts are cut. Control and invisible formatting characters become visible.
     """
     places = {index: place for place, index in enumerate(record.by_prompt)}
     data = {
@@ -226,7 +237,7 @@ def _row(own: Generation, place: int) -> tuple[Any, ...]:
 
 
 def _cut(text: str) -> str:
-    """What a reader sees of a text, which generations.jsonl has as a whole."""
+    """Return the part of a text to show; generations.jsonl has the whole text."""
     text = text.strip("\n")
     rest = len(text) - MAX_TEXT
     return visible(text) if rest <= 0 else f"{visible(text[:MAX_TEXT])} … {rest} more characters"
@@ -239,9 +250,9 @@ def _settings_section(record: EvaluationRecord) -> str:
     defaults = flatten(GRPOConfig().to_dict())
     settings = flatten(record.config)
     changed = [(key, shown(v)) for key, v in settings.items() if v != defaults.get(key)]
-    table = html_table(("key", "value"), changed) if changed else "<p>All are the defaults.</p>"
+    table = html_table(("key", "value"), changed) if changed else "<p>There are none.</p>"
     return (
-        '<section id="settings">\n<h2>Settings that are not the defaults</h2>\n'
+        '<section id="settings">\n<h2>Settings that differ from the defaults</h2>\n'
         f"{table}\n<details><summary>All settings</summary>"
         f"<pre>{escaped(json.dumps(record.config, indent=1))}</pre></details>\n</section>"
     )
@@ -252,7 +263,4 @@ def _origin_section(record: EvaluationRecord) -> str:
         (key, value if isinstance(value, str) else json.dumps(value))
         for key, value in [*record.policy.items(), *record.origin.items()]
     ]
-    return (
-        f'<section id="origin">\n<h2>Where it comes from</h2>\n{html_table(("", ""), rows)}\n'
-        "</section>"
-    )
+    return f'<section id="origin">\n<h2>Origin</h2>\n{html_table(("", ""), rows)}\n</section>'

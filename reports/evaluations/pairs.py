@@ -1,4 +1,4 @@
-"""The difference between two evaluations over the prompts that both answered."""
+"""Differences between two evaluations over the prompts that both answered."""
 
 from __future__ import annotations
 
@@ -12,47 +12,49 @@ from reports.evaluations.measures import TITLES, measures
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import alike, over_prompts
 
-SIGN_TEST = 6  # prompts: so many of equal policies differ in one direction with 2 / 2^6 = 3 %
+SIGN_TEST = 6  # prompts: with equal policies, all 6 differ in the same direction in 2 / 2^6 = 3 %
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A figure of one evaluation less that of another, over the same prompts, and its interval for
-    other prompts. `low` and `high` are None with a single prompt, and where all differ by the
-    same."""
+    """Figure of one evaluation less that of another, over the same prompts, with its interval."""
 
     name: str  # the measure's name
-    own: float  # means over the shared prompts
-    other: float
-    value: float
-    low: float | None
+    own: float  # mean over the shared prompts
+    other: float  # the same mean of the other evaluation
+    value: float  # own less other
+    low: float | None  # None with one prompt, or if all prompts differ by the same amount
     high: float | None
-    prompts: int  # different ones that both answered
+    prompts: int  # different prompts that both answered
 
     @property
     def title(self) -> str:
+        """Heading in tables."""
         return TITLES.get(self.name, self.name)
 
     @property
     def identical(self) -> bool:
-        """Whether there are several prompts and none in which the two differ."""
+        """Return True if there are several prompts and the two differ in none of them."""
         return self.low is None and self.prompts > 1 and self.value == 0.0
 
     @property
     def told_apart(self) -> bool | None:
-        """Whether the interval leaves out 0, a paired test at 5 %. Without an interval what differs
-        in no prompt is not told apart, and what differs by the same in all of `SIGN_TEST` prompts
-        is; else None."""
+        """Return True if the difference is significant at 5 %, or None if that is unknown.
+
+        With an interval, it is a paired test: the interval must exclude 0. Without one, no
+        difference in any prompt is not significant. The same difference in at least `SIGN_TEST`
+        prompts is significant.
+        """
         if self.low is None or self.high is None:
             return False if self.identical else True if self.prompts >= SIGN_TEST else None
         return self.low > 0 or self.high < 0
 
 
 def differences(own: EvaluationRecord, other: EvaluationRecord) -> list[Difference]:
-    """`own` less `other`, for each measure that both have; empty where they share no prompt.
+    """Return `own` less `other` for each measure of both; empty if they share no prompt.
 
-    Prompts are paired by their text. The difference is taken prompt by prompt, so what makes some
-    prompts harder than others cancels out; its interval is Student's over the prompts.
+    Prompts are paired by their text. The difference is taken prompt by prompt, so the difficulty of
+    a prompt cancels out. The interval is Student's over the prompts.
     """
     ours, theirs = _by_text(own), _by_text(other)
     found = []
@@ -84,7 +86,7 @@ def _difference(name: str, pairs: np.ndarray) -> Difference:
 
 
 def _by_text(record: EvaluationRecord) -> dict[str, Mapping[str, float]]:
-    """Name of a measure -> text of a prompt -> value, the mean where the prompt is asked twice."""
+    """Return measure -> text of a prompt -> value, the mean if the prompt is asked repeatedly."""
     texts = {index: own[0].prompt for index, own in record.by_prompt.items()}
     found: dict[str, Mapping[str, float]] = {}
     for name, measure in measures(record).items():

@@ -1,4 +1,4 @@
-"""The figures on the page of an evaluation: what more attempts buy, and how long responses are."""
+"""The plots on the page of an evaluation: the value of more attempts, and response lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = "all responses"
 
 
 def plots(record: EvaluationRecord, measured: Mapping[str, Measure]) -> list[Plot]:
-    """The figures, in the order of the page."""
+    """Return the plots in the order of the page."""
     return [_attempts(measured), _lengths(record)]
 
 
@@ -30,9 +30,9 @@ def _attempts(measured: Mapping[str, Measure]) -> Plot:
             curves.setdefault(f"{kind}@k", {})[int(k)] = measure.figure()
     missing = None
     if not curves:
-        missing = "The rewards of answers are not all 0 or 1."
+        missing = "Some answer rewards are neither 0 nor 1."
     elif len(next(iter(curves.values()))) == 1:
-        missing = "One response was sampled for each prompt."
+        missing = "Each prompt has only one response."
 
     def draw(drawing: Drawing, theme: Theme) -> None:
         axes = axes_of(
@@ -62,9 +62,11 @@ def _attempts(measured: Mapping[str, Measure]) -> Plot:
     )
     return Plot(
         name="attempts",
-        title="What more attempts buy",
-        look="pass@k: at least one of k responses is right, which more sampling finds. majority@k: "
-        "the most frequent answer is. The bands are the intervals over prompts.",
+        title="Value of more attempts",
+        look="pass@k: the share of prompts for which at least one of k responses is right. A rise "
+        "means that more sampling finds more answers. majority@k: the share of prompts for which "
+        "the most frequent of k answers is right. Voting reaches it without knowing the true "
+        "answer. The bands are 95 % intervals over prompts.",
         draw=draw,
         alt=f"Lines over k. Last values: {last}.",
         height=HEIGHT + 0.3,
@@ -94,9 +96,10 @@ def _lengths(record: EvaluationRecord) -> Plot:
     every = [length for own in lengths.values() for length in own]
     return Plot(
         name="lengths",
-        title="How long responses are",
-        look="A heap at the right end is cut off by the limit of tokens; a category that is longer "
-        "than the others may owe its rewards to length.",
+        title="Response lengths",
+        look="A peak at the right end means that the token limit cuts responses off: raise the "
+        "limit before you trust the figures. If one category is longer than the others, its "
+        "rewards may depend on length.",
         draw=draw,
         alt=f"A histogram from {min(every)} to {max(every)} tokens.",
         height=HEIGHT + 0.3,
@@ -104,7 +107,7 @@ def _lengths(record: EvaluationRecord) -> Plot:
 
 
 def _edges(lengths: Sequence[Sequence[int]]) -> list[float]:
-    """The edges of bars that are equally wide, each around whole numbers of tokens."""
+    """Return the edges of bars of equal width, each around whole numbers of tokens."""
     low = min(map(min, lengths))
     high = max(map(max, lengths))
     width = -(-(high - low + 1) // BARS)

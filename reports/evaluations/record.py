@@ -1,4 +1,4 @@
-"""An evaluation: what was evaluated, how, and every response."""
+"""An evaluation: the policy, the settings, and every response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """The responses in the order of prompts, and the origin of them."""
+    """Responses in the order of prompts, with their origin."""
 
     name: str  # the directory's name
     policy: Mapping[str, Any]  # source, path, round, version, sha256, parameters
@@ -22,7 +22,7 @@ class EvaluationRecord:
 
     @cached_property
     def by_prompt(self) -> dict[int, list[Generation]]:
-        """The responses to each prompt."""
+        """Responses to each prompt, by prompt index."""
         prompts: dict[int, list[Generation]] = {}
         for generation in self.generations:
             prompts.setdefault(generation.prompt_index, []).append(generation)
@@ -30,7 +30,7 @@ class EvaluationRecord:
 
     @cached_property
     def scored(self) -> dict[int, list[Generation]]:
-        """The same for the prompts whose responses could all be scored: figures rest on these."""
+        """Responses to each prompt whose responses were all scored: figures use only these."""
         return {
             index: own
             for index, own in self.by_prompt.items()
@@ -39,24 +39,26 @@ class EvaluationRecord:
 
     @property
     def errors(self) -> list[Generation]:
-        """The responses that could not be scored."""
+        """Responses that could not be scored."""
         return [generation for generation in self.generations if generation.error is not None]
 
     @property
     def samples(self) -> int:
-        """Responses to each prompt."""
+        """Number of responses to each prompt."""
         return max(map(len, self.by_prompt.values()), default=0)
 
     @property
     def repeated(self) -> int:
-        """Prompts that are asked for a second time, or more often."""
+        """Number of prompts that repeat an earlier prompt."""
         texts = [own[0].prompt for own in self.by_prompt.values()]
         return len(texts) - len(set(texts))
 
     @property
     def categories(self) -> dict[str, list[Generation]] | None:
-        """The responses of each category, and under "unscored" those that could not be scored; None
-        where a reward is neither 0 nor 1, so that there are no categories."""
+        """Responses of each category; "unscored" has those that could not be scored.
+
+        None if the format and answer rewards of some response fit no category.
+        """
         found: dict[str, list[Generation]] = {name: [] for name in CATEGORIES}
         for generation in self.generations:
             name = "unscored" if generation.error is not None else generation.category
@@ -67,18 +69,18 @@ class EvaluationRecord:
 
     @property
     def problems(self) -> list[str]:
-        """What a reader must know before trusting the figures, in one line each."""
+        """Reasons to distrust the figures, one line each."""
         found = []
         if errors := self.errors:
             left_out = len(self.by_prompt) - len(self.scored)
             found.append(
-                f"the reward failed on {len(errors)} of {len(self.generations)} responses, so "
-                f"{left_out} of {len(self.by_prompt)} prompts are left out of the rewards (prompt "
+                f"the reward failed on {len(errors)} of {len(self.generations)} responses, so the "
+                f"rewards exclude {left_out} of {len(self.by_prompt)} prompts (prompt "
                 f"{errors[0].prompt_index}: {errors[0].error})"
             )
         if self.repeated:
             found.append(
-                f"{self.repeated} of {len(self.by_prompt)} prompts repeat others: there are not as "
-                "many held-out prompts, and the intervals are narrower than they should be"
+                f"{self.repeated} of {len(self.by_prompt)} prompts repeat others, so the intervals "
+                "are narrower than they should be"
             )
         return found

@@ -1,4 +1,4 @@
-"""An evaluation in a few lines: what was evaluated, its figures and its categories."""
+"""An evaluation in a few lines: the policy, the task, the figures and the categories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIFFERENCES = ("figure", "this", "the other", "difference", "95 % interval", "si
 
 
 def policy_line(record: EvaluationRecord) -> str:
-    """Which policy it is."""
+    """Return a line that identifies the policy."""
     policy = record.policy
     source, trained = policy["source"], ""
     if source == "checkpoint":
@@ -30,7 +30,7 @@ def policy_line(record: EvaluationRecord) -> str:
 
 
 def task_line(record: EvaluationRecord) -> str:
-    """Which prompts it answered, and how."""
+    """Return a line that identifies the prompts and the sampling."""
     evaluation, task = record.config["eval"], record.config["task"]
     how = (
         "greedy" if evaluation["temperature"] == 0 else f"temperature {evaluation['temperature']:g}"
@@ -42,7 +42,7 @@ def task_line(record: EvaluationRecord) -> str:
 
 
 def figure_rows(measured: Mapping[str, Measure]) -> list[tuple[str, str, str]]:
-    """A row of `FIGURES` for each measure."""
+    """Return a row of `FIGURES` for each measure."""
     rows = []
     for measure in _distinct(list(measured.values())):
         own = measure.figure()
@@ -52,8 +52,8 @@ def figure_rows(measured: Mapping[str, Measure]) -> list[tuple[str, str, str]]:
 
 
 def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
-    """A row of `DIFFERENCES` for each measure that both have."""
-    answers = {True: "yes", False: "no", None: "not known"}
+    """Return a row of `DIFFERENCES` for each measure of both evaluations."""
+    answers = {True: "yes", False: "no", None: "unknown"}
     return [
         (
             own.title,
@@ -70,18 +70,18 @@ def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
 
 
 def _distinct(found: Sequence[Row]) -> list[Row]:
-    """All but the answer reward where there is pass@1, which is the same."""
+    """Drop the answer reward if there is pass@1, because the two are equal."""
     names = {own.name for own in found}
     return [own for own in found if own.name != "answer_reward" or "pass@1" not in names]
 
 
 def _equal(prompts: int) -> str:
-    """Why a figure over so many prompts has no interval."""
-    return "none: one prompt" if prompts == 1 else f"none: the same in all {prompts} prompts"
+    """Return the reason why a figure over these prompts has no interval."""
+    return "none: only one prompt" if prompts == 1 else f"none: equal in all {prompts} prompts"
 
 
 def _interval(name: str, own: Figure | Difference, *, signed: bool = False) -> str:
-    """The interval as text; empty where there is none."""
+    """Return the interval as text; empty if there is none."""
     if own.low is None or own.high is None:
         return ""
     return f"{_shown(name, own.low, signed=signed)} to {_shown(name, own.high, signed=signed)}"
@@ -100,7 +100,13 @@ def console_lines(
     against: EvaluationRecord | None = None,
     paired: Sequence[Difference] = (),
 ) -> Iterator[str]:
-    """What the command prints at its end."""
+    """Yield the lines that the command prints at its end.
+
+    Args:
+        record: The evaluation.
+        against: The evaluation to compare with.
+        paired: The `differences` between the two.
+    """
     yield policy_line(record)
     yield task_line(record)
     yield ""
@@ -111,14 +117,14 @@ def console_lines(
     if against is not None:
         yield ""
         prompts = max((own.prompts for own in paired), default=0)
-        yield f"against {against.name}, over {plural(prompts, 'prompt')} that both answered"
+        yield f"compared with {against.name}, over {plural(prompts, 'prompt')} that both answered"
         yield from _table(DIFFERENCES, difference_rows(paired))
     for problem in record.problems:
         yield f"note: {problem}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Aligned columns: words to the left, figures to the right."""
+    """Yield the lines of a table: words aligned left, figures aligned right."""
     table = [header, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     words = [any(_is_word(row[i]) for row in rows) for i in range(len(header))]

@@ -192,7 +192,7 @@ def test_the_page_has_the_rows_of_the_commands_table(full):
 def test_settings_machine_and_commands_stand_on_the_page(full):
     words = Page(full / "report.html").words
 
-    assert "What the arms set differently" in words
+    assert "Settings that differ between arms" in words
     assert "Shared settings that are not the defaults: k_mode=fresh_batches." in words
     assert "Seeds: 0, 1." in words
     for text in ("2.13.0", "Linux-6.1-x86_64", "2026-11-20 15:00 UTC", "https://ui.perfetto.dev"):
@@ -302,13 +302,13 @@ def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experime
     page, heard = write(experiment)
 
     assert heard == []
-    first, _, rest = page.words.partition("The arms compared")
+    first, _, rest = page.words.partition("Comparison of the arms")
     assert "colocated_k1 (tokens a response -69 %); async_k1 (cut off +20.0 points)" in first
-    section = rest.partition("What changed that the reward did not ask for")[2]
+    section = rest.partition("Side effects of training")[2]
     assert "colocated_k1: responses became shorter, 39.0 → 12.0 tokens (-69 %)." in section
-    assert "sync: nothing beyond the thresholds." in section
+    assert "sync: nothing above the thresholds." in section
     assert (
-        "async_k1: more responses are cut off by the token limit, 0% → 20% (+20.0 points)."
+        "async_k1: the token limit cuts off more responses, 0% → 20% (+20.0 points)."
     ) in section
     for text in ("39.0 → 36.0", "± 25 %", "± 0.3 nats a token", "distinct 3-grams"):
         assert text in section
@@ -319,8 +319,8 @@ def test_nothing_is_warned_of_where_nothing_moved(experiment):
     write_lengths(experiment, "sync", 36)
     page, _ = write(experiment)
 
-    assert "sync: nothing beyond the thresholds." in page.words
-    assert "something changed" not in page.words
+    assert "sync: nothing above the thresholds." in page.words
+    assert "other quantities changed" not in page.words
 
 
 # ---- What is missing -------------------------------------------------------------------------
@@ -335,11 +335,11 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
     for text in (
         "colocated_k1-0-abc_00000: still running or interrupted: round 1 of 4",
         "KL was not monitored (loss.kl_monitor=false): all trials",
-        "other work on the machine was not measured: all trials",
+        "the load from other processes was not measured, so speeds may be wrong: all trials",
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
         "no held-out responses were kept: all trials",
-        "colocated_k1: not known in every trial: tokens a response, cut off, entropy",
+        "colocated_k1: not measured in every trial: tokens a response, cut off, entropy",
         "packages not recorded",
         "machine not recorded",
         "started not recorded",
@@ -347,7 +347,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "Not drawn. No wall-clock was recorded.",
         "Not drawn. No rollouts were kept",
         "Not drawn. No version changes were recorded",
-        "Nothing to compare: no evaluation after the first was kept.",
+        "Nothing to compare: no evaluation after round 0 was kept.",
         "No trace.json was written.",
     ):
         assert text in page.words
@@ -360,7 +360,7 @@ def test_kl_that_should_be_there_and_is_not_is_told_from_kl_not_asked_for(experi
     page, _ = write(experiment)
 
     assert "KL was not monitored (loss.kl_monitor=false): sync-0-abc_00000" in page.words
-    assert "no KL in the rows: colocated_k1-0-abc_00000" in page.words
+    assert "the rows have no KL: colocated_k1-0-abc_00000" in page.words
 
 
 def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller(experiment):
@@ -377,7 +377,7 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
     page, heard = write(experiment)
 
     named = (
-        "broken: left out, its config cannot be used (broken/params.json cannot be read",
+        "broken: left out, because its config cannot be used (broken/params.json cannot be read",
         "result.json: line 5 of 5 is half-written, skipped",
         "rollouts/part-00000001.parquet is damaged, skipped (",
     )
@@ -386,7 +386,7 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
         assert text in warning
         assert "\n" not in warning
     assert "sync-0-abc_00000: failed after round 3 of 4: ActorFailed: <gone>" in page.words
-    assert "finished after a retry; it had failed: OSError: first time" in page.words
+    assert "finished after a retry; the earlier error: OSError: first time" in page.words
     assert "2 arms × 1 seed: 2 trials, 1 finished, 1 failed" in page.words
 
 
@@ -397,10 +397,10 @@ def test_trials_that_have_not_begun_are_counted_and_named(tmp_path):
     page, _ = write(directory)
 
     assert (
-        "3 arms × 2 seeds: 4 trials, 0 finished, 1 still running or interrupted, 3 not begun"
+        "3 arms × 2 seeds: 4 trials, 0 finished, 1 still running or interrupted, 3 not started"
         in (page.words)
     )
-    assert "not begun: colocated_k1/0, async_k1/0, async_k1/1" in page.words
+    assert "not started: colocated_k1/0, async_k1/0, async_k1/1" in page.words
     assert json.loads((directory / "report.json").read_text())["not_begun"] == [
         {"arm": "colocated_k1", "seed": 0},
         {"arm": "async_k1", "seed": 0},
@@ -553,9 +553,9 @@ def test_special_files_neither_stop_the_report_nor_keep_it_waiting(experiment, t
 
     assert done.returncode == 0, done.stderr
     for text in (
-        "result.json cannot be read (result.json is no regular file)",
-        "rollouts cannot be read (rollouts is no directory)",
-        "error.txt cannot be read (error.txt is no regular file)",
+        "result.json cannot be read (result.json is not a regular file)",
+        "rollouts cannot be read (rollouts is not a directory)",
+        "error.txt cannot be read (error.txt is not a regular file)",
     ):
         assert text in done.stderr
 
@@ -611,7 +611,7 @@ def test_what_cannot_be_reported_on_ends_with_status_2_and_one_line(experiment, 
 
     assert "does not exist" in refused(capsys, str(tmp_path / "nowhere"))
     assert "is empty" in refused(capsys, str(empty))
-    assert "is no experiment" in refused(capsys, str(other))
+    assert "is not an experiment" in refused(capsys, str(other))
     assert "no trial has finished a round yet" in refused(capsys, str(experiment))
     assert "EXPERIMENT_DIR" in refused(capsys)
     assert "--bogus" in refused(capsys, str(experiment), "--bogus")
@@ -641,7 +641,7 @@ def test_without_matplotlib_the_command_says_how_to_install_it(experiment, tmp_p
 
     assert done.returncode == 2
     assert done.stderr == (
-        "report.py: matplotlib is missing; install it by: pip install 'grpo-trainable[report]'\n"
+        "report.py: matplotlib is missing; install it with: pip install 'grpo-trainable[report]'\n"
     )
 
 

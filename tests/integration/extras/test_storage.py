@@ -346,7 +346,7 @@ def test_what_is_wrong_with_a_report_names_the_store(store: Store) -> None:
         pass
     empty = stored_path("s3://bucket/no_experiment")
     (empty / "a.txt").write_bytes(b"")
-    with pytest.raises(ReportError, match=r"^s3://bucket/no_experiment: is no experiment"):  # noqa: SIM117
+    with pytest.raises(ReportError, match=r"^s3://bucket/no_experiment: is not an experiment"):  # noqa: SIM117
         with at_hand(empty) as copy:
             write_report(copy)
 

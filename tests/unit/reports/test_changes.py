@@ -198,7 +198,7 @@ def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
         "fewer responses are distinct, 100% -> 60% (-40.0 points)"
     ]
     assert list(Change(quantity=NLL, before=[0.9], after=[1.3]).sentences()) == [
-        "the first policy finds the text less likely (reference NLL), "
+        "the initial policy finds the text less likely (reference NLL), "
         "0.90 -> 1.30 nats a token (+0.40)"
     ]
 
@@ -228,9 +228,7 @@ def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment
     assert said(arm(experiment, "async_k1")) == []
     trials = read_experiment(experiment).trials
     lines = table(compare(trials)).splitlines()
-    assert lines[-1].startswith(
-        "what changed that the reward did not ask for: colocated_k1 (tokens a response -69 %"
-    )
+    assert lines[-1].startswith("Side effects of training: colocated_k1 (tokens a response -69 %")
     assert "async_k1 (" not in lines[-1]
     assert "39.0 -> 12.0" in next(line for line in lines if line.startswith("colocated_k1"))
     assert "39.0 -> 38.0" in next(line for line in lines if line.startswith("async_k1"))
@@ -295,10 +293,10 @@ def test_what_is_not_known_is_said_and_no_change(experiment):
 
     assert not_known(found) == [q.title for q in QUANTITIES if q is not ENTROPY]
     assert moved_in(comparison.changes) == (
-        "nothing beyond the thresholds; not everything is known of colocated_k1"
+        "nothing above the thresholds; not everything was measured in colocated_k1"
     )
     text = table(compare(read_experiment(experiment).trials))
-    assert "not everything is known of colocated_k1; the report says more." in text
+    assert "not everything was measured in colocated_k1. The report lists every quantity." in text
 
 
 def test_seeds_are_judged_one_by_one(experiment):
@@ -308,4 +306,4 @@ def test_seeds_are_judged_one_by_one(experiment):
     assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75 %) in 1 of 3 seeds"]
     # Of entropy and NLL no row tells.
     line = moved_in({"a": list(found.values()), "b": []})
-    assert line == "a (tokens a response -75 %); not everything is known of a"
+    assert line == "a (tokens a response -75 %); not everything was measured in a"

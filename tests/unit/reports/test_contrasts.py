@@ -167,9 +167,12 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     assert (
         f"*: disturbed rounds are counted (callbacks.leave_out_disturbed=false): {base}; " in words
     )
-    assert f"{base}; {other}, with the share of the machine that other work took." in words
-    assert "Left out of speeds" not in words
-    speed = [sentence for sentence in told(record) if "samples a second" in sentence]
+    assert (
+        f"{base}; {other}. The percentage is the share of the machine that other processes took."
+        in words
+    )
+    assert "Excluded from speed comparisons" not in words
+    speed = [sentence for sentence in told(record) if "samples per second" in sentence]
     assert any(f"disturbed rounds are counted: {base}; {other}" in text for text in speed)
     assert any(f"disturbed rounds are counted: {base})" in text for text in speed)
     assert not any("disturbed" in text for text in told(record) if "reward" in text)
@@ -214,7 +217,7 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     record = write(tmp_path / "loaded", runs)
     comparison = compare(record.trials)
     cells = {row[0]: row for row in comparison.rows()}
-    reason = "sync, seed 0: other work took 40% of the machine in 12 of 16 rounds"
+    reason = "sync, seed 0: other processes took 40% of the machine in 12 of 16 rounds"
 
     assert [arm for arm in cells if "?" in " ".join(cells[arm])] == [OTHER]
     assert cells[OTHER][4:7] == ("?", "?", "?")  # samples/s, speed-up, at equal cost
@@ -224,12 +227,12 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert cells[OTHER][3].endswith(" ?")  # wall-clock
     assert cells[OTHER][7].endswith(" ?")  # device-hours
     words = " ".join(table(compare(record.trials)).split())
-    shared = "with the share of the machine that other work took"
+    shared = "with the share of the machine that other processes took"
     seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
-    assert f"Too disturbed to count, {shared}: {seeds}. These seeds are left out" in words
-    assert "Wall-clock and device-hours count every round, disturbed ones included; those" in words
+    assert f"Too disturbed to count, {shared}: {seeds}. Speeds and speed-ups exclude these" in words
+    assert "Wall-clock and device-hours count every round, disturbed ones included; totals" in words
     said = told(record)
-    assert f"Not comparable with {BASE} in speed (samples a second): {OTHER} ({reason})." in said
+    assert f"Not comparable with {BASE} in speed (samples per second): {OTHER} ({reason})." in said
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
 
 
@@ -239,8 +242,10 @@ def test_actors_that_ran_behind_every_other_process_are_named(tmp_path):
     plain = [{**row, "fleet/niceness": 0.0} for row in rows(rng)]
     record = write(tmp_path / "nice", {BASE: [plain], OTHER: [nice]})
     words = " ".join(table(compare(record.trials)).split())
-    assert f"Actors of {OTHER} ran at niceness 15: any ordinary process on their machine" in words
-    assert f"Actors of {BASE}" not in words
+    assert (
+        f"The actors of {OTHER} ran at niceness 15, so any ordinary process on the machine" in words
+    )
+    assert f"actors of {BASE}" not in words
 
 
 def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_speed_alone(tmp_path):
@@ -254,8 +259,8 @@ def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_spe
     assert cells[OTHER][5:7] == cells[THIRD][5:7] == ("?", "?")
     assert "colocated_k1, seed 0" in comparison.not_comparable[OTHER]
     assert [sentence for sentence in told(record) if "compar" in sentence] == [
-        "Nothing can be compared with colocated_k1 in speed or cost: other work took 40% of the "
-        "machine in 16 of 16 rounds of seed 0."
+        "No arm can be compared with colocated_k1 in speed or cost: other processes took 40% of "
+        "the machine in 16 of 16 rounds of seed 0."
     ]
 
 
@@ -267,7 +272,7 @@ def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
     comparison = compare(record.trials)
 
     words = " ".join(comparison.footnote().split())
-    assert f"Speed-ups that rest on some of the seeds alone: {OTHER} (3 of 4 seeds)." in words
+    assert f"These speed-ups rest on only some of the seeds: {OTHER} (3 of 4 seeds)." in words
     assert any("3 of 4 seeds" in sentence for sentence in told(record))
     assert list(comparison.speed[OTHER].seeds) == [1, 2, 3]
     assert comparison.not_comparable == {}
@@ -369,9 +374,9 @@ def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
     runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.5)]}
     said = told(write(tmp_path / "e", runs))
 
-    assert said[0].startswith(f"Slower than {BASE} (samples a second): {OTHER} (0.")
-    assert said[-1].startswith("All of this is about these runs alone: with one seed")
-    assert not any("by chance" in sentence for sentence in said)
+    assert said[0].startswith(f"Slower than {BASE} (fewer samples per second): {OTHER} (0.")
+    assert said[-1].startswith("All of the above rests on one seed")
+    assert not any("hance alone" in sentence for sentence in said)
 
 
 def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_path):
@@ -386,17 +391,19 @@ def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_p
     notes, said = compare(record.trials).footnotes(), told(record)
 
     assert {COVERS[False], COVERS[True]} <= set(notes)
-    (alone,) = [sentence for sentence in said if "these runs alone" in sentence]
+    (alone,) = [sentence for sentence in said if "these runs only" in sentence]
     assert alone.startswith(
-        f"What is said of {OTHER} in speed (samples a second), {OTHER} in cost (samples a "
-        "device-hour) is about these runs alone"
+        f"The result for {OTHER} in speed (samples per second), {OTHER} in cost (samples per "
+        "device-hour) rests on one seed"
     )
-    assert said[-1].startswith("Two equal arms would be told apart by chance in 5% of the")
+    assert said[-1].startswith(
+        "Chance alone shows a clear difference between two equal arms in 5% of"
+    )
     # With the other arm's interval alone there is nothing to say about seeds.
     del runs[THIRD]
     two = write(tmp_path / "two", runs)
     assert COVERS[True] not in compare(two.trials).footnotes()
-    assert not any("by chance" in sentence for sentence in told(two))
+    assert not any("hance alone" in sentence for sentence in told(two))
 
 
 def test_a_trial_that_has_hardly_begun_is_no_seed_of_an_interval(tmp_path):
@@ -440,9 +447,9 @@ def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
     critic = experiments.config(THIRD, 0, rounds=ROUNDS, **{"loss.advantage": "gae"})
     experiments.write_trial(tmp_path / "e", critic, without(16))
     comparison = compare(read_experiment(tmp_path / "e").trials)
-    (line,) = [note for note in comparison.footnotes() if "stood still" in note]
-    assert line.startswith(f"{BASE} stood still: in 9 of 16 rounds no group had responses of")
-    assert "stood still: in 9 of 16 rounds" in table(comparison)
+    (line,) = [note for note in comparison.footnotes() if "learned nothing" in note]
+    assert line.startswith(f"{BASE} learned nothing in 9 of 16 rounds: within each group of")
+    assert "learned nothing in 9 of 16 rounds" in table(comparison)
 
 
 def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
@@ -451,7 +458,7 @@ def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
         del row["reward/train_mean"]
     comparison = compare(write(tmp_path / "e", {BASE: [skipped]}).trials)
     assert any(
-        note.startswith(f"{BASE} stood still: in 15 of 16") for note in comparison.footnotes()
+        note.startswith(f"{BASE} learned nothing in 15 of 16") for note in comparison.footnotes()
     )
 
 
@@ -463,11 +470,11 @@ def test_what_is_not_told_apart_comes_with_the_seeds_that_would_tell(tmp_path):
     }
     record = write(tmp_path / "e", runs)
     needed = compare(record.trials).speed[OTHER].seeds_needed
-    (sentence,) = [s for s in told(record) if s.startswith("Not told apart")]
+    (sentence,) = [s for s in told(record) if s.startswith("No clear difference")]
 
     assert needed is not None
     assert f"{needed - 3} more seed" in sentence
-    assert "would probably tell it" in sentence
+    assert "would probably show a difference of this size" in sentence
     assert "95%" in sentence
 
 
@@ -476,8 +483,8 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     runs = {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)}
     said = told(write(tmp_path / "e", runs))
 
-    assert "were all 2 arms equal" in said[-1]
-    assert "up to 10% of the experiments, in each quantity" in said[-1]  # 1 - 0.95²
+    assert "If all 2 arms were equal" in said[-1]
+    assert "up to 10% of experiments, in each quantity" in said[-1]  # 1 - 0.95²
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path):
@@ -503,7 +510,7 @@ def test_report_json_holds_what_the_page_says(tmp_path):
     assert data["arms"][BASE]["why_not"] is None
     assert data["arms"][BASE]["samples_per_s"]["median"] == pytest.approx(64, rel=0.1)
     assert data["arms"][OTHER]["comparable"] is False
-    assert "seed 1: other work took 40%" in data["arms"][OTHER]["why_not"]
+    assert "seed 1: other processes took 40%" in data["arms"][OTHER]["why_not"]
     pair = data["pairs"][OTHER]["speed_up"]
     assert pair == {
         **dict.fromkeys(("value", "low", "high", "told_apart", "seeds_needed")),

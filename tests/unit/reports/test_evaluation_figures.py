@@ -72,7 +72,7 @@ def test_prompts_that_could_not_be_scored_are_left_out_of_the_rewards_alone():
         "unscored": [evaluation.generations[3]],
     }
     assert evaluation.problems == [
-        "the reward failed on 1 of 4 responses, so 1 of 2 prompts are left out of the rewards "
+        "the reward failed on 1 of 4 responses, so the rewards exclude 1 of 2 prompts "
         "(prompt 1: it hung)"
     ]
 
@@ -148,9 +148,9 @@ def test_the_same_difference_everywhere_and_equal_figures_have_no_interval():
     reward = next(own for own in paired if own.name == "reward")
     assert (reward.value, reward.low, reward.told_apart) == (1.0, None, None)
     lines = [" ".join(line.split()) for line in console_lines(after, before, paired)]
-    assert "pass@1 1.000 0.000 +1.000 none: the same in all 2 prompts not known" in lines
+    assert "pass@1 1.000 0.000 +1.000 none: equal in all 2 prompts unknown" in lines
     # Both responses have ten tokens.
-    assert "tokens a response 10.0 none: the same in all 2 prompts" in lines
+    assert "tokens a response 10.0 none: equal in all 2 prompts" in lines
     assert figures(after)["response_tokens"].method is None
 
 
@@ -226,4 +226,4 @@ def test_the_console_shows_figures_categories_and_the_difference():
     assert "pass@2             1.000  0.342 to 1.000" in text
     assert "correct       format 1, answer 1          3  75.0%" in text
     assert "answer reward" not in text  # which pass@1 is
-    assert "against before, over 2 prompts that both answered" in text
+    assert "compared with before, over 2 prompts that both answered" in text

@@ -101,9 +101,9 @@ def test_a_directory_without_an_evaluation_is_told_so(tmp_path):
     [
         ("evaluation.json", b"{", "evaluation.json"),
         ("evaluation.json", b"[]", "has format list"),
-        ("evaluation.json", b'{"format": 2}', "has format 2, this program reads 1"),
+        ("evaluation.json", b'{"format": 2}', "has format 2, but this program reads 1"),
         ("evaluation.json", b'{"format": 1}', "'policy'"),
-        ("generations.parquet", b"PAR1", "holds no evaluation that can be read"),
+        ("generations.parquet", b"PAR1", "holds no readable evaluation"),
     ],
 )
 def test_a_damaged_evaluation_is_refused_in_one_line(name, content, text, tmp_path):
@@ -203,7 +203,7 @@ def test_the_page_says_what_is_missing_and_compares(hostile):
     before = answered([[0, 0], [0, 1]], name="before <b>")
     after = answered([[1, 1], [1, 1]])
     page = render_page(after, before, differences(after, before))
-    assert "Against before &lt;b&gt;" in page
+    assert "Compared with before &lt;b&gt;" in page
     assert "+0.750" in page
     assert "Missing or doubtful" not in page
     assert "the reward failed on 1 of 4 responses" in render_page(hostile, None, [])

@@ -143,7 +143,7 @@ def test_a_description_with_a_number_that_is_not_finite_is_named(experiment, num
 
     assert record.description == {}
     assert record.problems == [
-        f"three_seeds/experiment.json cannot be read ({number} is no finite number)"
+        f"three_seeds/experiment.json cannot be read ({number} is not a finite number)"
     ]
 
 
@@ -154,7 +154,7 @@ def test_a_plan_that_is_none_is_named(experiment, planned):
     record = read_experiment(experiment)
 
     assert record.not_begun == []
-    assert record.problems == ["experiment.json: planned: no list of arms and seeds"]
+    assert record.problems == ["experiment.json: planned: not a list of arms and seeds"]
 
 
 def test_trials_of_the_plan_that_have_no_directory_have_not_begun(experiment):
@@ -206,8 +206,8 @@ def test_rounds_that_were_set_aside_are_named(experiment):
     trial = write_trial(experiment, config(), [row(1)])
     (trial / "set-aside-1").mkdir()
     assert only_trial(experiment).problems == [
-        f"{trial.name}: no checkpoint could be used, so it started again from round 0; what it had "
-        f"is in {trial.name}/set-aside-1"
+        f"{trial.name}: no checkpoint could be used, so it started again from round 0; its "
+        f"earlier files are in {trial.name}/set-aside-1"
     ]
 
 
@@ -219,7 +219,7 @@ def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):
         write_trial(experiment, config(arm, rounds=4), rows, error=text)
     status = {t.config.arm: t.status for t in read_experiment(experiment).trials}
     assert status == {
-        "sync": "still running or interrupted: round 3 of 4; it had failed: ActorFailed: once",
+        "sync": "still running or interrupted: round 3 of 4; the earlier error: ActorFailed: once",
         "async_k1": "failed after round 3 of 4: ActorFailed: once",
     }
 
@@ -265,7 +265,7 @@ def test_a_trial_without_a_usable_config_is_left_out_and_named(experiment, conte
 
     assert [trial.config.arm for trial in record.trials] == ["colocated_k1"]
     (problem,) = record.problems
-    assert problem.startswith("sync-0-abc_00000: left out, its config cannot be used")
+    assert problem.startswith("sync-0-abc_00000: left out, because its config cannot be used")
     assert "\n" not in problem
 
 
@@ -280,7 +280,7 @@ def test_where_there_is_no_experiment_one_line_says_so(tmp_path):
         (tmp_path / "nowhere", "does not exist"),
         (file, "is not a directory"),
         (empty, "is empty"),
-        (tmp_path / "other", "is no experiment"),
+        (tmp_path / "other", "is not an experiment"),
     ):
         with pytest.raises(ExperimentError, match=words) as caught:
             read_experiment(path)
@@ -471,8 +471,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     ]
     assert by_arm["async_k1"][11] == "1"
     words = " ".join(text.split())
-    assert "samples a second, relative to colocated_k1, whatever" in words
-    assert "samples a device-hour, relative to colocated_k1." in words
+    assert "samples per second relative to colocated_k1;" in words
+    assert "samples per device-hour relative to colocated_k1;" in words
 
 
 def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):

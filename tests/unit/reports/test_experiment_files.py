@@ -141,10 +141,10 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(root):
         os.chdir(place)
     for name in ("fifo", "socket", "a"):
         for act in (read, lambda *names: write(*names, content=b"")):
-            with pytest.raises(OSError, match=f"{name} is no regular file"):
+            with pytest.raises(OSError, match=f"{name} is not a regular file"):
                 act(root, name)
     for act in (lambda: entries(root, "fifo"), lambda: make_directory(root, "fifo")):
-        with pytest.raises(OSError, match="fifo is no directory"):
+        with pytest.raises(OSError, match="fifo is not a directory"):
             act()
     assert entries(root) == {"a": "directory", "fifo": "other", "socket": "other"}
     assert stat.S_ISFIFO((root / "fifo").stat().st_mode)
@@ -180,7 +180,7 @@ def test_no_descriptor_stays_open(root, outside):
     read(root, "a", "b", "file")
     entries(root, "a", "b")
     write(root, "a", "b", "page", content=b"")
-    for names, why in ((("dir", "file"), "link"), (("a", "b"), "no reg"), (("x",), "No such")):
+    for names, why in ((("dir", "file"), "link"), (("a", "b"), "not a reg"), (("x",), "No such")):
         with pytest.raises(OSError, match=why):
             read(root, *names)
     assert len(os.listdir("/dev/fd")) == before

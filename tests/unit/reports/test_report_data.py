@@ -100,7 +100,7 @@ def test_a_disturbed_speed_of_any_column_is_marked_and_left_out_of_the_data(own)
     assert asked is not None
     place = asked.header.index("rate")
     assert [row[place] for row in asked.rows()] == ["32.00", "?"]
-    assert asked.note.endswith("?: too disturbed by other work to be compared.")
+    assert asked.note.endswith("?: not comparable, because other processes used the machine.")
     data = data_of(own)
     assert data["arms"]["b"]["columns"]["rate"] is None
     assert data["arms"]["b"]["columns"]["norm"]["median"] == 2.5
@@ -168,7 +168,9 @@ def test_that_no_file_of_the_users_was_read_is_said_where_it_is_known(tmp_path):
     for name, noted in (("new", {}), ("old", None)):
         directory = experiments.write_experiment(tmp_path / name, own_files=noted)
         write_arm(directory, "a", 0.5)
-        said = "No file of your own was read." in settings_section(read_experiment(directory))
+        said = "The experiment read none of your own files." in settings_section(
+            read_experiment(directory)
+        )
         assert said == (name == "new")
 
 
@@ -201,7 +203,7 @@ def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares
 def test_a_default_that_was_not_recorded_is_not_guessed(tmp_path, described):
     said = changed_settings(tmp_path / "old", **described)
     assert said.endswith(
-        "Settings of a task of your own, whose defaults were not recorded: task.largest=9; "
+        "Settings of your own task, with no record of their defaults: task.largest=9; "
         "task.match=exactly; task.signs=[&quot;+&quot;, &quot;-&quot;]."
     )
 
