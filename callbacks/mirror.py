@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from callbacks.interruption import requested
 from callbacks.round_writer import RoundWriter
+from callbacks.save_on_interrupt import requested
 from callbacks.trial_files import label, parts_after, read_rows, trial_directory, trial_place
 from grpo_trainable.storage.object_store import StoredPath, reason
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE

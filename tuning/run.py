@@ -26,9 +26,9 @@ from grpo_trainable.config import resources, schedule, set_dotted
 from grpo_trainable.storage.object_store import Place
 from grpo_trainable.storage.ray_private import SYNCER_LOGGER
 from grpo_trainable.trainable import NAME, register
-from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import Interrupt
+from tuning.joined_cluster import check_nodes, join, ship_to_nodes
 from tuning.nodes import Nodes, WaitingCallback, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited, pbt_bounds, within_bounds

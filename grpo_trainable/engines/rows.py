@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_trainable.engines.interruptions import Interruptions
+from grpo_trainable.engines.thinking_budget import ThinkingBudget
 from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
@@ -51,16 +51,16 @@ class Rows:
         stops: StopStrings | None,
         device: torch.device,
         slots: int | None = None,
-        interruptions: Interruptions | None = None,
+        thinking_budget: ThinkingBudget | None = None,
     ) -> None:
         """The requests share their limits. `stops`: the stop strings among these, if any. `slots`:
-        rows that the batch has at most; None: all enter at once. `interruptions`: of these rows, if
-        the limits ask for any."""
+        rows that the batch has at most; None: all enter at once. `thinking_budget`: that of these
+        rows, if the limits have one."""
         self._requests = requests
         self._limits = limits = requests[0].limits
         self._pad_id = pad_id
         self._stops = stops
-        self._interruptions = interruptions
+        self._thinking_budget = thinking_budget
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = draws_of(requests, seed)
         self._uniforms = torch.from_numpy(draws).to(device)  # (B, R)
@@ -123,8 +123,8 @@ class Rows:
         uniform = self._uniforms[rows, at]
         tokens, log_probs = draw_tokens(logits, uniform, self._limits.temperature)
         sampled = running = ~self._finished[rows]
-        if self._interruptions is not None:
-            fed, told = self._interruptions.fed(rows, at, self._ids, running)
+        if self._thinking_budget is not None:
+            fed, told = self._thinking_budget.fed(rows, at, self._ids, running)
             tokens, sampled = told.where(fed, tokens), running & ~fed
         self._ids[rows, at] = tokens.where(running, self._pad_id)
         self._mask[rows, at] = sampled

@@ -185,13 +185,13 @@ class Collector:
         }
 
     def load_state(
-        self, state: Mapping[str, Any], groups: Sequence[RolloutGroup], *, same_work: bool
+        self, state: Mapping[str, Any], groups: Sequence[RolloutGroup], *, same_sampling: bool
     ) -> None:
         """Goes on from a state. What was in flight then is asked for again. Where the state's
         settings sampled other work than these, whatever was not trained on is dropped and counted,
         and new prompts are asked for."""
         self.counts = Counts(**state["counts"])
-        if same_work:
+        if same_sampling:
             self.ledger.load_state(state["ledger"])
             self.buffer.add(groups)
             self._draws.load_state(state["drawn_rewards"])

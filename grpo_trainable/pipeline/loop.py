@@ -46,7 +46,7 @@ from grpo_trainable.pipeline.report import (
     update_metrics,
 )
 from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
-from grpo_trainable.pipeline.sampled_work import is_same_work, sampled_work
+from grpo_trainable.pipeline.sampling_settings import is_same_sampling, sampling_settings
 from grpo_trainable.pipeline.standstill import Standstill
 from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost, Runtime
 from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored, Updated
@@ -361,7 +361,7 @@ class Pipeline:
     def state(self) -> dict[str, Any]:
         """Everything but the buffer's groups, as plain data; between two rounds."""
         return {
-            "work": sampled_work(self.config),
+            "work": sampling_settings(self.config),
             **self._collector.state(),
             "learner_round": self.gate.learner_round,
             "stopped": self._stopped,
@@ -381,5 +381,5 @@ class Pipeline:
         self._standstill.rounds = state["rounds_without_signal"]
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
-        same_work = is_same_work(state["work"], sampled_work(self.config))
-        self._collector.load_state(state, groups, same_work=same_work)
+        same_sampling = is_same_sampling(state["work"], sampling_settings(self.config))
+        self._collector.load_state(state, groups, same_sampling=same_sampling)
