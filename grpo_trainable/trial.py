@@ -139,7 +139,7 @@ class Trial:
             self.pipeline.clock_offsets[actor.name] = self.actors.clock_offset(actor.name)
         self.pipeline.start(self.actors.set_up_transport())
         self._started = True
-        self._place_actors()
+        self._add_processes_to_meter()
         self.meter.begin()
 
     def _warm_up(self) -> None:
@@ -217,7 +217,7 @@ class Trial:
 
     def _disturbance(self, round_: int) -> dict[str, float]:
         """The share of this machine that others took since the round before; empty if unknown."""
-        self._place_actors()
+        self._add_processes_to_meter()
         taken = self.meter.take()
         if taken is None:
             return {}
@@ -229,14 +229,14 @@ class Trial:
             self._notes.append(taken.note(round_, counts=counts))
         return {"time/disturbed_fraction": taken.fraction}
 
-    def _place_actors(self) -> None:
+    def _add_processes_to_meter(self) -> None:
         """Tells the meter the processes of actors that have started meanwhile."""
-        for place in self.actors.newly_placed():
-            self.meter.add(place)
-            if place.niceness > self._niceness:
-                self._niceness = place.niceness
+        for process in self.actors.new_processes():
+            self.meter.add(process)
+            if process.niceness > self._niceness:
+                self._niceness = process.niceness
                 self._news.append(
-                    f"actors run at niceness {place.niceness}, behind every ordinary process of "
+                    f"actors run at niceness {process.niceness}, behind every ordinary process of "
                     "their machine; RAY_worker_niceness=0 before `ray start` changes that"
                 )
 

@@ -31,7 +31,7 @@ from grpo_trainable.tasks.input_files import InputChanged, refuse_changed_policy
 
 if TYPE_CHECKING:
     from grpo_trainable.models.hf.policy import HFPolicy
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
 
 # What stands beside the weights of a Hugging Face model and is as it was.
 UNCHANGED = (
@@ -47,7 +47,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    source: Place  # the checkpoint or policy that was read
+    source: AnyPath  # the checkpoint or policy that was read
     round: (
         int | None
     )  # rounds that the policy was trained for; None: a policy that is no checkpoint
@@ -56,7 +56,7 @@ class Exported:
     dtype: torch.dtype
 
 
-def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Exported:
+def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Exported:
     """Writes the policy in `source` to the new directory `out`, which appears when it is whole.
 
     `source`: a checkpoint, the directory of a trial (its newest whole checkpoint counts), or a
@@ -77,7 +77,7 @@ def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Export
         raise ExportError(str(error)) from error
 
 
-def _is_policy(source: Place) -> TypeGuard[Path]:
+def _is_policy(source: AnyPath) -> TypeGuard[Path]:
     if not isinstance(source, Path):
         return False  # a store has experiments
     if is_hugging_face(source):
@@ -85,7 +85,7 @@ def _is_policy(source: Place) -> TypeGuard[Path]:
     return (source / "policy.safetensors").is_file()
 
 
-def _checkpoint(source: Place) -> Place:
+def _checkpoint(source: AnyPath) -> AnyPath:
     found = checkpoints_named(source)
     if found == [source]:
         return source
@@ -96,7 +96,7 @@ def _checkpoint(source: Place) -> Place:
 
 
 def _export_trained(
-    source: Place, trial: TrialState, out: Path, dtype: torch.dtype | None
+    source: AnyPath, trial: TrialState, out: Path, dtype: torch.dtype | None
 ) -> Exported:
     config = GRPOConfig.from_dict(trial.state["config"])
     refuse_changed_policy(config, trial.state["inputs"])
@@ -116,7 +116,9 @@ def _export_trained(
     return _export_theirs(source, round_, out, policy, beside)
 
 
-def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) -> dict[str, Tensor]:
+def _merged(
+    config: GRPOConfig, trained: Mapping[str, Tensor], source: AnyPath
+) -> dict[str, Tensor]:
     """All weights of the model: what a checkpoint has, or the model with its adapters merged."""
     if config.model.lora_rank is None:
         return dict(trained)
@@ -129,7 +131,7 @@ def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) ->
 
 
 def _export_ours(
-    source: Place,
+    source: AnyPath,
     round_: int | None,
     out: Path,
     policy: TransformerLM,
@@ -143,7 +145,7 @@ def _export_ours(
 
 
 def _export_theirs(
-    source: Place,
+    source: AnyPath,
     round_: int,
     out: Path,
     policy: HFPolicy,
@@ -164,7 +166,7 @@ def _export_theirs(
 
 
 def _told(
-    source: Place,
+    source: AnyPath,
     round_: int | None,
     architecture: str,
     policy: torch.nn.Module,

@@ -22,7 +22,7 @@ S = TypeVar("S", bound="Slot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorLayout:
     """Where one tensor lies in a buffer."""
 
     name: str
@@ -48,7 +48,7 @@ class Layout:
     It stays the same round after round, so it is pickled once and unpickled once in each process.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[TensorLayout, ...]
     size: int  # bytes of the buffer
 
     def of(self, buffer: Tensor) -> dict[str, Tensor]:
@@ -153,7 +153,9 @@ def _laid_out(
         # forgets how dimensions of one element or none are stored.
         dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype), device="meta")
         stride = dense.stride()
-        places.append(Place(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype))
+        places.append(
+            TensorLayout(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype)
+        )
         offset += -(-dense.nbytes // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(places), offset)
 

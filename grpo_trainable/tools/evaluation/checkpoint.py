@@ -12,14 +12,14 @@ from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.storage.checkpointing import CheckpointError, checkpoints_named, read_checkpoint
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedPolicy:
     """The policy of a trial as it stood at a checkpoint, and how the trial was set."""
 
-    directory: Place
+    directory: AnyPath
     config: GRPOConfig  # the trial's
     inputs: Mapping[str, str]  # SHA-256 by config key of the files that the trial read
     tensors: Mapping[str, Tensor]
@@ -27,7 +27,7 @@ class TrainedPolicy:
     round: int  # rounds trained
 
 
-def read_trained_policy(directory: Place) -> TrainedPolicy:
+def read_trained_policy(directory: AnyPath) -> TrainedPolicy:
     """The policy of the checkpoint in `directory`; of the last one where it is a trial's directory.
 
     The last one is not skipped where it is damaged: an older policy would be evaluated unasked.
