@@ -840,7 +840,7 @@ def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
 def scored(*groups: RolloutGroup, unverified: int) -> Scored:
     return Scored(
         groups=list(groups),
-        unscored=[],
+        failed=[],
         reward_errors=0,
         unverified=unverified,
         loaded=[],
