@@ -122,12 +122,12 @@ class Fleet:
         recorder: Recorder,
         spawn: Spawn | None,
     ) -> None:
-        """The loss of a generator ends the trial without `spawn`, and before `started` is set."""
+        """The loss of a generator ends the trial without `spawn` or before `has_first_weights`."""
         self.generators = [FleetGenerator(actor=actor) for actor in actors]
         # Lost, and no machine has room for others in their place.
         self.absent: list[FleetGenerator] = []
         self._deadline_s = config.resources.deadline_s
-        self.started = False  # an actor that cannot even start is not replaced
+        self.has_first_weights = False  # an actor that cannot even start is not replaced
         self._mid_batch = config.in_mid_batch
         self._requests = requests
         self._calls = calls
@@ -162,7 +162,7 @@ class Fleet:
         self._publish_s[published.round] = sum(syncs)
         self._published = published
         for generator in self.generators:
-            if self._mid_batch and self.started and not generator.joining:
+            if self._mid_batch and self.has_first_weights and not generator.joining:
                 self._fetch(generator, "deposit", Deposit(generator))
             else:
                 self._load(generator)
@@ -282,7 +282,7 @@ class Fleet:
         Raises:
             ActorFailed: nothing can take its place, or others have failed there as well.
         """
-        if self._spawn is None or not self.started:
+        if self._spawn is None or not self.has_first_weights:
             raise lost
         name = generator.actor.name
         if generator.replaced >= REPLACEMENTS_IN_A_ROW:

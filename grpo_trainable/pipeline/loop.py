@@ -126,7 +126,7 @@ class Pipeline:
 
     # ---- The round ---------------------------------------------------------------------------
 
-    def start(self, set_up_s: float = 0.0) -> None:
+    def send_first_weights(self, set_up_s: float = 0.0) -> None:
         """Brings the learner's weights into every generator, before the first round.
 
         `set_up_s`: seconds that setting up the transport took.
@@ -137,7 +137,7 @@ class Pipeline:
         self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
         # The first round tells of these weights, though their time is not part of it.
         self._recorder.forget_transfers()
-        self._fleet.started = True
+        self._fleet.has_first_weights = True
 
     def run_round(self) -> RoundReport:
         """Rollouts in, k gradient steps, weights out; and an evaluation when it is due.
@@ -375,7 +375,7 @@ class Pipeline:
         }
 
     def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
-        """Goes on from `state`; what was in flight then is requested again. Before `start`.
+        """Goes on from `state`, before `send_first_weights`. What was in flight is asked for again.
 
         Where the state's settings sampled other work than these would, as after PBT changed `k`,
         what was waiting or in flight is dropped and counted, and new prompts are asked for.

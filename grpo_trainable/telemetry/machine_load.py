@@ -136,12 +136,12 @@ class Meter:
         if other.machine == self._here.machine:
             self.own.add(other.pid)
 
-    def begin(self) -> None:
+    def start_measuring(self) -> None:
         """Starts a measurement: what happened until now does not count."""
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """What others took since `begin` or the last `take`; None where it cannot be known."""
+        """What others took since `start_measuring` or the last `take`; None: that is unknown."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:

@@ -53,7 +53,7 @@ def test_a_platform_without_an_account_of_its_cores_has_no_figure():
 def test_a_meter_without_proc_gives_nothing(monkeypatch, tmp_path):
     meter = Meter()
     monkeypatch.setattr(machine_load, "PROC", tmp_path)
-    meter.begin()
+    meter.start_measuring()
     assert meter.take() is None
 
 
