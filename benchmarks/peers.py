@@ -273,7 +273,7 @@ def undisturbed(
     pairs: list[dict[str, dict[str, float]]] = []
     for tried in range(TRIES * repeats):
         order = [OURS, TRL] if tried % 2 else [TRL, OURS]
-        meter.begin()
+        meter.start_measuring()
         pair = {name: racers[name].turn() for name in order}
         others = meter.take()
         assert others is not None, "this machine does not tell what its cores do"

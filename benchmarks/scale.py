@@ -44,7 +44,7 @@ def seconds_a_chunk(generators: int, chunks: int, seed: int) -> float:
     """CPU seconds of this thread for each chunk."""
     rounds = max(2, chunks // (generators * CHUNKS))
     trial = virtual_trial(config_of(generators, rounds), seed=seed, max_waits=10**9)
-    trial.pipeline.start()
+    trial.pipeline.send_first_weights()
     for _ in range(WARM_UP):
         trial.pipeline.run_round()
     began = time.thread_time()

@@ -45,7 +45,7 @@ from grpo_trainable.pipeline.learner_group import LearnerGroup
 from grpo_trainable.protocol.calls import await_call
 from grpo_trainable.protocol.checksums import copy_with_checksum, storage_checksum
 from grpo_trainable.transports.packing import layout_for
-from grpo_trainable.transports.rdt import Group
+from grpo_trainable.transports.rdt import CollectiveGroup
 
 SIXTY_FOUR_MB = ModelConfig(
     vocab_size=8192, context_length=256, d_model=512, num_layers=4, num_heads=8, d_ff=1376
@@ -123,7 +123,7 @@ class Pair:
             self.ask(actor.submit_function("sync", check_here, name))
         self._group = None
         if transport.two_sided:
-            self._group = Group(name, [a.handle for a in self.actors], DEADLINE_S)
+            self._group = CollectiveGroup(name, [a.handle for a in self.actors], DEADLINE_S)
         staged = partial(self.learner.tensors, name, "staged") if transport.two_sided else None
         self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
         self._round = 0  # the weights that the generators have are of this round

@@ -21,7 +21,6 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     """
     from callbacks.checkpoints import CheckpointCallback
     from callbacks.console import ConsoleCallback
-    from callbacks.interruption import CheckpointOnInterrupt
     from callbacks.kl import KLCallback
     from callbacks.mirror import MirrorCallback
     from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
@@ -30,6 +29,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         RolloutsCallback,
         VersionLogCallback,
     )
+    from callbacks.save_on_interrupt import CheckpointOnInterrupt
     from callbacks.stage_timings import StageTimingsCallback
     from callbacks.tensorboard import TensorBoardCallback
     from callbacks.trace import TraceCallback

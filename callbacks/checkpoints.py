@@ -7,8 +7,8 @@ from typing import Any
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
 from grpo_trainable.protocol.round_records import DETAILS
-from grpo_trainable.storage.object_store import Place
-from grpo_trainable.storage.trial_storage import place
+from grpo_trainable.storage.object_store import AnyPath
+from grpo_trainable.storage.trial_storage import path_on
 
 
 class CheckpointCallback(FailSafeCallback):
@@ -50,11 +50,11 @@ def forget_missing(manager: Any) -> None:
     manager._checkpoint_results = [
         result
         for result in manager._checkpoint_results
-        if (path := place_of(result)) is not None and path.is_dir()
+        if (path := path_of(result)) is not None and path.is_dir()
     ]
 
 
-def place_of(result: Any) -> Place | None:
+def path_of(result: Any) -> AnyPath | None:
     """Where the checkpoint that Tune has noted is; None where it has none."""
     checkpoint = getattr(result, "checkpoint", None)
-    return None if checkpoint is None else place(checkpoint.filesystem, checkpoint.path)
+    return None if checkpoint is None else path_on(checkpoint.filesystem, checkpoint.path)

@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from callbacks.interruption import requested
 from callbacks.round_writer import RoundWriter
-from callbacks.trial_files import label, parts_after, read_rows, trial_directory, trial_place
+from callbacks.save_on_interrupt import requested
+from callbacks.trial_files import label, parts_after, read_rows, trial_directory, trial_path
 from grpo_trainable.storage.object_store import StoredPath, reason
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 from grpo_trainable.storage.trial_storage import round_of_last_row
@@ -272,7 +272,7 @@ class MirrorCallback(RoundWriter):
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
-        place = trial_place(trial)
+        place = trial_path(trial)
         if isinstance(place, StoredPath):
             if trial.trial_id not in self._mirrors:
                 put_older_aside(trial_directory(trial), place)
@@ -313,7 +313,7 @@ class MirrorCallback(RoundWriter):
             left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
             if mirror is not None and left:
                 print(
-                    f"{label(trial)}: {trial_place(trial)} did not take {left} of its files; they "
+                    f"{label(trial)}: {trial_path(trial)} did not take {left} of its files; they "
                     f"are in {mirror.local}",
                     flush=True,
                 )
@@ -344,7 +344,7 @@ def tell(trial: Any, mirror: Mirror) -> None:
         mirror.told, mirror.told_s = True, behind_s
         what = "training waits for it" if mirror.answers else f"files wait in {mirror.local}"
         lag = f"is {behind_s:.0f} s ({plural(rows, 'round')}) behind"
-        print(f"{label(trial)}: {trial_place(trial)} {lag}; {what}", flush=True)
+        print(f"{label(trial)}: {trial_path(trial)} {lag}; {what}", flush=True)
     elif mirror.told and behind_s <= MOST_BEHIND_S:
         mirror.told = False
-        print(f"{label(trial)}: {trial_place(trial)} has caught up", flush=True)
+        print(f"{label(trial)}: {trial_path(trial)} has caught up", flush=True)

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from grpo_trainable.config import GRPOConfig, mix_of
 from grpo_trainable.storage.atomic import replacing
-from grpo_trainable.storage.object_store import Place, StoredPath
-from grpo_trainable.storage.trial_storage import place
+from grpo_trainable.storage.object_store import AnyPath, StoredPath
+from grpo_trainable.storage.trial_storage import path_on
 from grpo_trainable.telemetry.metrics import names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
@@ -38,15 +38,15 @@ def is_local(trial: Any) -> bool:
     return isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem)
 
 
-def trial_place(trial: Any) -> Place:
+def trial_path(trial: Any) -> AnyPath:
     """The trial's directory in the storage path."""
-    return place(trial.storage.storage_filesystem, trial.path)
+    return path_on(trial.storage.storage_filesystem, trial.path)
 
 
 def trial_directory(trial: Any) -> Path:
     """The directory to write a trial's files to: its own, or the one that is brought to its own in
     an object store. Tune copies `trial.local_path` there again and again, so it is another."""
-    own = trial_place(trial)
+    own = trial_path(trial)
     if not isinstance(own, Path):
         staging = Path(trial.local_path)
         own = staging.parent.with_name(f"{staging.parent.name}-mirrored") / staging.name
@@ -66,7 +66,7 @@ def error_line(trial: Any) -> str:
 def continued_file(trial: Any, name: str) -> Path:
     """A file that a trial goes on writing: as it is here, else as an object store has it. It need
     not exist."""
-    path, own = trial_directory(trial) / name, trial_place(trial)
+    path, own = trial_directory(trial) / name, trial_path(trial)
     if not path.exists() and isinstance(own, StoredPath) and (own / name).exists():
         with replacing(path) as file:  # a part of it must not be brought to the store
             file.write((own / name).read_bytes())
@@ -77,7 +77,7 @@ def continued_file(trial: Any, name: str) -> Path:
 def continued_files(trial: Any, pattern: str) -> list[Path]:
     """Every file of a trial whose name matches, here or in an object store, as `continued_file`
     gives it."""
-    own = trial_place(trial)
+    own = trial_path(trial)
     here = [path.name for path in trial_directory(trial).glob(pattern)]
     stored = own.names() if isinstance(own, StoredPath) else []
     names = {*here, *(name for name in stored if fnmatch(name, pattern))}

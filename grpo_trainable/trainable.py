@@ -64,12 +64,11 @@ class GRPOTrainable(tune.Trainable):
         from grpo_trainable.trial import Trial, resolved
 
         self.trial = Trial(resolved(config), self._storage, inputs, shipped)
-        self._looked = False  # for a checkpoint to go on from
+        self._looked_for_checkpoint = False
 
     def step(self) -> dict[str, Any]:
-        if not self._looked:
-            # A killed driver may not have noted the checkpoints that the trial has written.
-            self.restore(None)
+        if not self._looked_for_checkpoint:
+            self._restore_newest()
         report = self.trial.run_round()
         if report is None:
             # The trial was restored from its last checkpoint, which Tune did not know to be the
@@ -137,8 +136,19 @@ class GRPOTrainable(tune.Trainable):
         Raises:
             CheckpointError: It cannot be read, is of another format, or, outside of Tune, damaged.
         """
-        self._looked = True
-        notes = self.trial.stored.go_on(checkpoint_path, self._restore, rows_follow=self.followed)
+        self._go_on(checkpoint_path)
+
+    def _restore_newest(self) -> None:
+        """Restore the newest whole checkpoint of the trial, if it has one.
+
+        A killed driver may not have noted the checkpoints that the trial has written.
+        """
+        self._go_on(None)
+
+    def _go_on(self, noted: Any) -> None:
+        """Restore a checkpoint as `TrialStorage.go_on` does, and set Tune's counters by it."""
+        self._looked_for_checkpoint = True
+        notes = self.trial.stored.go_on(noted, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
         # Tune may have noted another checkpoint, or none.
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
@@ -169,7 +179,7 @@ class GRPOTrainable(tune.Trainable):
         """Starts over with another config; False where it reserves other resources."""
         from grpo_trainable.trial import resolved
 
-        self._looked = False
+        self._looked_for_checkpoint = False
         return self.trial.reset(resolved(new_config), self._storage)
 
     def cleanup(self) -> None:

@@ -77,9 +77,9 @@ class Trial:
         self._storage = storage
         self._files = files
         self._inputs_at_start = inputs
-        self._open(config)
+        self._start_actors(config)
 
-    def _open(self, config: GRPOConfig) -> None:
+    def _start_actors(self, config: GRPOConfig) -> None:
         """Starts the actors and puts the trial at round 0."""
         self._warm_up_s: float | None = None  # None: the actors are not warm yet
         self.config = config
@@ -88,13 +88,13 @@ class Trial:
         self.actors = TrialActors(config, self.runtime, self._files)
         try:
             self.actors.start()
-            self._begin()
+            self._new_pipeline()
         except BaseException:
             self.end()
             raise
 
-    def _begin(self) -> None:
-        """Puts the trial at round 0, over actors that have done nothing yet."""
+    def _new_pipeline(self) -> None:
+        """Makes a pipeline at round 0, over actors that have done nothing yet."""
         config, choice = self.config, self.actors.choice
         self._inputs = input_digests(config, self._inputs_at_start)
         self._tokenizer = policy_tokenizer(config.model)
@@ -122,25 +122,25 @@ class Trial:
         self._failures = 0  # checkpoints in a row that could not be written
         self._retry_at = math.inf  # the round after which the next of them is tried again
         self.due = False  # whether the trial itself asks for a checkpoint of this round
-        self._started = False
+        self._has_first_weights = False
         self._disturbed = False  # whether the user was told of a disturbed round
         self._lost_actor = False  # whether one was replaced since the meter was read
         self._niceness = 0  # the largest of its processes
 
-    def _start(self) -> None:
-        """Brings the first weights into the generators, once.
+    def _send_first_weights(self) -> None:
+        """Warms the actors up and brings the first weights into the generators, once.
 
         This cannot be done earlier: a checkpoint may be loaded first, whose weights then travel.
         """
-        if self._started:
+        if self._has_first_weights:
             return
         self._warm_up()
         for actor in self.actors:
             self.pipeline.clock_offsets[actor.name] = self.actors.clock_offset(actor.name)
-        self.pipeline.start(self.actors.set_up_transport())
-        self._started = True
-        self._place_actors()
-        self.meter.begin()
+        self.pipeline.send_first_weights(self.actors.set_up_transport())
+        self._has_first_weights = True
+        self._add_processes_to_meter()
+        self.meter.start_measuring()
 
     def _warm_up(self) -> None:
         """Warms the actors up, unless they began anew and are warm still.
@@ -184,18 +184,23 @@ class Trial:
         Raises:
             ActorFailed: an actor failed in a way that ends the trial.
         """
-        self._start()
+        self._send_first_weights()
         if self.pipeline.ended:
             return None
-        report = self.pipeline.run_round()
+        report = self._completed(self.pipeline.run_round())
+        regular = report.round % self.config.checkpoint.every == 0
+        self.due = report.last or regular or report.round >= self._retry_at
+        return report
+
+    def _completed(self, report: RoundReport) -> RoundReport:
+        """The pipeline's report of a round with what only the trial knows: other work on its
+        machine, time and cost, its checkpoints, and warnings, which are logged as well."""
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         row["fleet/niceness"] = float(self._niceness)
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         names = names_with(self.config.parts)
         assert row.keys() <= names, row.keys() - names
-        regular = report.round % self.config.checkpoint.every == 0
-        self.due = report.last or regular or report.round >= self._retry_at
         warnings = self._notes + report.notes
         for note in warnings:
             logger.warning("%s", note)
@@ -207,7 +212,7 @@ class Trial:
 
     def evaluate(self) -> Evaluation:
         """The held-out rewards under the present weights, between two rounds."""
-        self._start()
+        self._send_first_weights()
         start = now()
         evaluation = self.pipeline.evaluate()
         self._wall_clock.leave_out(now() - start)
@@ -219,7 +224,7 @@ class Trial:
 
     def _disturbance(self, round_: int) -> dict[str, float]:
         """The share of this machine that others took since the round before; empty if unknown."""
-        self._place_actors()
+        self._add_processes_to_meter()
         taken = self.meter.take()
         if taken is None:
             return {}
@@ -231,14 +236,14 @@ class Trial:
             self._notes.append(taken.note(round_, counts=counts))
         return {"time/disturbed_fraction": taken.fraction}
 
-    def _place_actors(self) -> None:
+    def _add_processes_to_meter(self) -> None:
         """Tells the meter the processes of actors that have started meanwhile."""
-        for place in self.actors.newly_placed():
-            self.meter.add(place)
-            if place.niceness > self._niceness:
-                self._niceness = place.niceness
+        for process in self.actors.new_processes():
+            self.meter.add(process)
+            if process.niceness > self._niceness:
+                self._niceness = process.niceness
                 self._news.append(
-                    f"actors run at niceness {place.niceness}, behind every ordinary process of "
+                    f"actors run at niceness {process.niceness}, behind every ordinary process of "
                     "their machine; RAY_worker_niceness=0 before `ray start` changes that"
                 )
 
@@ -346,7 +351,7 @@ class Trial:
         directory = Path(directory).absolute()
         digests = verified_digests(directory)
         state, groups = read_state(directory, digests)
-        if self._started:
+        if self._has_first_weights:
             # The present pipeline has work under way that does not belong to the checkpoint.
             self.reset(self.config, self._storage)
         refuse_changed_inputs(self.config, self._inputs, state["inputs"])
@@ -374,18 +379,18 @@ class Trial:
         self._storage = storage
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
             self.end()
-            self._open(new)
+            self._start_actors(new)
             return True
         self.config = new
         self.pipeline.abandon()
         try:
             self.actors.reset(new)
-            self._begin()
+            self._new_pipeline()
         except ActorFailed as error:
             # Tune does not retry a trial whose reset fails.
             logger.warning("%s; starting other actors", error)
             self.end()
-            self._open(new)
+            self._start_actors(new)
         return True
 
     def end(self) -> None:

@@ -24,7 +24,7 @@ from grpo_trainable.config.conditions import CONTROL
 
 if TYPE_CHECKING:
     from grpo_trainable.config import GRPOConfig
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
     from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
     from grpo_trainable.tools.evaluation.evaluator import Evaluator
     from grpo_trainable.tools.evaluation.generation import Generation
@@ -210,7 +210,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
 
     trained = None
     if args.checkpoint is not None:
-        trained = read_trained_policy(_place("--checkpoint", args.checkpoint))
+        trained = read_trained_policy(_any_path("--checkpoint", args.checkpoint))
     options = {
         "--model": args.model,
         "--task": args.task,
@@ -231,7 +231,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
     return _Plan(config=config, trained=trained, out=out, against=against)
 
 
-def _place(option: str, text: str) -> Place:
+def _any_path(option: str, text: str) -> AnyPath:
     """A directory of this machine or of an object store."""
     from tuning.directories import directory_named
 

@@ -20,7 +20,7 @@ from grpo_trainable.tools.export import Exported, ExportError, export
 from tuning.directories import directory_named
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
 
 DESCRIPTION = """\
 Write the policy of a checkpoint to the directory OUT as transformers and vLLM load it:
@@ -54,7 +54,7 @@ def _main(argv: Sequence[str] | None) -> None:
     print(_summary(done, out))
 
 
-def _source(text: str) -> Place:
+def _source(text: str) -> AnyPath:
     try:
         return directory_named(text)
     except ValueError as error:

@@ -25,9 +25,9 @@ from search_spaces.presets import PRESETS
 from tuning.checks import Missing
 from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.nodes import Nodes, at_once
-from tuning.notes import NUMBERS
 from tuning.plan import Options, Plan
 from tuning.preview import example_lines, in_short, preview
+from tuning.prompt_notes import NUMBERS
 
 if TYPE_CHECKING:
     from reports.records import ExperimentRecord

@@ -12,14 +12,14 @@ from reports.experiment import REPORT_FILES
 from reports.report import ReportError
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage.object_store import Place, StoredPath
+    from grpo_trainable.storage.object_store import AnyPath, StoredPath
 
 # A report reads neither checkpoints nor Tune's own state.
 NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.json|plots/.*)")
 
 
 @contextmanager
-def at_hand(place: Place) -> Iterator[Path]:
+def at_hand(place: AnyPath) -> Iterator[Path]:
     """Yield the directory of an experiment, or a local copy if the experiment is in a store.
 
     At the end, the report in the copy is brought to the store.

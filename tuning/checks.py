@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.config.transport_catalog import transport_named
-from tuning.notes import about_prompts
+from tuning.prompt_notes import about_prompts
 from tuning.schedulers import pbt_bounds
 
 if TYPE_CHECKING:

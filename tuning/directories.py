@@ -15,14 +15,14 @@ from grpo_trainable.storage.atomic import replacing
 from reports import EXPERIMENT_FILE
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
 
 # Files that a resume reads. Ours is JSON; those of Tune hold pickle, its JSON files as well.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def directory_named(text: str) -> Place:
+def directory_named(text: str) -> AnyPath:
     """The directory that a user calls `text`: s3://BUCKET/PATH, or one of this machine.
 
     Raises:
@@ -80,7 +80,7 @@ def _state(directory: Path) -> Iterator[Path]:
             yield from sorted(path.glob("*.pkl"))
 
 
-def refusal(directory: Place) -> str | None:
+def refusal(directory: AnyPath) -> str | None:
     """Why no experiment can be kept in `directory`, in a line; None where one can."""
     if not isinstance(directory, Path):
         from grpo_trainable.storage import object_store
@@ -91,13 +91,13 @@ def refusal(directory: Place) -> str | None:
     return None if writable else "cannot write there"
 
 
-def is_taken(directory: Place) -> bool:
+def is_taken(directory: AnyPath) -> bool:
     """Whether there is something under the name of an experiment. A store may show a directory in
     which nothing is."""
     return directory.exists() if isinstance(directory, Path) else bool(directory.files())
 
 
-def removed(directory: Place, name: str) -> None:
+def removed(directory: AnyPath, name: str) -> None:
     """Removes a file of a directory, and the directory if it was the only one; as far as can be."""
     with suppress(OSError):
         (directory / name).unlink()
@@ -105,7 +105,7 @@ def removed(directory: Place, name: str) -> None:
             directory.rmdir()
 
 
-def write_file(directory: Place, name: str, content: bytes) -> None:
+def write_file(directory: AnyPath, name: str, content: bytes) -> None:
     """Writes a file whole, in a directory that is made first.
 
     Raises:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from callbacks import interruption
+from callbacks import save_on_interrupt
 from grpo_trainable.command_line import INTERRUPTED
 from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, newest_round
 from grpo_trainable.text import plural
@@ -43,7 +43,7 @@ class Interrupt:
         self.received = False
         self._say_last_words = say_last_words
         self._release_terminal = release_terminal
-        self._requested = interruption.requested
+        self._requested = save_on_interrupt.requested
         self._requested.clear()
 
     def install(self) -> None:

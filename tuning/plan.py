@@ -48,7 +48,7 @@ from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unl
 from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_cpus
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
 
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
@@ -136,7 +136,7 @@ class Plan:
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 
     @property
-    def directory(self) -> Place:
+    def directory(self) -> AnyPath:
         return self.storage / self.name
 
     @property

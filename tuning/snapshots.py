@@ -17,9 +17,9 @@ from typing import Any
 from pyarrow.fs import FileSystem
 
 from grpo_trainable.storage.atomic import replacing
-from grpo_trainable.storage.object_store import Place, StoredPath, reason
+from grpo_trainable.storage.object_store import AnyPath, StoredPath, reason
 from grpo_trainable.storage.ray_private import TuneController, _FilesystemSyncer
-from grpo_trainable.storage.trial_storage import place
+from grpo_trainable.storage.trial_storage import path_on
 
 
 def keep_whole() -> None:
@@ -44,13 +44,13 @@ def bring(local_path: str, fs: FileSystem, fs_path: str) -> None:
     Raises:
         OSError: a file cannot be written; the one before stays.
     """
-    source, target = Path(local_path), place(fs, fs_path)
+    source, target = Path(local_path), path_on(fs, fs_path)
     for path in sorted(source.rglob("*")):
         if path.is_file():
             _bring(path, target / path.relative_to(source).as_posix())
 
 
-def _bring(path: Path, target: Place) -> None:
+def _bring(path: Path, target: AnyPath) -> None:
     way = (str(path), str(target))
     try:
         status = path.stat()
@@ -94,7 +94,7 @@ def _resume(self: TuneController, resume_config: Any) -> None:
         _tunes_resume(self, resume_config=resume_config)
     except Exception as error:
         context: Any = self._storage
-        directory = place(context.storage_filesystem, context.experiment_fs_path)
+        directory = path_on(context.storage_filesystem, context.experiment_fs_path)
         if isinstance(error, OSError) or _has_snapshot(directory):
             raise StateUnreadable(_in_a_line(error)) from error
         raise
@@ -105,7 +105,7 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(said.split())[:200]
 
 
-def _has_snapshot(directory: Place) -> bool:
+def _has_snapshot(directory: AnyPath) -> bool:
     names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
     return any(map(_is_snapshot, names))
 

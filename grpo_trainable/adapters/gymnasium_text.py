@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.optional_library import library
 from grpo_trainable.environments import JSONValue, Turn
 
 

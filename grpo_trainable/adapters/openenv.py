@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.optional_library import library
 from grpo_trainable.environments import JSONValue, Turn
 
 NO_ACTION = Turn("not an action\n", info={"illegal": 1})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.optional_library import library
 from grpo_trainable.environments import JSONValue, Turn
 from grpo_trainable.tasks.messages import as_messages, text_of
 

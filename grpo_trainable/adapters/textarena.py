@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.optional_library import library
 from grpo_trainable.environments import JSONValue, Turn
 
 

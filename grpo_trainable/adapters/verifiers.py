@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from grpo_trainable.adapters.dialogue import Dialogue
-from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.optional_library import library
 from grpo_trainable.adapters.verifiers_agent import played
 from grpo_trainable.environments import JSONValue, Turn
 

@@ -30,7 +30,7 @@ from grpo_trainable.algo.ratios import (
     token_ratio,
     weights_bounded,
 )
-from grpo_trainable.algo.rewards import (
+from grpo_trainable.algo.reward_shaping import (
     kl_penalty,
     length_deviation,
     overlong_penalty,

@@ -33,10 +33,10 @@ from grpo_trainable.pipeline.learner_group import LearnerGroup
 from grpo_trainable.pipeline.liveness import Watch
 from grpo_trainable.protocol.calls import Actor, ActorFailed, await_call
 from grpo_trainable.protocol.rollout import Request
-from grpo_trainable.telemetry.machine_load import Place, place
+from grpo_trainable.telemetry.machine_load import MachineProcess, this_process
 from grpo_trainable.telemetry.timers import now
 from grpo_trainable.transports.network_interface import let_gloo_use
-from grpo_trainable.transports.rdt import Group
+from grpo_trainable.transports.rdt import CollectiveGroup
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class TrialActors:
         self._joining: list[RayCall] = []  # the calls of learners that look for one another
         self._files = files
         self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
-        self._group: Group | None = None
-        self._unplaced: list[RayCall] = []  # calls that will tell where an actor runs
+        self._group: CollectiveGroup | None = None
+        self._unidentified: list[RayCall] = []  # calls that will tell where an actor runs
 
     def start(self) -> None:
         """Chooses the transport and starts every actor, without waiting for any.
@@ -162,7 +162,7 @@ class TrialActors:
         start = now()
         if transport.two_sided and self._group is None:
             handles = [actor.handle for actor in ends]
-            self._group = Group(transport.name, handles, deadline_s)
+            self._group = CollectiveGroup(transport.name, handles, deadline_s)
         return max(each.seconds for each in found) + now() - start
 
     @property
@@ -225,7 +225,7 @@ class TrialActors:
             bundle=resources.bundle_of(self._config, index),
             direct=self.choice.transport.tensor_transport,
         )
-        self._unplaced.append(actor.submit_function("place", place))
+        self._unidentified.append(actor.submit_function("identify", this_process))
         return actor
 
     def _prepare(self, node: str | None) -> None:
@@ -246,14 +246,14 @@ class TrialActors:
             self._clocks[node] = offset_of(node)
         return self._clocks[node]
 
-    def newly_placed(self) -> list[Place]:
-        """Where actors run that have started since the last call."""
-        places = []
-        for call in self._runtime.wait(self._unplaced, 0.0) if self._unplaced else []:
-            self._unplaced.remove(call)
+    def new_processes(self) -> list[MachineProcess]:
+        """The processes of actors that have started since the last call."""
+        processes = []
+        for call in self._runtime.wait(self._unidentified, 0.0) if self._unidentified else []:
+            self._unidentified.remove(call)
             with contextlib.suppress(ActorFailed):  # it has ended, which the pipeline notices
-                places.append(self._runtime.result(call))
-        return places
+                processes.append(self._runtime.result(call))
+        return processes
 
     def reset(self, config: GRPOConfig) -> None:
         """Lets every actor begin anew with a config of the same placement, resources and transport.

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from grpo_trainable.engines.interruptions import Interruptions
 from grpo_trainable.engines.loaded_weights import LoadedWeights
 from grpo_trainable.engines.rows import Rows
+from grpo_trainable.engines.thinking_budget import ThinkingBudget
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ class LocalEngine(LoadedWeights, ABC):
             stops=stops,
             device=self.device,
             slots=batch.slots,
-            interruptions=self._interruptions(limits, len(batch.fan_out)),
+            thinking_budget=self._thinking_budget(limits, len(batch.fan_out)),
         )
         decoder = self._decoder(batch)
         while not rows.over:
@@ -145,14 +145,14 @@ class LocalEngine(LoadedWeights, ABC):
     def _decoder(self, batch: PromptBatch) -> Decoder:
         """Return the decoder that computes the logits of one call."""
 
-    def _interruptions(self, limits: SamplingLimits, rows: int) -> Interruptions | None:
+    def _thinking_budget(self, limits: SamplingLimits, rows: int) -> ThinkingBudget | None:
         """Return the interruptions of a call, or None if its limits have none."""
         if limits.interruption is None:
             return None
         on_cpu = torch.device("cpu")  # each response is copied there once
         strings, vocab_size = limits.interruption.answer_strings, self._policy.vocab_size
         answers = stops_of(strings, self._tokenizer, vocab_size, on_cpu)
-        return Interruptions(limits.interruption, answers, rows, self.device)
+        return ThinkingBudget(limits.interruption, answers, rows, self.device)
 
     def _prompts(self, requests: Sequence[Request], limits: SamplingLimits) -> PromptBatch:
         longest = max(len(request.prompt_ids) for request in requests)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_trainable.engines.interruptions import Interruptions
+from grpo_trainable.engines.thinking_budget import ThinkingBudget
 from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
@@ -51,7 +51,7 @@ class Rows:
         stops: StopStrings | None,
         device: torch.device,
         slots: int | None = None,
-        interruptions: Interruptions | None = None,
+        thinking_budget: ThinkingBudget | None = None,
     ) -> None:
         """Set up the rows of `requests`, which share their limits.
 
@@ -62,13 +62,13 @@ class Rows:
             stops: Stop strings of the limits, if any.
             device: Device of the logits.
             slots: The most rows in the batch at a time. None lets all enter at once.
-            interruptions: Interruptions of these rows, if the limits have any.
+            thinking_budget: ThinkingBudget of these rows, if the limits have any.
         """
         self._requests = requests
         self._limits = limits = requests[0].limits
         self._pad_id = pad_id
         self._stops = stops
-        self._interruptions = interruptions
+        self._thinking_budget = thinking_budget
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = draws_of(requests, seed)
         self._uniforms = torch.from_numpy(draws).to(device)  # (B, R)
@@ -137,8 +137,8 @@ class Rows:
         uniform = self._uniforms[rows, at]
         tokens, log_probs = draw_tokens(logits, uniform, self._limits.temperature)
         sampled = running = ~self._finished[rows]
-        if self._interruptions is not None:
-            fed, told = self._interruptions.fed(rows, at, self._ids, running)
+        if self._thinking_budget is not None:
+            fed, told = self._thinking_budget.fed(rows, at, self._ids, running)
             tokens, sampled = told.where(fed, tokens), running & ~fed
         self._ids[rows, at] = tokens.where(running, self._pad_id)
         self._mask[rows, at] = sampled

@@ -28,7 +28,7 @@ from grpo_trainable.plugins import PluginError, load, one_line
 METHODS = ("reset", "step", "close")
 
 
-class Places:
+class Environments:
     """The environments of one process, made when they are first asked."""
 
     def __init__(self, reference: str) -> None:
@@ -70,7 +70,7 @@ def main(reference: str, lifeline_fd: int) -> None:
 
     # The user's code runs here, so nothing it raises may end the conversation without a word.
     try:
-        places = Places(reference)
+        places = Environments(reference)
     except ValueError as error:
         send({"error": str(error)})
         return

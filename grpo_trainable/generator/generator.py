@@ -43,7 +43,7 @@ class _Fetched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unscored:
+class _Rollouts:
     """What one call of `generate` has sampled."""
 
     stream: str
@@ -83,7 +83,7 @@ class Generator:
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        self._unscored: dict[int, _Unscored] = {}  # what waits for `score`, by its number
+        self._to_score: dict[int, _Rollouts] = {}  # what waits for `score`, by its number
         self._engine_name = chosen_engine(config).name
         self._tokenizer = policy_tokenizer(config.model)
         self._vocab_size = policy_shape(config.model).vocab_size
@@ -161,9 +161,9 @@ class Generator:
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         """Samples the requests, all of one stream, and scores them by a built-in reward.
 
-        A user's reward may take its time: it is left to `score`, while the next requests are
-        sampled. Episodes are rewarded while they are played. In an evaluation all of it is the
-        stage `eval`.
+        A user's reward may take its time: then the answer is `Sampled`, and `score` scores while
+        the next requests are sampled. Episodes are rewarded while they are played. In an
+        evaluation all of it is the stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():
@@ -173,27 +173,33 @@ class Generator:
             if self._reference is not None and stream == "train":
                 with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
-            unscored = _Unscored(stream=stream, groups=groups, completions=completions)
-            if self._scorer is not None and self._scorer.is_inline:
+            rollouts = _Rollouts(stream=stream, groups=groups, completions=completions)
+            if self._scorer is not None and not self._scores_apart:
                 with self._context.clock(_scoring_stage(stream)):
-                    scores = self._scores(unscored)
+                    scores = self._scores(rollouts)
             loaded, self._loaded = self._loaded, []
             spans = self._context.clock.take()
-        if scores is not None:
-            return _scored(unscored, scores, self._parts, loaded, spans)
-        number = next(self._numbers)
-        self._unscored[number] = unscored
-        return Sampled(number=number, loaded=loaded, spans=spans)
+        if self._scores_apart:
+            number = next(self._numbers)
+            self._to_score[number] = rollouts
+            return Sampled(number=number, loaded=loaded, spans=spans)
+        assert scores is not None, "episodes bring their scores, and an inline scorer has made them"
+        return _scored(rollouts, scores, self._parts, loaded, spans)
+
+    @property
+    def _scores_apart(self) -> bool:
+        """Whether `generate` answers `Sampled` and leaves the scores to `score`."""
+        return self._scorer is not None and not self._scorer.is_inline
 
     def score(self, number: int) -> Scored:
         """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
         The answer to `generate`, `Sampled`, has told the number and which weights were loaded."""
-        unscored = self._unscored.pop(number)
+        rollouts = self._to_score.pop(number)
         start = now()
         with self._context.clock.concurrent():
-            scores = self._scores(unscored)
-        spans = [Span(_scoring_stage(unscored.stream), start, now(), concurrent=True)]
-        return _scored(unscored, scores, self._parts, [], spans)
+            scores = self._scores(rollouts)
+        spans = [Span(_scoring_stage(rollouts.stream), start, now(), concurrent=True)]
+        return _scored(rollouts, scores, self._parts, [], spans)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Samples once and drops the responses, so that the first round finds memory and code warm.
@@ -285,14 +291,14 @@ class Generator:
                 own.close()
         self._receiver.close()
 
-    def _scores(self, unscored: _Unscored) -> list[Scores]:
+    def _scores(self, rollouts: _Rollouts) -> list[Scores]:
         """A score of every response, and of every completion after them, by group."""
-        groups = unscored.groups
+        groups = rollouts.groups
         texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
-        for of_group, completed in zip(texts, unscored.completions, strict=False):
+        for of_group, completed in zip(texts, rollouts.completions, strict=False):
             of_group += completed.texts
         requests = [
-            self._prompts.score_request(unscored.stream, group.example, text)
+            self._prompts.score_request(rollouts.stream, group.example, text)
             for group, of_group in zip(groups, texts, strict=True)
             for text in of_group
         ]
@@ -319,7 +325,7 @@ def _scoring_stage(stream: str) -> str:
 
 
 def _scored(
-    unscored: _Unscored,
+    rollouts: _Rollouts,
     scores: list[Scores],
     parts: Sequence[str],
     loaded: list[Loaded],
@@ -329,19 +335,19 @@ def _scored(
     without a failed score. `scores`: as `Generator._scores` gives them."""
     scored = Scored(
         groups=[],
-        unscored=[],
+        failed=[],
         reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
-        completions=sum(len(completed.texts) for completed in unscored.completions),
+        completions=sum(len(completed.texts) for completed in rollouts.completions),
         loaded=loaded,
         spans=spans,
     )
-    completions = unscored.completions or [None] * len(scores)
-    for group, completed, row in zip(unscored.groups, completions, scores, strict=True):
+    completions = rollouts.completions or [None] * len(scores)
+    for group, completed, row in zip(rollouts.groups, completions, scores, strict=True):
         valid = [score for score in row if isinstance(score, Score)]
         if len(valid) < len(row):
             error = next(score for score in row if isinstance(score, RewardError))
-            scored.unscored.append((group.prompt_index, error.message))
+            scored.failed.append((group.prompt_index, error.message))
             continue
         if completed is not None:
             beside = [score.reward for score in valid[len(group.response_ids) :]]

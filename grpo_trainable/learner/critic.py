@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from grpo_trainable.algo import aggregate, value_loss
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.learner.log_probs import ScoredBatch, states_of
+from grpo_trainable.learner.log_probs import BatchWithLogProbs, states_of
 from grpo_trainable.learner.minibatches import microbatches
 from grpo_trainable.learner.optimizer import StepTaken
 from grpo_trainable.learner.ranks import ALONE, Ranks
@@ -83,7 +83,7 @@ class Critic:
         the microbatches of a gradient step."""
         values = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
-            micro = batch.rows(rows)
+            micro = batch.select(rows)
             values[rows, : micro.input_ids.shape[1]] = self.of_states(self.states(micro), micro)
         return self._ranks.sum_(values)
 
@@ -99,14 +99,16 @@ class Critic:
 
     # ---- Training ----------------------------------------------------------------------------
 
-    def loss(self, values: Tensor, scored: ScoredBatch, tokens: float) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, values: Tensor, batch: BatchWithLogProbs, tokens: float
+    ) -> tuple[Tensor, Tensor]:
         """This microbatch's share of the mean loss of a token, a scalar, and the tokens that were
         clipped, (B, S); `tokens` is how many the gradient step has."""
-        assert scored.values is not None, "the round begins with the critic's values"
-        assert scored.returns is not None, "the round begins with the critic's values"
-        mask = scored.loss_mask
+        assert batch.values is not None, "the round begins with the critic's values"
+        assert batch.returns is not None, "the round begins with the critic's values"
+        mask = batch.loss_mask
         loss, clipped = value_loss(
-            values, scored.values, scored.returns, mask, clip=self._config.critic.clip or None
+            values, batch.values, batch.returns, mask, clip=self._config.critic.clip or None
         )
         return aggregate(loss, mask, "token_mean", tokens), clipped
 

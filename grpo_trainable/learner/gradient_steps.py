@@ -19,7 +19,7 @@ from grpo_trainable.algo import (
 )
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner.critic import CriticStatistics
-from grpo_trainable.learner.log_probs import LogProbs, ScoredBatch
+from grpo_trainable.learner.log_probs import BatchWithLogProbs, LogProbs
 from grpo_trainable.learner.minibatches import microbatches
 from grpo_trainable.learner.optimizer import StepTaken
 from grpo_trainable.learner.ranks import ALONE, Ranks
@@ -67,7 +67,7 @@ class GradientSteps:
         )
         self._select = configured_selection(config.loss)
 
-    def take(self, scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
+    def take(self, batch: BatchWithLogProbs) -> tuple[GradientStep, Tensor]:
         """Takes a step; returns it with the log-probs (B, S) that it saw, which are those of the
         policy before it.
 
@@ -76,14 +76,14 @@ class GradientSteps:
         """
         config, critic = self._config, self._state.critic
         denominator = loss_denominator(
-            config.loss.aggregation, scored.loss_mask, config.rollout.max_new_tokens
+            config.loss.aggregation, batch.loss_mask, config.rollout.max_new_tokens
         )
-        scored = self._with_selected(scored)
-        tokens = loss_denominator("token_mean", scored.loss_mask, config.rollout.max_new_tokens)
-        seen = torch.zeros_like(scored.batch.behaviour_log_probs)
+        batch = self._with_selected(batch)
+        tokens = loss_denominator("token_mean", batch.loss_mask, config.rollout.max_new_tokens)
+        seen = torch.zeros_like(batch.train_batch.behaviour_log_probs)
         statistics, of_critic = StepStatistics(), CriticStatistics()
-        for rows in microbatches(scored.batch, config, self._ranks):
-            micro = scored.rows(rows)
+        for rows in microbatches(batch.train_batch, config, self._ranks):
+            micro = batch.select(rows)
             log_probs, values, loss = self._policy_loss(micro, denominator, statistics)
             if critic is not None and values is not None:
                 value_loss, clipped = critic.loss(values, micro, tokens)
@@ -101,18 +101,18 @@ class GradientSteps:
         return step, self._ranks.sum_(seen)
 
     def _policy_loss(
-        self, micro: ScoredBatch, denominator: float, statistics: StepStatistics
+        self, micro: BatchWithLogProbs, denominator: float, statistics: StepStatistics
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Log-probs and the critic's values of a microbatch, (B, S) each, and its share of the
         policy's loss, a scalar, which `statistics` take in."""
-        log_probs, entropy, values = self.forward(micro.batch)
+        log_probs, entropy, values = self.forward(micro.train_batch)
         mask, old = micro.loss_mask, self._old_log_probs(micro, log_probs.detach())
         loss, clipped = self._objective(
             log_probs,
             old,
-            micro.batch.behaviour_log_probs,
+            micro.train_batch.behaviour_log_probs,
             micro.reference,
-            micro.batch.advantages,
+            micro.train_batch.advantages,
             mask,
             kl_coef=self._state.kl_coefficient.in_loss,
             denominator=denominator,
@@ -133,7 +133,7 @@ class GradientSteps:
             return *self._log_probs.of_states(policy, states, batch), values
         return *self._log_probs.with_entropy(policy, batch), values
 
-    def _old_log_probs(self, scored: ScoredBatch, present: Tensor) -> Tensor:
+    def _old_log_probs(self, batch: BatchWithLogProbs, present: Tensor) -> Tensor:
         """(B, S), of the policy that the ratio is taken to; `present`: of the one in training.
 
         With importance weights it is the policy before the round. Without, it is the policy that
@@ -141,15 +141,15 @@ class GradientSteps:
         engine may round otherwise, and a bfloat16 body rounds by more than some losses clip at.
         """
         # Only the round's first step has rows without: its policy is the one before the round.
-        start = present if scored.start is None else scored.start
+        start = present if batch.start is None else batch.start
         if self._config.importance_cap is not None:
             return start
-        behaviour = scored.batch.behaviour_log_probs
+        behaviour = batch.train_batch.behaviour_log_probs
         if self._config.ratio_sees_sampler:
             return behaviour
-        return torch.where(scored.fresh, start, behaviour)
+        return torch.where(batch.own_tokens, start, behaviour)
 
-    def _weights_bounded(self, scored: ScoredBatch, start: Tensor) -> Tensor | None:
+    def _weights_bounded(self, batch: BatchWithLogProbs, start: Tensor) -> Tensor | None:
         """The tokens whose importance weight is bounded, (B, S); None without such weights.
 
         `start`: log-probs of the policy before the round, (B, S).
@@ -159,31 +159,31 @@ class GradientSteps:
             return None
         return weights_bounded(
             start,
-            scored.batch.behaviour_log_probs,
-            scored.loss_mask,
+            batch.train_batch.behaviour_log_probs,
+            batch.loss_mask,
             cap,
             level=loss.importance_level,
             floor=loss.importance_floor,
         )
 
-    def _with_selected(self, scored: ScoredBatch) -> ScoredBatch:
+    def _with_selected(self, batch: BatchWithLogProbs) -> BatchWithLogProbs:
         """The rows of a gradient step with the tokens that the loss treats differently. A loss that
         does so needs a forward pass of its own, before the step is split into microbatches."""
         if self._select is None:
-            return scored
-        batch, optimizer = scored.batch, self._state.optimizer
+            return batch
+        optimizer = self._state.optimizer
         attempt = optimizer.steps + optimizer.skipped
-        present = self._log_probs.without_gradient(self._state.policy, batch)
+        present = self._log_probs.without_gradient(self._state.policy, batch.train_batch)
         selected = self._select(
             present,
-            self._old_log_probs(scored, present),
-            batch.advantages,
-            scored.loss_mask,
+            self._old_log_probs(batch, present),
+            batch.train_batch.advantages,
+            batch.loss_mask,
             np.random.default_rng((self._config.seed, attempt, 0, 0, SELECTION)),
             clip_low=self._config.clip_low,
             clip_high=self._config.clip_high,
         )
-        return replace(scored, selected=selected)
+        return replace(batch, selected=selected)
 
 
 # ---- What a gradient step saw, summed over its microbatches --------------------------------------

@@ -14,8 +14,8 @@ from torch import Tensor
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.learner.advantages import critic_figures
 from grpo_trainable.learner.gradient_steps import GradientSteps
-from grpo_trainable.learner.kl_monitor import KLMonitor
-from grpo_trainable.learner.log_probs import LogProbs, Reference, ScoredBatch
+from grpo_trainable.learner.kl_monitor import drift, sampler_mismatch
+from grpo_trainable.learner.log_probs import BatchWithLogProbs, LogProbs, Reference
 from grpo_trainable.learner.minibatches import largest_microbatch, step_rows, with_observations
 from grpo_trainable.learner.ranks import ALONE, Ranks
 from grpo_trainable.learner.round_batches import RoundBatches
@@ -148,7 +148,7 @@ class Learner:
             micro = micro.to(self._context.device)
             # Every rank needs a microbatch of a pass that they share: where they hold a policy
             # between them, one without any would be waited for.
-            shared = micro.rows(torch.arange(micro.num_rows).repeat(self._ranks.size))
+            shared = micro.select(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
                 self.reference.log_probs(shared)
             if self._teacher is not None:
@@ -171,7 +171,7 @@ class Learner:
         Raises:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
-        kl_coefficient = self._state.kl_coefficient.value
+        beta = self._state.kl_coefficient.value  # which the round may change
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self._ranks.settle()
@@ -186,7 +186,7 @@ class Learner:
             sampler_mismatch_nats=trained.sampler_mismatch_nats,
             teacher_nats=trained.teacher_nats,
             kl=trained.kl,
-            kl_coefficient=kl_coefficient,
+            kl_coefficient=beta,
             responses=trained.responses,
             critic=trained.critic,
             at=now(),
@@ -194,42 +194,33 @@ class Learner:
         )
 
     def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
-        clock, kl_coefficient = self._context.clock, self._state.kl_coefficient
-        if kl_coefficient.in_reward > 0 and self.reference is not None:
-            with clock("reference"):
+        clock = self._context.clock
+        if self._state.kl_coefficient.in_reward > 0 and self.reference is not None:
+            with clock("reference"):  # rewards need it, and advantages are made of rewards
                 rollout_batches = [self.reference.annotate(groups) for groups in rollout_batches]
         with clock("optimize"):
-            batches = [self._batches.batch(groups) for groups in rollout_batches]
-            plan = list(step_rows(self.config, self.round, [batch.rows for batch in batches]))
+            made = [self._batches.batch(groups) for groups in rollout_batches]
+            plan = list(step_rows(self.config, self.round, [batch.train_batch for batch in made]))
         teacher_nats = None
         if self._teacher is not None:
             with clock("reference"):
-                batches, teacher_nats = self._batches.taught(self._teacher, batches)
-        # The scores are made before the first gradient step: with k > 1 the later steps reuse them.
+                made, teacher_nats = self._batches.taught(self._teacher, made)
+        # Before the first gradient step: with k > 1 the later steps reuse these log-probs.
         with clock("reference"):
-            scored = self._batches.scored(batches, plan)
-            nll = _mean_nll(scored)
-        monitor = KLMonitor(scored) if self.config.loss.kl_monitor else None
+            batches = self._batches.with_log_probs(made, plan)
+            nll = _mean_nll(batches)
         with clock("optimize"):
-            steps = []
-            for b, rows in plan:
-                # The first step's own forward pass is that of the policy before the round.
-                first = not steps
-                step, seen = self._steps.take(scored[b].rows(rows, with_start=not first))
-                if first:
-                    scored[b] = scored[b].with_start(rows, seen)
-                if monitor is not None:
-                    step = replace(step, kl=monitor.before_step(b, rows, seen))
-                steps.append(step)
-            kl_coefficient.after_round(scored)
-        policy, kl, mismatch = [], {}, None
+            steps, batches = self._take_steps(batches, plan)
+            self._state.kl_coefficient.after_round(batches)
+        after, kl, mismatch = [], {}, None
         with clock("reference"):
-            if monitor is not None:
-                mismatch = monitor.sampler_mismatch()
-                policy = [
-                    self._log_probs.without_gradient(self.policy, batch.rows) for batch in batches
+            if self.config.loss.kl_monitor:
+                mismatch = sampler_mismatch(batches)
+                after = [
+                    self._log_probs.without_gradient(self.policy, batch.train_batch)
+                    for batch in batches
                 ]
-                kl = monitor.after_round(policy)
+                kl = drift(after, batches)
         return _Trained(
             steps=steps,
             reference_nll_nats=nll,
@@ -238,15 +229,46 @@ class Learner:
             kl=kl,
             responses=ResponseFigures(
                 advantages=torch.cat(
-                    [batch.estimated.of_responses(batch.groups) for batch in batches]
+                    [batch.estimated.of_responses(batch.groups) for batch in made]
                 ).numpy(),
-                policy_log_probs=_response_sums(policy),
-                reference_log_probs=_response_sums([batch.reference for batch in scored]),
+                policy_log_probs=_response_sums(after),
+                reference_log_probs=_response_sums([batch.reference for batch in batches]),
             ),
             critic=critic_figures(
-                [batch.groups for batch in batches], [batch.estimated for batch in batches]
+                [batch.groups for batch in made], [batch.estimated for batch in made]
             ),
         )
+
+    def _take_steps(
+        self, batches: Sequence[BatchWithLogProbs], plan: Sequence[tuple[int, Tensor]]
+    ) -> tuple[list[GradientStep], list[BatchWithLogProbs]]:
+        """Takes the steps of the `plan`: (index of a batch, its rows) for each. Returns them, and
+        the batches with all log-probs of the policy before the round (`start`).
+
+        The first step is taken by that policy. Its forward pass therefore computes `start` of its
+        rows, so the step itself goes without, and no pass of their own is made for them. All later
+        steps, and the KL of the first, compare with what it has seen.
+        """
+        (b, rows), *later = plan
+        batches = list(batches)
+        step, seen = self._steps.take(batches[b].select(rows).without_start())
+        batches[b] = batches[b].with_start(rows, seen)
+        steps = [self._with_kl(step, batches[b].select(rows), seen)]
+        for b, rows in later:
+            batch = batches[b].select(rows)
+            step, seen = self._steps.take(batch)
+            steps.append(self._with_kl(step, batch, seen))
+        return steps, batches
+
+    def _with_kl(self, step: GradientStep, batch: BatchWithLogProbs, seen: Tensor) -> GradientStep:
+        """The step with the KL of the policy before it, if that is monitored.
+
+        `batch`: the rows that it trained on; `seen`: the log-probs that it computed for them,
+        (rows, S).
+        """
+        if not self.config.loss.kl_monitor:
+            return step
+        return replace(step, kl=drift([seen], [batch]))
 
     # ---- Weights -----------------------------------------------------------------------------
 
@@ -326,12 +348,12 @@ class Learner:
             self._sender.close()
 
 
-def _mean_nll(scored: Sequence[ScoredBatch]) -> float | None:
+def _mean_nll(batches: Sequence[BatchWithLogProbs]) -> float | None:
     """Nats of a response token under the reference; None without a reference."""
-    known = [batch.reference for batch in scored if batch.reference is not None]
+    known = [batch.reference for batch in batches if batch.reference is not None]
     if not known:
         return None
-    tokens = sum(int(batch.batch.response_mask.sum()) for batch in scored)
+    tokens = sum(int(batch.train_batch.response_mask.sum()) for batch in batches)
     return -sum(float(log_probs.sum()) for log_probs in known) / tokens
 
 

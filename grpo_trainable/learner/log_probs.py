@@ -63,7 +63,7 @@ class LogProbs:
         """(B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
-            micro = batch.rows(rows)
+            micro = batch.select(rows)
             found, _ = self.with_entropy(model, micro)
             log_probs[rows, : found.shape[1]] = found.to(log_probs.dtype)
         return self._ranks.sum_(log_probs)
@@ -79,13 +79,13 @@ def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredBatch:
+class BatchWithLogProbs:
     """A batch with the log-probs of its tokens, (B, S) in nats, under policies that stay as they
     are during the round, and what the loss of a gradient step has to know of them all."""
 
-    batch: TrainBatch
-    # The tokens that the policy before the round sampled itself, bool (B, S).
-    fresh: Tensor
+    train_batch: TrainBatch
+    # The tokens that the weights before the round sampled themselves, bool (B, S).
+    own_tokens: Tensor
     reference: Tensor | None = None  # those of the frozen first policy; None unless asked for
     # Those of the policy before the round; None where the round's first gradient step shows them.
     start: Tensor | None = None
@@ -99,37 +99,46 @@ class ScoredBatch:
     values: Tensor | None = None
     returns: Tensor | None = None
 
-    def rows(self, index: Tensor, *, with_start: bool = True) -> ScoredBatch:
-        """The rows at `index`, cut to their own longest row."""
-        batch = self.batch.rows(index)
-        width = batch.input_ids.shape[1]
-        apart = ("batch", "fresh", *(() if with_start else ("start",)))
+    def select(self, rows: Tensor) -> BatchWithLogProbs:
+        """Some of the rows, cut to their own longest row."""
+        train_batch = self.train_batch.select(rows)
+        width = train_batch.input_ids.shape[1]
+        apart = ("train_batch", "own_tokens")
         others = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
-        return ScoredBatch(
-            batch=batch,
-            fresh=self.fresh[index, :width],
+        return BatchWithLogProbs(
+            train_batch=train_batch,
+            own_tokens=self.own_tokens[rows, :width],
             **{
-                name: None if values is None else values[index, :width]
+                name: None if values is None else values[rows, :width]
                 for name, values in others.items()
             },
         )
 
-    def with_start(self, rows: Tensor, seen: Tensor) -> ScoredBatch:
+    def without_start(self) -> BatchWithLogProbs:
+        """The batch for the round's first step, which itself computes `start`."""
+        return replace(self, start=None)
+
+    def with_start(self, rows: Tensor, seen: Tensor) -> BatchWithLogProbs:
         """The batch with what the round's first step has `seen` of these rows, (rows, S)."""
         start = self.start
-        start = torch.zeros_like(self.batch.behaviour_log_probs) if start is None else start.clone()
+        if start is None:
+            start = torch.zeros_like(self.train_batch.behaviour_log_probs)
+        else:
+            start = start.clone()
         start[rows, : seen.shape[1]] = seen
         return replace(self, start=start)
 
     @property
     def loss_mask(self) -> Tensor:
         """The tokens that the loss counts, bool (B, S)."""
-        return self.batch.response_mask if self.counted is None else self.counted
+        return self.train_batch.response_mask if self.counted is None else self.counted
 
 
 class Reference:
-    """A policy that is never trained and scores what was sampled: the one that the config starts
-    from, or one that is given."""
+    """A policy that is never trained and gives log-probs of what was sampled.
+
+    It is the one that the config starts from, or one that is given.
+    """
 
     def __init__(
         self,

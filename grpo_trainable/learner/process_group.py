@@ -33,7 +33,7 @@ class Rendezvous:
 
 
 class ProcessGroup:
-    """The ranks of a trial, as `ranks.Group` describes them. Their number may change."""
+    """A `ranks.Communicator` by torch.distributed. The number of its ranks may change."""
 
     rank: int
     size: int

@@ -19,8 +19,8 @@ from grpo_trainable.models.policy import NamedWeights
 MESSAGE_BYTES = 32 << 20
 
 
-class Group(Protocol):
-    """The ranks of a trial as messages see them."""
+class Communicator(Protocol):
+    """Sends messages between the ranks of a trial."""
 
     @property
     def rank(self) -> int: ...
@@ -47,7 +47,7 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sums the tensor over the ranks, as `Group.sum_` does."""
+        """Sums the tensor over the ranks, as `Communicator.sum_` does."""
         ...
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -87,26 +87,26 @@ class Ranks(Protocol):
         ...
 
 
-class Member:
-    """One of the ranks of a group."""
+class ConnectedRanks:
+    """Ranks that reach each other by a communicator."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
 
     @property
     def rank(self) -> int:
-        return self._group.rank
+        return self._communicator.rank
 
     @property
     def size(self) -> int:
-        return self._group.size
+        return self._communicator.size
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sums the tensor over the ranks, as `Group.sum_` does."""
-        return self._group.sum_(tensor)
+        """Sums the tensor over the ranks, as `Communicator.sum_` does."""
+        return self._communicator.sum_(tensor)
 
 
-class Replicas(Member):
+class Replicas(ConnectedRanks):
     """Ranks each of which holds the whole policy."""
 
     @torch.no_grad()
@@ -186,7 +186,7 @@ def _in_memory_order(parameter: Tensor) -> Tensor:
 
 
 class _Alone:
-    """The group of a single rank."""
+    """The communicator of a single rank."""
 
     rank = 0
     size = 1

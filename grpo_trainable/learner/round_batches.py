@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_trainable.algo import teacher_advantages
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner.advantages import Estimated, advantage_estimator
-from grpo_trainable.learner.log_probs import LogProbs, Reference, ScoredBatch
+from grpo_trainable.learner.log_probs import BatchWithLogProbs, LogProbs, Reference
 from grpo_trainable.learner.training_state import TrainingState
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch, as_rows, by_group, collate
 
@@ -21,15 +21,15 @@ Groups = Sequence[RolloutGroup]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundBatch:
-    """A rollout batch of the round: its groups, their advantages, and both as rows."""
+    """A rollout batch of the round: its groups, their advantages, and both as rows to train on."""
 
     groups: Groups
     estimated: Estimated
-    rows: TrainBatch
+    train_batch: TrainBatch
 
 
 class RoundBatches:
-    """Makes batches, and scores them under the policies that stay as they are during a round."""
+    """Makes batches, with log-probs under the policies that stay as they are during a round."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class RoundBatches:
     def batch(self, groups: Groups) -> RoundBatch:
         """The advantages of a rollout batch, computed once, before any split; and its rows."""
         estimated = self.estimate(groups)
-        rows = self.collate(groups, estimated.advantages)
-        return RoundBatch(groups=groups, estimated=estimated, rows=rows)
+        train_batch = self.collate(groups, estimated.advantages)
+        return RoundBatch(groups=groups, estimated=estimated, train_batch=train_batch)
 
     def estimate(self, groups: Groups) -> Estimated:
         """The advantages of a rollout batch."""
@@ -85,40 +85,47 @@ class RoundBatches:
         coefficient, taught = self._config.loss.teacher_coef, []
         nats = responses = 0.0
         for batch in batches:
-            rows = batch.rows
-            behaviour, mask = rows.behaviour_log_probs, rows.response_mask
-            added = teacher_advantages(behaviour, teacher.log_probs(rows), mask)
-            with_teacher = replace(rows, advantages=rows.advantages + coefficient * added)
-            taught.append(replace(batch, rows=with_teacher))
+            old = batch.train_batch
+            behaviour, mask = old.behaviour_log_probs, old.response_mask
+            added = teacher_advantages(behaviour, teacher.log_probs(old), mask)
+            new = replace(old, advantages=old.advantages + coefficient * added)
+            taught.append(replace(batch, train_batch=new))
             nats -= float(added.sum())
             responses += int(mask.any(dim=1).sum())
         return taught, nats / max(responses, 1)
 
-    # ---- Scores ------------------------------------------------------------------------------
+    # ---- Log-probs ---------------------------------------------------------------------------
 
-    def scored(
+    def with_log_probs(
         self, batches: Sequence[RoundBatch], plan: Sequence[tuple[int, Tensor]]
-    ) -> list[ScoredBatch]:
-        """The batches under the reference, and where somebody reads it under the policy before the
-        round, but for the batch that the first gradient step goes through as a whole. `plan`:
-        `step_rows`' of the round."""
-        scored = [
-            ScoredBatch(
-                batch=batch.rows,
+    ) -> list[BatchWithLogProbs]:
+        """The batches with log-probs under the reference, and where somebody reads them under the
+        policy before the round, but for the batch that the first gradient step goes through as a
+        whole. `plan`: `step_rows`' of the round."""
+        found = [
+            BatchWithLogProbs(
+                train_batch=batch.train_batch,
                 reference=self._reference_log_probs(batch),
                 counted=self._counted(batch),
-                fresh=self._fresh(batch.groups),
+                own_tokens=self._own_tokens(batch.groups),
                 **self._critic_targets(batch),
             )
             for batch in batches
         ]
-        config, fresh = self._config, any(bool(own.fresh.any()) for own in scored)
-        is_read = config.importance_cap is not None or config.loss.kl_monitor
-        is_read = is_read or (fresh and not config.ratio_sees_sampler)
-        for b in _unseen_by_the_first_step(scored, plan) if is_read else ():
-            start = self._log_probs.without_gradient(self._state.policy, batches[b].rows)
-            scored[b] = replace(scored[b], start=start)
-        return scored
+        if self._start_is_read(found):
+            for b in _unseen_by_the_first_step(found, plan):
+                train_batch = found[b].train_batch
+                start = self._log_probs.without_gradient(self._state.policy, train_batch)
+                found[b] = replace(found[b], start=start)
+        return found
+
+    def _start_is_read(self, batches: Sequence[BatchWithLogProbs]) -> bool:
+        """Whether anybody asks for log-probs of the policy before the round."""
+        config = self._config
+        if config.importance_cap is not None or config.loss.kl_monitor:
+            return True
+        any_own = any(bool(batch.own_tokens.any()) for batch in batches)
+        return any_own and not config.ratio_sees_sampler
 
     def _critic_targets(self, batch: RoundBatch) -> dict[str, Tensor]:
         """Values and returns of a rollout batch, (B, S); nothing without a critic."""
@@ -133,7 +140,7 @@ class RoundBatches:
         if self._config.rollout.overlong != "filter":
             return None
         finished = torch.cat([group.finished for group in batch.groups]).to(self._device)
-        return batch.rows.response_mask & finished.unsqueeze(1)
+        return batch.train_batch.response_mask & finished.unsqueeze(1)
 
     def _reference_log_probs(self, batch: RoundBatch) -> Tensor | None:
         """(B, S); None where nothing asks for the reference."""
@@ -143,19 +150,19 @@ class RoundBatches:
         if all(values is not None for values in known):
             return self._as_rows(batch.groups, cast("list[Tensor]", known))
         assert self._reference is not None, "a generator made no reference pass"
-        return self._reference.log_probs(batch.rows)
+        return self._reference.log_probs(batch.train_batch)
 
-    def _fresh(self, groups: Groups) -> Tensor:
+    def _own_tokens(self, groups: Groups) -> Tensor:
         """Which tokens the learner's present weights have sampled, bool (B, S).
 
-        In flight a row goes on from what older weights have cached of it, so it is fresh as a whole
-        or not at all.
+        In flight a row goes on from what older weights have cached of it, so all of its tokens are
+        the present weights' own or none is.
         """
-        fresh = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
+        own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":
-            wholes = [(own | ~g.response_mask).all(1) for own, g in zip(fresh, groups, strict=True)]
-            fresh = [own & whole[:, None] for own, whole in zip(fresh, wholes, strict=True)]
-        return self._as_rows(groups, fresh)
+            wholes = [(mask | ~g.response_mask).all(1) for mask, g in zip(own, groups, strict=True)]
+            own = [mask & whole[:, None] for mask, whole in zip(own, wholes, strict=True)]
+        return self._as_rows(groups, own)
 
     def _as_rows(self, groups: Groups, values: Sequence[Tensor]) -> Tensor:
         """The groups' values (G, R) as rows (B, S) on the device."""
@@ -163,10 +170,10 @@ class RoundBatches:
 
 
 def _unseen_by_the_first_step(
-    batches: Sequence[ScoredBatch], plan: Sequence[tuple[int, Tensor]]
+    batches: Sequence[BatchWithLogProbs], plan: Sequence[tuple[int, Tensor]]
 ) -> list[int]:
     """Indices of the batches that the first gradient step does not go through as a whole, which
     would show the policy before the round on them; `plan` is `step_rows`' of the round."""
     first, rows = plan[0]
-    whole = len(rows) == batches[first].batch.num_rows
+    whole = len(rows) == batches[first].train_batch.num_rows
     return [b for b in range(len(batches)) if not (whole and b == first)]

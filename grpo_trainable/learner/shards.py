@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from grpo_trainable.learner.process_group import ProcessGroup
-from grpo_trainable.learner.ranks import Member
+from grpo_trainable.learner.ranks import ConnectedRanks
 from grpo_trainable.models.policy import NamedWeights
 
 
-class Shards(Member):
+class Shards(ConnectedRanks):
     """Ranks that hold a policy between them, as `ranks.Ranks` describes them."""
 
     def __init__(self, group: ProcessGroup) -> None:

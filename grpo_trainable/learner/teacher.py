@@ -1,4 +1,4 @@
-"""The teacher of a distillation: a frozen policy that scores what was sampled."""
+"""The teacher of a distillation: a frozen policy that gives log-probs of what was sampled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo_trainable.models.tokenizer import Tokenizer
 def build_teacher(
     config: GRPOConfig, tokenizer: Tokenizer, device: torch.device, ranks: Ranks = ALONE
 ) -> Reference | None:
-    """What scores tokens as the teacher of the config does; None without one.
+    """Build the teacher of the config; None without one.
 
     Its log-probs are those of the law that responses are sampled from, at their temperature, as
     the policy's own are.

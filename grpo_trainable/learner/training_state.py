@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_trainable.algo import sequence_kl, steered_coefficient
 from grpo_trainable.config import GRPOConfig, LossSettings
 from grpo_trainable.learner.critic import PREFIX, Critic
-from grpo_trainable.learner.log_probs import ScoredBatch
+from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.learner.optimizer import PolicyOptimizer
 from grpo_trainable.learner.ranks import ALONE, Ranks
 from grpo_trainable.models.parameters import copy_parameters
@@ -202,7 +202,7 @@ class KLCoefficient:
         """The weight of the KL in the reward."""
         return self.value if self._settings.kl_in == "reward" else 0.0
 
-    def after_round(self, batches: Sequence[ScoredBatch]) -> None:
+    def after_round(self, batches: Sequence[BatchWithLogProbs]) -> None:
         """Steers β by the KL of the policy that sampled what the round trained on."""
         target = self._settings.kl_target
         if target is not None:
@@ -218,13 +218,13 @@ class KLCoefficient:
             self.value = counters.get("kl_coef", self.value)
 
 
-def _sampled_kl(batches: Sequence[ScoredBatch]) -> float:
+def _sampled_kl(batches: Sequence[BatchWithLogProbs]) -> float:
     """Nats of a response, from the policy that sampled it to the reference."""
     total, responses = 0.0, 0
-    for scored in batches:
-        assert scored.reference is not None, "the KL needs the reference's log-probs"
-        mask, behaviour = scored.batch.response_mask, scored.batch.behaviour_log_probs
+    for batch in batches:
+        assert batch.reference is not None, "the KL needs the reference's log-probs"
+        mask, behaviour = batch.train_batch.response_mask, batch.train_batch.behaviour_log_probs
         count = int(mask.any(dim=1).sum())
-        kl = sequence_kl(behaviour.double(), scored.reference.double(), mask, "k1")
+        kl = sequence_kl(behaviour.double(), batch.reference.double(), mask, "k1")
         total, responses = total + count * float(kl), responses + count
     return total / max(responses, 1)

@@ -73,4 +73,4 @@ class ByTask:
         return found
 
     def _label(self, stream: str, index: int) -> str | None:
-        return None if self._mixture is None else self._mixture.place(stream, index).label
+        return None if self._mixture is None else self._mixture.origin(stream, index).label

@@ -21,8 +21,8 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
 
-# Ends the key of a draw from the replay buffer: numpy fills shorter keys up with zeros, so that no
-# other draw has it.
+# Ends the key of the random draws by which the replay buffer samples: numpy fills shorter keys up
+# with zeros, so that no other draw has it.
 REPLAY = 1
 
 
@@ -44,7 +44,7 @@ class Collector:
         self._config = config
         self._gate = gate
         self._recorder = recorder
-        self._draws = Draws(config.rollout.prompts)
+        self._drawn_rewards = DrawnRewards(config.rollout.prompts)
         self._by_task = by_task
         self._pools: DifficultyPools | None = None
         if config.pools.enabled:
@@ -60,7 +60,7 @@ class Collector:
         self.counts.requested = self.ledger.next_prompt
         if self._pools is None:
             return chunk
-        return replace(chunk, examples=tuple(self._pools.draw(chunk.prompt_indices)))
+        return replace(chunk, examples=tuple(self._pools.pick(chunk.prompt_indices)))
 
     def put_back(self, chunk: Chunk) -> None:
         """Takes note that the generator of a chunk was lost: it is sampled once more."""
@@ -78,9 +78,9 @@ class Collector:
         self.ledger.settle(chunk, [group.prompt_index for group in accepted])
         self._count_rewards(scored, len(chunk.prompt_indices))
         self.buffer.add(accepted)
-        self._draws.scored(groups)
+        self._drawn_rewards.add(groups)
         counts.dropped_zero_advantage += len(groups) - len(accepted)
-        counts.dropped_reward += len(scored.unscored)
+        counts.dropped_reward += len(scored.failed)
         counts.sampled_responses += sum(len(group.response_ids) for group in groups)
         counts.sampled_tokens += sum(group.num_tokens for group in groups)
 
@@ -99,37 +99,45 @@ class Collector:
         told += plural(counts.scored_responses, "response")
         least = max(JUDGED_PROMPTS, schedule.prompts_per_round(self._config)) * group_size
         judged = max(counts.scored_responses, least)
-        refuse_reward_errors(self._config, told, counts.reward_errors, judged, scored.unscored)
+        refuse_reward_errors(self._config, told, counts.reward_errors, judged, scored.failed)
 
     # ---- Training ----------------------------------------------------------------------------
 
-    def draw(self, round_: int) -> list[list[RolloutGroup]]:
-        """The rollout batches that a round trains on, once the gate has judged each group a second
-        time. Batches without any group are left out, and that may be all of them: only the error
-        rate ends a trial."""
+    def make_batches(self, round_: int) -> list[list[RolloutGroup]]:
+        """The rollout batches that a round trains on, once the gate has judged each group again.
+
+        Batches without any group are left out, and that may be all of them: only the error rate
+        ends a trial.
+        """
         batch_ids = self.ledger.batches_of(round_)
-        filled = [self.ledger.batch(batch_id) for batch_id in batch_ids]
-        drawn = [index for batch in filled for index in batch.drawn]
-        answers = self._draws.answers(drawn)
-        self._drawn_row = self._draws.take_metrics(filled) | self._by_task.drawn(drawn)
-        if self._pools is not None:
-            self._drawn_row |= self._pools.settle(drawn, answers)
-        if schedule.redraws(self._config):
-            self._note_short(filled)
-        batches = [groups for batch_id in batch_ids if (groups := self._draw(batch_id))]
+        self._close_draws([self.ledger.batch(batch_id) for batch_id in batch_ids])
+        batches = [self._sample(batch_id) for batch_id in batch_ids]
+        batches = [groups for groups in batches if groups]
         if len(batches) < len(batch_ids):
             self._note_missing(len(batches), len(batch_ids))
         return batches
 
-    def _draw(self, batch_id: BatchId) -> list[RolloutGroup]:
+    def _sample(self, batch_id: BatchId) -> list[RolloutGroup]:
+        """The groups that the replay buffer gives for a rollout batch, fresh ones and older."""
         count = self._config.buffer.sample_batches * self._config.rollout.prompts
         rng = np.random.default_rng((self._config.seed, *batch_id, 0, REPLAY))
         fresh = self.ledger.batch(batch_id).accepted
         older = self.ledger.accepted_before(batch_id)
-        drawn = self.buffer.draw(fresh, older, count, self._gate, rng)
-        self.counts.dropped_stale += drawn.stale
-        self.counts.trained += drawn.first_used
-        return drawn.groups
+        sample = self.buffer.sample(fresh, older, count, self._gate, rng)
+        self.counts.dropped_stale += sample.stale
+        self.counts.trained += sample.first_used
+        return sample.groups
+
+    def _close_draws(self, filled: Sequence[FilledBatch]) -> None:
+        """Closes the account of the prompts that were drawn for the batches of a round: their
+        metrics, and the pass rates of their examples."""
+        drawn = [index for batch in filled for index in batch.drawn]
+        answers = self._drawn_rewards.answers(drawn)
+        self._drawn_row = self._drawn_rewards.take_metrics(filled) | self._by_task.drawn(drawn)
+        if self._pools is not None:
+            self._drawn_row |= self._pools.settle(drawn, answers)
+        if schedule.redraws(self._config):
+            self._note_short(filled)
 
     def _note_short(self, batches: Sequence[FilledBatch]) -> None:
         """Says which rollout batches of a round resampling could not fill."""
@@ -180,21 +188,21 @@ class Collector:
         return {
             "ledger": self.ledger.state(),
             "counts": vars(self.counts).copy(),
-            "drawn_rewards": self._draws.state(),
+            "drawn_rewards": self._drawn_rewards.state(),
             "pools": None if self._pools is None else self._pools.state(),
         }
 
     def load_state(
-        self, state: Mapping[str, Any], groups: Sequence[RolloutGroup], *, same_work: bool
+        self, state: Mapping[str, Any], groups: Sequence[RolloutGroup], *, same_sampling: bool
     ) -> None:
         """Goes on from a state. What was in flight then is asked for again. Where the state's
         settings sampled other work than these, whatever was not trained on is dropped and counted,
         and new prompts are asked for."""
         self.counts = Counts(**state["counts"])
-        if same_work:
+        if same_sampling:
             self.ledger.load_state(state["ledger"])
             self.buffer.add(groups)
-            self._draws.load_state(state["drawn_rewards"])
+            self._drawn_rewards.load_state(state["drawn_rewards"])
             if self._pools is not None:
                 self._pools.load_state(state["pools"])
         else:
@@ -215,8 +223,8 @@ class Collector:
             )
 
 
-class Draws:
-    """What scored groups earned, kept until the round that drew them has told of them."""
+class DrawnRewards:
+    """What scored groups earned, kept until the round that drew their prompts has told of them."""
 
     def __init__(self, planned: int) -> None:
         """`planned`: prompts of a rollout batch."""
@@ -224,7 +232,7 @@ class Draws:
         # Mean reward and mean answer reward of a group, by prompt index.
         self._rewards: dict[int, tuple[float, float]] = {}
 
-    def scored(self, groups: Sequence[RolloutGroup]) -> None:
+    def add(self, groups: Sequence[RolloutGroup]) -> None:
         """Takes note of groups, those included that are left out."""
         self._rewards |= {
             group.prompt_index: (float(group.rewards.mean()), group.answer_mean) for group in groups

@@ -72,8 +72,8 @@ def held_out_rewards(
         ActorFailed: more rewards failed than the task allows, or one of every prompt.
     """
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
-    unscored = sorted(prompt for scored in answers for prompt in scored.unscored)
-    notes = _check_rewards(config, sum(scored.reward_errors for scored in answers), unscored)
+    failed = sorted(prompt for scored in answers for prompt in scored.failed)
+    notes = _check_rewards(config, sum(scored.reward_errors for scored in answers), failed)
     notes += _unverified(config, sum(scored.unverified for scored in answers))
     rewards = [float(group.rewards.mean()) for group in groups]
     # fsum is exact, so the order in which generators answered does not matter.
@@ -82,34 +82,32 @@ def held_out_rewards(
         first=mean if before is None else before.first,
         mean=mean,
         round=round_,
-        unscored=len(unscored),
+        unscored=len(failed),
         tasks=by_task.held_out(
-            groups, [index for index, _ in unscored], {} if before is None else before.tasks
+            groups, [index for index, _ in failed], {} if before is None else before.tasks
         ),
     )
     return evaluation, HeldOut(round=round_, groups=groups), notes
 
 
-def _check_rewards(
-    config: GRPOConfig, errors: int, unscored: Sequence[tuple[int, str]]
-) -> list[str]:
+def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[tuple[int, str]]) -> list[str]:
     """A note where prompts could not be scored. `errors`: responses on which the reward failed."""
-    if not unscored:
+    if not failed:
         return []
     prompts = config.eval.prompts
     responses = prompts * config.eval.samples
     told = f"eval: {what_scores(config)} failed on {errors} of "
     told += plural(responses, "held-out response")
     judged = max(prompts, JUDGED_PROMPTS) * config.eval.samples
-    refuse_reward_errors(config, told, errors, judged, unscored)
-    index, reason = unscored[0]
-    if len(unscored) == prompts:
+    refuse_reward_errors(config, told, errors, judged, failed)
+    index, reason = failed[0]
+    if len(failed) == prompts:
         raise ActorFailed(
             f"{told}, at least one of each prompt, so nothing could be scored; on prompt "
             f"{index}: {reason}"
         )
     return [
-        f"{len(unscored)} of {prompts} held-out prompts could not be scored; "
+        f"{len(failed)} of {prompts} held-out prompts could not be scored; "
         f"reward/eval_mean is the mean of the others (prompt {index}: {reason})"
     ]
 

@@ -61,8 +61,8 @@ class Work(Protocol):
 
 
 @dataclass(kw_only=True, eq=False)
-class Member:
-    """A generator, as far as the pipeline knows what it does and has."""
+class FleetGenerator:
+    """A generator as the pipeline sees it: what it does and has, whichever actor it is now."""
 
     actor: Actor
     chunks: int = 0  # submitted and not yet returned
@@ -81,21 +81,21 @@ class Member:
 class Load:
     """Fetch published weights, in turn with the generator's other calls."""
 
-    member: Member
+    generator: FleetGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
     """Fetch published weights for the next token, concurrently with the other calls."""
 
-    member: Member
+    generator: FleetGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Sample the responses to some prompts."""
 
-    member: Member
+    generator: FleetGenerator
     work: Work
 
 
@@ -103,7 +103,7 @@ class Sample:
 class Score:
     """Score what was sampled, concurrently with the other calls."""
 
-    member: Member
+    generator: FleetGenerator
     work: Work
 
 
@@ -122,11 +122,12 @@ class Fleet:
         recorder: Recorder,
         spawn: Spawn | None,
     ) -> None:
-        """The loss of a generator ends the trial without `spawn`, and before `started` is set."""
-        self.members = [Member(actor=actor) for actor in actors]
-        self.absent: list[Member] = []  # lost, and no machine has room for others in their place
+        """The loss of a generator ends the trial without `spawn` or before `has_first_weights`."""
+        self.generators = [FleetGenerator(actor=actor) for actor in actors]
+        # Lost, and no machine has room for others in their place.
+        self.absent: list[FleetGenerator] = []
         self._deadline_s = config.resources.deadline_s
-        self.started = False  # an actor that cannot even start is not replaced
+        self.has_first_weights = False  # an actor that cannot even start is not replaced
         self._mid_batch = config.in_mid_batch
         self._requests = requests
         self._calls = calls
@@ -140,17 +141,17 @@ class Fleet:
     @property
     def fetching(self) -> bool:
         """Whether a generator has yet to take in weights; one that joins has no work until then."""
-        return any(member.fetching and not member.joining for member in self.members)
+        return any(generator.fetching and not generator.joining for generator in self.generators)
 
     @property
     def needs_from(self) -> int:
         """The round of the oldest snapshot that a generator may still use or fetch."""
-        return min(member.needs_from for member in self.members)
+        return min(generator.needs_from for generator in self.generators)
 
     @property
     def version(self) -> int:
         """The oldest version that a generator last reported."""
-        return min(member.version for member in self.members)
+        return min(generator.version for generator in self.generators)
 
     def publish(self, published: Published) -> None:
         """Sends new weights to every generator, which takes them after its present chunk, or
@@ -160,52 +161,52 @@ class Fleet:
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
         self._publish_s[published.round] = sum(syncs)
         self._published = published
-        for member in self.members:
-            if self._mid_batch and self.started and not member.joining:
-                self._fetch(member, "deposit", Deposit(member))
+        for generator in self.generators:
+            if self._mid_batch and self.has_first_weights and not generator.joining:
+                self._fetch(generator, "deposit", Deposit(generator))
             else:
-                self._load(member)
+                self._load(generator)
 
     def forget_weights(self) -> None:
         """Lets go of the published weights, which their transport may keep as long as we do."""
         self._published = None
 
-    def _load(self, member: Member) -> None:
+    def _load(self, generator: FleetGenerator) -> None:
         assert self._published is not None
         # Calls are worked through in order: whatever is submitted from now on starts with these.
-        member.weights_round = self._published.round
-        self._fetch(member, "load", Load(member))
+        generator.weights_round = self._published.round
+        self._fetch(generator, "load", Load(generator))
 
-    def _fetch(self, member: Member, method: str, record: Load | Deposit) -> None:
+    def _fetch(self, generator: FleetGenerator, method: str, record: Load | Deposit) -> None:
         assert self._published is not None
-        member.fetching += 1
-        handle = self._recorder.handle_for(member.actor.name, self._published.handle)
-        self._calls.add(member.actor.submit("sync", method, handle), record)
+        generator.fetching += 1
+        handle = self._recorder.handle_for(generator.actor.name, self._published.handle)
+        self._calls.add(generator.actor.submit("sync", method, handle), record)
 
-    def loaded(self, member: Member, loaded: Loaded) -> None:
+    def loaded(self, generator: FleetGenerator, loaded: Loaded) -> None:
         """A generator has loaded weights."""
-        self._fetched(member, loaded)
-        self._uses(member, loaded)
-        self._update_needs(member)
+        self._fetched(generator, loaded)
+        self._uses(generator, loaded)
+        self._update_needs(generator)
 
-    def deposited(self, member: Member, deposited: Deposited) -> None:
+    def deposited(self, generator: FleetGenerator, deposited: Deposited) -> None:
         """A generator has weights in reach. A deposit overtakes other calls, so only chunks that
         are submitted from now on are known to start with them."""
-        self._fetched(member, deposited)
-        member.weights_round = max(member.weights_round, deposited.round)
-        self._update_needs(member)
+        self._fetched(generator, deposited)
+        generator.weights_round = max(generator.weights_round, deposited.round)
+        self._update_needs(generator)
 
-    def _fetched(self, member: Member, answer: Loaded | Deposited) -> None:
-        member.fetching -= 1
-        member.joining = False
-        self._recorder.add_spans("generator", member.actor.name, answer.spans)
+    def _fetched(self, generator: FleetGenerator, answer: Loaded | Deposited) -> None:
+        generator.fetching -= 1
+        generator.joining = False
+        self._recorder.add_spans("generator", generator.actor.name, answer.spans)
         self._recorder.add_sync_bytes(answer.bytes)
 
-    def _uses(self, member: Member, loaded: Loaded) -> None:
+    def _uses(self, generator: FleetGenerator, loaded: Loaded) -> None:
         """A generator computes with these weights. Answers may overtake each other, weights do not:
         an older answer changes nothing."""
-        if loaded.round >= member.needs_from:
-            member.version, member.needs_from = loaded.version, loaded.round
+        if loaded.round >= generator.needs_from:
+            generator.version, generator.needs_from = loaded.version, loaded.round
         sync = Sync(
             transport=loaded.transport,
             bytes=loaded.bytes,
@@ -213,101 +214,99 @@ class Fleet:
             transfer_s=loaded.transfer_s,
             load_s=loaded.load_s,
         )
-        self._recorder.add_version("generator", member.actor.name, loaded, sync)
+        self._recorder.add_version("generator", generator.actor.name, loaded, sync)
 
     @staticmethod
-    def _update_needs(member: Member) -> None:
+    def _update_needs(generator: FleetGenerator) -> None:
         """An idle generator needs no older snapshot: its next chunk starts with the weights it
         has."""
-        if not member.chunks and not member.fetching:
-            member.needs_from = member.weights_round
+        if not generator.chunks and not generator.fetching:
+            generator.needs_from = generator.weights_round
 
     # ---- Work --------------------------------------------------------------------------------
 
-    def least_busy(self) -> Member:
+    def least_busy(self) -> FleetGenerator:
         """The least busy generator, of those that have joined if any has: the machine on which one
         joins may be dead."""
-        return min(
-            [member for member in self.members if not member.joining] or self.members,
-            key=_BUSYNESS,
-        )
+        joined = [generator for generator in self.generators if not generator.joining]
+        return min(joined or self.generators, key=_BUSYNESS)
 
-    def free_member(self, gate: StalenessGate, rounds_ahead: int) -> Member | None:
+    def free_generator(self, gate: StalenessGate, rounds_ahead: int) -> FleetGenerator | None:
         """The least busy generator that has room for a chunk and new enough weights for one that is
         trained on so many rounds ahead."""
         free = (
-            member
-            for member in self.members
-            if member.chunks < CHUNKS_AHEAD
-            and not member.joining
-            and gate.may_generate(member.weights_round, rounds_ahead)
+            generator
+            for generator in self.generators
+            if generator.chunks < CHUNKS_AHEAD
+            and not generator.joining
+            and gate.may_generate(generator.weights_round, rounds_ahead)
         )
         return min(free, key=_BUSYNESS, default=None)
 
-    def sample(self, member: Member, work: Work) -> None:
+    def sample(self, generator: FleetGenerator, work: Work) -> None:
         """Submits prompts to a generator. They are its work until they are scored."""
-        member.chunks += 1
+        generator.chunks += 1
         indices = work.prompt_indices
         requests = [
             self._requests.request(work.stream, index, example)
             for index, example in zip(indices, work.examples or [None] * len(indices), strict=True)
         ]
-        call = member.actor.submit(work.stage, "generate", requests)
-        self._calls.add(call, Sample(member, work))
+        call = generator.actor.submit(work.stage, "generate", requests)
+        self._calls.add(call, Sample(generator, work))
 
-    def sampled(self, member: Member, work: Work, sampled: Sampled) -> None:
+    def sampled(self, generator: FleetGenerator, work: Work, sampled: Sampled) -> None:
         """A generator has sampled its work, and has yet to score it."""
-        self._answered(member, sampled)
-        call = member.actor.submit("reward", "score", sampled.number)
-        self._calls.add(call, Score(member, work))
+        self._answered(generator, sampled)
+        call = generator.actor.submit("reward", "score", sampled.number)
+        self._calls.add(call, Score(generator, work))
 
-    def scored(self, member: Member, scored: Scored) -> None:
+    def scored(self, generator: FleetGenerator, scored: Scored) -> None:
         """A generator is done with a chunk."""
-        self._answered(member, scored)
-        member.chunks -= 1
-        member.replaced = 0
-        self._update_needs(member)
+        self._answered(generator, scored)
+        generator.chunks -= 1
+        generator.replaced = 0
+        self._update_needs(generator)
 
-    def _answered(self, member: Member, answer: Sampled | Scored) -> None:
-        self._recorder.add_spans("generator", member.actor.name, answer.spans)
+    def _answered(self, generator: FleetGenerator, answer: Sampled | Scored) -> None:
+        self._recorder.add_spans("generator", generator.actor.name, answer.spans)
         for loaded in answer.loaded:
-            self._uses(member, loaded)
+            self._uses(generator, loaded)
 
     # ---- Losses ------------------------------------------------------------------------------
 
-    def replace(self, member: Member, lost: ActorLost) -> list[Work]:
+    def replace(self, generator: FleetGenerator, lost: ActorLost) -> list[Work]:
         """Starts another generator, which loads the newest weights before anything else. Where no
-        machine has room for it the member is absent, as long as others are left. Returns the work
-        that the lost one had not finished.
+        machine has room for it the generator is absent, as long as others are left. Returns the
+        work that the lost one had not finished.
 
         Raises:
             ActorFailed: nothing can take its place, or others have failed there as well.
         """
-        if self._spawn is None or not self.started:
+        if self._spawn is None or not self.has_first_weights:
             raise lost
-        name = member.actor.name
-        if member.replaced >= REPLACEMENTS_IN_A_ROW:
+        name = generator.actor.name
+        if generator.replaced >= REPLACEMENTS_IN_A_ROW:
             raise ActorFailed(
-                f"{lost}; {name} was replaced {member.replaced} times without finishing any work"
+                f"{lost}; {name} was replaced {generator.replaced} times without finishing any work"
             ) from lost
-        member.actor.kill()
-        unfinished = self._calls.drop(member.actor)
-        member.replaced += 1
-        alone = self.members == [member]
-        if not self._join(member, self._deadline_s if alone else 0.0):
+        generator.actor.kill()
+        unfinished = self._calls.drop(generator.actor)
+        generator.replaced += 1
+        alone = self.generators == [generator]
+        if not self._join(generator, self._deadline_s if alone else 0.0):
             if alone:
                 raise ActorFailed(
                     f"{lost}; no machine has had room for another generator within "
                     f"resources.deadline_s={self._deadline_s:g} s"
                 ) from lost
-            self.members.remove(member)
-            self.absent.append(member)
+            self.generators.remove(generator)
+            self.absent.append(generator)
         return [call.work for call in unfinished if isinstance(call, Sample | Score)]
 
-    def told_of(self, member: Member, lost: ActorLost) -> str:
+    def told_of(self, generator: FleetGenerator, lost: ActorLost) -> str:
         """What the user should hear once `replace` has replaced a generator."""
-        name = member.actor.name
-        if member not in self.absent:
+        name = generator.actor.name
+        if generator not in self.absent:
             return f"{name} was replaced ({lost})"
         return (
             f"{name} is lost ({lost}) and no machine has room for another: "
@@ -316,26 +315,26 @@ class Fleet:
 
     def fill(self) -> None:
         """Starts generators in place of those that are absent, where there is room by now."""
-        back = [member for member in self.absent if self._join(member, 0.0)]
-        self.absent = [member for member in self.absent if member not in back]
-        self.members += back
-        for member in back:
-            self._recorder.note(f"{member.actor.name} is back: {self._generators_left}")
+        back = [generator for generator in self.absent if self._join(generator, 0.0)]
+        self.absent = [generator for generator in self.absent if generator not in back]
+        self.generators += back
+        for generator in back:
+            self._recorder.note(f"{generator.actor.name} is back: {self._generators_left}")
 
     @property
     def _generators_left(self) -> str:
-        return f"{len(self.members)} of {len(self.members) + len(self.absent)} generators"
+        return f"{len(self.generators)} of {len(self.generators) + len(self.absent)} generators"
 
-    def _join(self, member: Member, patience_s: float) -> bool:
-        """Starts an actor for a member that has none, and has it load the newest weights; False
+    def _join(self, generator: FleetGenerator, patience_s: float) -> bool:
+        """Starts an actor for a generator that has none, and has it load the newest weights; False
         where no machine has had room for it for so long."""
         assert self._spawn is not None
         assert self._published is not None
-        actor = self._spawn(member.actor.name, patience_s)
+        actor = self._spawn(generator.actor.name, patience_s)
         if actor is None:
             return False
-        member.actor, member.chunks, member.fetching, member.joining = actor, 0, 0, True
+        generator.actor, generator.chunks, generator.fetching, generator.joining = actor, 0, 0, True
         # Weights under way need not be fetched again: these are the newest.
-        member.needs_from = self._published.round
-        self._load(member)
+        generator.needs_from = self._published.round
+        self._load(generator)
         return True

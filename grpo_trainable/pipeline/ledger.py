@@ -48,6 +48,10 @@ class BatchRule:
         With T(0) = size and R(T) the prompts left out among the first T, the batch has T(redraws)
         prompts, where T(n + 1) = min(size + R(T(n)), most). One more prompt that is left out, or a
         later start, never makes it end earlier. So what is still unknown may be taken for accepted.
+
+        Example: size 4, most 8, redraws 2, and the prompts 1, 3 and 5 are left out. From 0 the
+        batch has T(0) = 4 prompts, of which 2 are left out. So T(1) = 4 + 2 = 6, of which 3 are,
+        and T(2) = 4 + 3 = 7. It ends before prompt 7 and has the prompts 0, 2, 4 and 6.
         """
         first, end = bisect_left(left_out, start), start + self.size
         for _ in range(self.redraws):
@@ -78,6 +82,18 @@ class Ledger:
     A prompt counts as accepted until it is known to be left out. What turns out to be missing is
     drawn from the end of the stream. At lag 0 that happens once everything else has come back, so
     that the same chunks are sampled whatever the timing; with a lag, as soon as it makes a chunk.
+
+    Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0; where the batch ends, as far as
+    that is known (`_ends`), stands on the right:
+
+        take()                            gives (0, 1)              4
+        take()                            gives (2, 3)              4
+        settle((0, 1), accepted=[0])      (2, 3) is waited for      5
+        settle((2, 3), accepted=[2])      two are missing           6
+        take()                            gives (4, 5)              6
+        settle((4, 5), accepted=[4])      one is missing            7
+        take()                            gives (6,)                7
+        settle((6,), accepted=[6])        `_fill`: the batch has the prompts 0, 2, 4 and 6
     """
 
     def __init__(self, config: GRPOConfig, *, first_round: int = 0, next_prompt: int = 0) -> None:
@@ -104,8 +120,12 @@ class Ledger:
     # ---- Asking for prompts ------------------------------------------------------------------
 
     @property
-    def next_round(self) -> int:
-        """The last round that can be the first to train on the next chunk."""
+    def due_round(self) -> int:
+        """The round by which the next chunk is trained on first.
+
+        It may be trained on earlier. Take batches of 4 prompts, one a round: prompt 5 is due in
+        round 1. Should the prompts 1 and 3 turn out to be left out, round 0 takes 4 and 5 instead.
+        """
         if self._lost:
             return self._round_of(self._lost[0][-1])
         if self._to_ask:
@@ -138,7 +158,7 @@ class Ledger:
         return tuple(range(first, self._next_prompt))
 
     def _round_of(self, prompt_index: int) -> int:
-        """The last round that can be the first to train on a prompt."""
+        """The round by which a prompt is trained on first, as `due_round`."""
         return self._after(bisect_right(self._ends(), prompt_index)).round
 
     # ---- Answers ------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from grpo_trainable.pipeline.fleet import (
     Deposit,
     Fleet,
     FleetCall,
+    FleetGenerator,
     Load,
-    Member,
     RequestSource,
     Sample,
     Score,
@@ -46,7 +46,7 @@ from grpo_trainable.pipeline.report import (
     update_metrics,
 )
 from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
-from grpo_trainable.pipeline.sampled_work import is_same_work, sampled_work
+from grpo_trainable.pipeline.sampling_settings import is_same_sampling, sampling_settings
 from grpo_trainable.pipeline.standstill import Standstill
 from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost, Runtime
 from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored, Updated
@@ -95,7 +95,7 @@ class Pipeline:
         self._clock = clock
         self._first_sync_s = 0.0  # seconds of the first publication, with all that it sets up
         self._version = 0  # version of the newest weights
-        self._holding = True  # whether chunks that the gate would admit are held back
+        self._dispatching = False  # whether each answer that arrives is followed by more work
         self._updated: dict[Actor, Updated] = {}  # the learners' answers of this round
         self._held_out: list[Scored] = []  # answers of the evaluation under way
         self._stopped = False  # whether the trial ended before its rounds were over
@@ -126,7 +126,7 @@ class Pipeline:
 
     # ---- The round ---------------------------------------------------------------------------
 
-    def start(self, set_up_s: float = 0.0) -> None:
+    def send_first_weights(self, set_up_s: float = 0.0) -> None:
         """Brings the learner's weights into every generator, before the first round.
 
         `set_up_s`: seconds that setting up the transport took.
@@ -137,7 +137,7 @@ class Pipeline:
         self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
         # The first round tells of these weights, though their time is not part of it.
         self._recorder.forget_transfers()
-        self._fleet.started = True
+        self._fleet.has_first_weights = True
 
     def run_round(self) -> RoundReport:
         """Rollouts in, k gradient steps, weights out; and an evaluation when it is due.
@@ -153,10 +153,10 @@ class Pipeline:
         if self.evaluation is None:
             self._evaluate()
         # What is sampled during an evaluation would be in no wall-clock, so nothing began earlier.
-        self._holding = False
-        self._dispatch()
+        # From here on chunks go out whenever an answer arrives, also while the learner trains.
+        self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
-        batches = self._collector.draw(round_)
+        batches = self._collector.make_batches(round_)
         updated = self._update(batches)
         groups = [group for batch in batches for group in batch]
         row = self._group_metrics(groups, round_)
@@ -166,7 +166,7 @@ class Pipeline:
         self._publish()
         # A synchronous run leaves nothing under way between two rounds; in any run, an evaluation
         # waits for no rollout that has not begun.
-        self._holding = True
+        self._dispatching = False
         if self.config.lag == 0:
             self._finish_everything()
         self._stopped = self._drifted(updated)
@@ -176,8 +176,7 @@ class Pipeline:
         if last:
             self._finish_everything()
         elif self.config.lag > 0:
-            self._holding = False
-            self._dispatch()
+            self._start_dispatching()
         return self._report(start, groups, row, updated, last=last)
 
     def _group_metrics(self, groups: list[RolloutGroup], round_: int) -> dict[str, float]:
@@ -200,7 +199,7 @@ class Pipeline:
     # ---- Training ----------------------------------------------------------------------------
 
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
-        """The learners' k steps; answers of generators are taken in meanwhile."""
+        """The learners' k steps. Meanwhile generators answer and are given more work (`_wait`)."""
         while (answers := self._answers_to_update(batches)) is None:
             pass
         updated = self._learners.agreed(answers)
@@ -236,15 +235,20 @@ class Pipeline:
 
     # ---- Rollouts ----------------------------------------------------------------------------
 
+    def _start_dispatching(self) -> None:
+        """Submits chunks now, and from now on after every answer (`_wait`)."""
+        self._dispatching = True
+        self._dispatch()
+
     def _dispatch(self) -> None:
         """Submits every chunk that the gate admits and that a generator has room for."""
         ledger = self._collector.ledger
-        while not self._holding and ledger.next_round < self.config.rounds:
-            rounds_ahead = ledger.next_round - self.gate.learner_round
-            member = self._fleet.free_member(self.gate, rounds_ahead)
-            if member is None:
+        while ledger.due_round < self.config.rounds:
+            rounds_ahead = ledger.due_round - self.gate.learner_round
+            generator = self._fleet.free_generator(self.gate, rounds_ahead)
+            if generator is None:
                 return
-            self._fleet.sample(member, self._collector.take())
+            self._fleet.sample(generator, self._collector.take())
 
     # ---- Evaluation --------------------------------------------------------------------------
 
@@ -256,11 +260,11 @@ class Pipeline:
             ActorFailed: as `run_round`.
         """
         if self.evaluation is None or self.evaluation.round != self.gate.learner_round:
-            holding, self._holding = self._holding, True
+            was_dispatching, self._dispatching = self._dispatching, False
             self._evaluate()
             self._recorder.forget_spans(HeldOutChunk.stage)  # they are part of no round
-            self._holding = holding
-            self._dispatch()
+            if was_dispatching:
+                self._start_dispatching()
         assert self.evaluation is not None
         return self.evaluation
 
@@ -290,45 +294,46 @@ class Pipeline:
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for the next answers, and hands out more work."""
+        """Waits for the next answers; then hands out more work, if it is the time for that."""
         for call, answer in self._calls.arrivals():
             self._arrived(call, answer)
-        self._dispatch()
+        if self._dispatching:
+            self._dispatch()
 
     def _arrived(self, call: Update | FleetCall, answer: Any) -> None:
-        """Hands an answer to whoever waits for it. A lost learner ends the trial."""
+        """Hands an answer to whoever waits for it. A lost learner ends the update."""
         match call, answer:
             case Update(), ActorLost():
                 raise answer
-            case Load(member) | Deposit(member) | Sample(member) | Score(member), ActorLost():
-                self._replace(member, answer)
+            case Load() | Deposit() | Sample() | Score(), ActorLost():
+                self._replace(call.generator, answer)
             case Update(learner), Updated():
                 self._updated[learner] = answer
-            case Load(member), Loaded():
-                self._fleet.loaded(member, answer)
-            case Deposit(member), Deposited():
-                self._fleet.deposited(member, answer)
-            case Sample(member, work), Sampled():
-                self._fleet.sampled(member, work, answer)
-            case Sample(member, Chunk() as chunk) | Score(member, Chunk() as chunk), Scored():
-                self._fleet.scored(member, answer)
+            case Load(generator), Loaded():
+                self._fleet.loaded(generator, answer)
+            case Deposit(generator), Deposited():
+                self._fleet.deposited(generator, answer)
+            case Sample(generator, work), Sampled():
+                self._fleet.sampled(generator, work, answer)
+            case Sample(generator, Chunk() as chunk) | Score(generator, Chunk() as chunk), Scored():
+                self._fleet.scored(generator, answer)
                 self._collector.accept(chunk, answer)
-            case Sample(member, HeldOutChunk()) | Score(member, HeldOutChunk()), Scored():
-                self._fleet.scored(member, answer)
+            case Sample(generator, HeldOutChunk()) | Score(generator, HeldOutChunk()), Scored():
+                self._fleet.scored(generator, answer)
                 self._held_out.append(answer)
             case _:
                 raise AssertionError(f"{call} was answered by {answer}")
 
-    def _replace(self, member: Member, lost: ActorLost) -> None:
+    def _replace(self, generator: FleetGenerator, lost: ActorLost) -> None:
         """Replaces a generator, and has its unfinished work done by whoever is free."""
         before = self.counts.redispatched
-        for work in self._fleet.replace(member, lost):
+        for work in self._fleet.replace(generator, lost):
             if isinstance(work, Chunk):
                 self._collector.put_back(work)
             else:
                 self._fleet.sample(self._fleet.least_busy(), work)
         redispatched = self.counts.redispatched - before
-        told = self._fleet.told_of(member, lost)
+        told = self._fleet.told_of(generator, lost)
         self._recorder.note(f"{told}; asking again for {plural(redispatched, 'prompt')}")
 
     # ---- The report --------------------------------------------------------------------------
@@ -350,7 +355,7 @@ class Pipeline:
         row |= evaluation_metrics(self.evaluation) | self._collector.metrics()
         row |= time_metrics(recorder.spans, recorder.sync_bytes, start, end)
         row["version/generator"] = float(self._fleet.version)
-        row["fleet/generators"] = float(len(self._fleet.members))
+        row["fleet/generators"] = float(len(self._fleet.generators))
         row["sync/first_s"] = self._first_sync_s
         note = self._standstill.note(row)
         recorder.notes += [] if note is None else [note]
@@ -361,7 +366,7 @@ class Pipeline:
     def state(self) -> dict[str, Any]:
         """Everything but the buffer's groups, as plain data; between two rounds."""
         return {
-            "work": sampled_work(self.config),
+            "work": sampling_settings(self.config),
             **self._collector.state(),
             "learner_round": self.gate.learner_round,
             "stopped": self._stopped,
@@ -370,7 +375,7 @@ class Pipeline:
         }
 
     def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
-        """Goes on from `state`; what was in flight then is requested again. Before `start`.
+        """Goes on from `state`, before `send_first_weights`. What was in flight is asked for again.
 
         Where the state's settings sampled other work than these would, as after PBT changed `k`,
         what was waiting or in flight is dropped and counted, and new prompts are asked for.
@@ -381,5 +386,5 @@ class Pipeline:
         self._standstill.rounds = state["rounds_without_signal"]
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
-        same_work = is_same_work(state["work"], sampled_work(self.config))
-        self._collector.load_state(state, groups, same_work=same_work)
+        same_sampling = is_same_sampling(state["work"], sampling_settings(self.config))
+        self._collector.load_state(state, groups, same_sampling=same_sampling)

@@ -16,8 +16,8 @@ POOLS = 3
 NAMES = ("easy", "mid", "hard")
 
 
-class Draw(NamedTuple):
-    """The example that was drawn for a prompt, and the pool that it was in."""
+class Pick(NamedTuple):
+    """The example that was picked for a prompt, and the pool that it was in."""
 
     example: int
     pool: str
@@ -27,9 +27,9 @@ class DifficultyPools:
     """The training examples by their running pass rate: easy, hard, or between the two.
 
     An example that was never scored is in the middle. For each prompt a pool is drawn by the shares
-    of the settings, among those that hold an example, and in it one of the examples that were drawn
-    least often. A draw is keyed by (seed, prompt index). Rates change where a round is trained,
-    never in between: at lag 0 what a round draws does not depend on timing.
+    of the settings, among those that hold an example, and in it one of the examples that were
+    picked least often. The random draws are keyed by (seed, prompt index). Rates change where a
+    round is trained, never in between: at lag 0 what is picked does not depend on timing.
 
     The rate of an example is the mean answer reward of its first group, r; each further group moves
     it by `pools.memory`: rate ← memory · rate + (1 − memory) · r.
@@ -39,29 +39,29 @@ class DifficultyPools:
         """`size`: how many training examples there are."""
         self._settings, self._seed = config.pools, config.seed
         self._rates = np.full(size, np.nan)  # NaN: never scored
-        self._draws = np.zeros(size, dtype=np.int64)
-        self._drawn: dict[int, Draw] = {}  # draws by prompt index, until a round has told of them
+        self._times_picked = np.zeros(size, dtype=np.int64)
+        self._picks: dict[int, Pick] = {}  # by prompt index, until a round has told of them
 
-    # ---- Drawing -----------------------------------------------------------------------------
+    # ---- Picking -----------------------------------------------------------------------------
 
-    def draw(self, prompt_indices: Sequence[int]) -> list[int]:
-        """The example of each prompt; drawn once, and the same when asked for again."""
+    def pick(self, prompt_indices: Sequence[int]) -> list[int]:
+        """The example of each prompt; picked once, and the same when asked for again."""
         for index in prompt_indices:
-            if index not in self._drawn:
-                self._drawn[index] = self._draw(index)
-        return [self._drawn[index].example for index in prompt_indices]
+            if index not in self._picks:
+                self._picks[index] = self._pick(index)
+        return [self._picks[index].example for index in prompt_indices]
 
-    def _draw(self, prompt_index: int) -> Draw:
+    def _pick(self, prompt_index: int) -> Pick:
         rng = np.random.default_rng((self._seed, prompt_index, 0, 0, 0, POOLS))
         members = {pool: examples for pool in NAMES if len(examples := self._members(pool))}
         shares = np.array([self._shares[pool] for pool in members])
         if not shares.any():  # all that have a share are empty
             shares = np.ones(len(members))
         pool = list(members)[rng.choice(len(members), p=shares / shares.sum())]
-        draws = self._draws[members[pool]]
-        example = int(rng.choice(members[pool][draws == draws.min()]))
-        self._draws[example] += 1
-        return Draw(example, pool)
+        times = self._times_picked[members[pool]]
+        example = int(rng.choice(members[pool][times == times.min()]))
+        self._times_picked[example] += 1
+        return Pick(example, pool)
 
     @property
     def _shares(self) -> dict[str, float]:
@@ -82,13 +82,13 @@ class DifficultyPools:
 
         `answers`: the mean answer reward by prompt index; those whose reward failed have none.
         """
-        of_round = [self._drawn.pop(index) for index in drawn]
-        for index, draw in zip(drawn, of_round, strict=True):
+        of_round = [self._picks.pop(index) for index in drawn]
+        for index, pick in zip(drawn, of_round, strict=True):
             if index in answers:
-                self._move(draw.example, answers[index])
+                self._move(pick.example, answers[index])
         row = {f"pool/{name}_drawn": 0.0 for name in NAMES}
-        for draw in of_round:
-            row[f"pool/{draw.pool}_drawn"] += 1.0
+        for pick in of_round:
+            row[f"pool/{pick.pool}_drawn"] += 1.0
         sizes = {f"pool/{name}_size": float(len(self._members(name))) for name in NAMES}
         return {**row, **sizes, "pool/new_size": float(np.isnan(self._rates).sum())}
 
@@ -101,20 +101,20 @@ class DifficultyPools:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        seen = self._draws.nonzero()[0]
+        seen = self._times_picked.nonzero()[0]
         return {
             "size": len(self._rates),
             "examples": [
-                [int(i), int(self._draws[i]), None if np.isnan(rate) else float(rate)]
+                [int(i), int(self._times_picked[i]), None if np.isnan(rate) else float(rate)]
                 for i, rate in zip(seen, self._rates[seen], strict=True)
             ],
-            "drawn": [[index, *draw] for index, draw in sorted(self._drawn.items())],
+            "drawn": [[index, *pick] for index, pick in sorted(self._picks.items())],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from the state of as many examples."""
         assert state["size"] == len(self._rates), "of other examples"
-        for example, draws, rate in state["examples"]:
-            self._draws[example] = draws
+        for example, times, rate in state["examples"]:
+            self._times_picked[example] = times
             self._rates[example] = np.nan if rate is None else rate
-        self._drawn = {index: Draw(example, pool) for index, example, pool in state["drawn"]}
+        self._picks = {index: Pick(example, pool) for index, example, pool in state["drawn"]}

@@ -15,7 +15,7 @@ Groups = list[RolloutGroup]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class ReplaySample:
     """What one gradient step, or a round's passes over one batch, trains on."""
 
     groups: Groups  # sorted by prompt index; this use is counted in them
@@ -26,7 +26,7 @@ class Drawn:
 class ReplayBuffer:
     """Scored groups, each found by the index of its prompt.
 
-    A draw sees the fresh rollout batch of its round and the older ones that are kept, and takes
+    `sample` sees the fresh rollout batch of its round and the older ones that are kept, and takes
     `count` groups of them without replacement (`buffer_sampling`). What is seen passes the gate
     once more: a group that fails is removed, and counted when nothing was ever trained on it. With
     one rollout batch to see and `count` groups in it, that batch is what comes out: no replay.
@@ -50,16 +50,16 @@ class ReplayBuffer:
             assert group.prompt_index not in self._groups, group.prompt_index
             self._groups[group.prompt_index] = group
 
-    def draw(
+    def sample(
         self,
         fresh: Sequence[int],
         older: Sequence[int],
         count: int,
         gate: StalenessGate,
         rng: np.random.Generator,
-    ) -> Drawn:
+    ) -> ReplaySample:
         """Takes some of the groups of the prompts `fresh` and `older`, and counts one use more."""
-        stale = self._remove_refused([*older, *fresh], gate)
+        stale = self._remove_not_admitted([*older, *fresh], gate)
         chosen = self._sampling(
             self._held(fresh), self._held(older), count, self._fresh_fraction, rng
         )
@@ -67,14 +67,14 @@ class ReplayBuffer:
         first_used = sum(group.uses == 0 for group in groups)
         groups = [replace(group, uses=group.uses + 1) for group in groups]
         self._groups.update({group.prompt_index: group for group in groups})
-        return Drawn(groups=groups, first_used=first_used, stale=stale)
+        return ReplaySample(groups=groups, first_used=first_used, stale=stale)
 
     def evict(self, closed: Iterable[int], gate: StalenessGate) -> int:
         """Removes the groups of the prompts `closed`, and those that the gate will not let the next
         round train on. Returns how many of them were never trained on."""
         removed = [self._groups.pop(index) for index in closed if index in self._groups]
         unused = sum(group.uses == 0 for group in removed)
-        return unused + self._remove_refused(list(self._groups), gate)
+        return unused + self._remove_not_admitted(list(self._groups), gate)
 
     def groups(self) -> Groups:
         """All groups by prompt index, for a checkpoint."""
@@ -83,7 +83,9 @@ class ReplayBuffer:
     def _held(self, prompt_indices: Sequence[int]) -> Groups:
         return [self._groups[i] for i in sorted(prompt_indices) if i in self._groups]
 
-    def _remove_refused(self, prompt_indices: Sequence[int], gate: StalenessGate) -> int:
+    def _remove_not_admitted(self, prompt_indices: Sequence[int], gate: StalenessGate) -> int:
+        """Removes the groups that the gate will not let the next round train on. Returns how many
+        of them were never trained on."""
         stale = 0
         for group in self._held(prompt_indices):
             if not gate.may_train(group.oldest_round, first_use=group.uses == 0):

@@ -19,7 +19,7 @@ def what_scores(config: GRPOConfig) -> str:
 
 
 def refuse_reward_errors(
-    config: GRPOConfig, told: str, errors: int, responses: int, unscored: Sequence[tuple[int, str]]
+    config: GRPOConfig, told: str, errors: int, responses: int, failed: Sequence[tuple[int, str]]
 ) -> None:
     """Ends the trial where more rewards failed than its task allows.
 
@@ -27,13 +27,13 @@ def refuse_reward_errors(
         told: how many failed on what, for the message.
         errors: responses on which the reward function failed, of `responses`, which are those to
             `JUDGED_PROMPTS` prompts at least.
-        unscored: the prompts that are new among them, each with the reason.
+        failed: the prompts that are new among them, each with the reason.
 
     Raises:
         ActorFailed: the limit is exceeded; names it, and the first of the prompts.
     """
     task = config.task
-    if not unscored:
+    if not failed:
         return
     if task.strict:
         limit = "task.strict allows none"
@@ -41,5 +41,5 @@ def refuse_reward_errors(
         limit = f"task.max_error_rate={task.max_error_rate:g}"
     else:
         return
-    index, reason = unscored[0]
+    index, reason = failed[0]
     raise ActorFailed(f"{told} ({limit}); last on prompt {index}: {reason}")

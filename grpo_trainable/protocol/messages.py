@@ -55,7 +55,7 @@ class Scored:
     """What came of some requests, in their order."""
 
     groups: list[RolloutGroup]  # scored
-    unscored: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
+    failed: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
     reward_errors: int  # responses it failed on
     unverified: int  # responses that count as wrong because they could not be judged
     loaded: list[Loaded]  # see `Sampled`

@@ -246,18 +246,18 @@ class TrainBatch:
     def num_rows(self) -> int:
         return self.input_ids.shape[0]
 
-    def rows(self, index: slice | Tensor) -> TrainBatch:
-        """The rows at `index`, cut to their own longest row: trailing padding costs nothing."""
-        mask = self.response_mask[index]
+    def select(self, rows: slice | Tensor) -> TrainBatch:
+        """Some of the rows, cut to their own longest row: trailing padding costs nothing."""
+        mask = self.response_mask[rows]
         used = mask.any(dim=0).nonzero()
         length = int(used[-1]) + 1 if len(used) else 1
         return TrainBatch(
-            input_ids=self.input_ids[index, :length],
-            target_ids=self.target_ids[index, :length],
+            input_ids=self.input_ids[rows, :length],
+            target_ids=self.target_ids[rows, :length],
             response_mask=mask[:, :length],
-            behaviour_log_probs=self.behaviour_log_probs[index, :length],
-            advantages=self.advantages[index, :length],
-            **{name: values[index, :length] for name, values in self._of_control()},
+            behaviour_log_probs=self.behaviour_log_probs[rows, :length],
+            advantages=self.advantages[rows, :length],
+            **{name: values[rows, :length] for name, values in self._of_control()},
         )
 
     def to(self, device: torch.device) -> TrainBatch:

@@ -10,9 +10,10 @@ class StalenessGate:
     """Admits groups: first training within `lag` rounds of their weights, any within `max_age`.
 
     `learner_round` is the number of rounds trained so far, which is also the index of the next
-    round and the round of the newest weights. The gate is asked twice, before a group is generated
-    and before it is trained on: admission alone keeps the bound only while every group is trained
-    on once and in order.
+    round and the round of the newest weights. The gate is asked three times: before a group is
+    generated (`Pipeline._dispatch`), before it is trained on (`ReplayBuffer.sample`), and after
+    each round, about every group that is kept (`ReplayBuffer.evict`). Admission before generation
+    keeps the bound alone only while every group is trained on once and in order.
     """
 
     lag: int

@@ -194,10 +194,10 @@ class VirtualGenerator:
                         spans=[],
                     )
                 )
-        groups, unscored = [], []
+        groups, failed = [], []
         for request in requests:
             if self._reward_fails(stream, request.prompt_index):
-                unscored.append((request.prompt_index, "KeyError: 'apple'"))
+                failed.append((request.prompt_index, "KeyError: 'apple'"))
                 continue
             rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
             # Held-out rewards of many magnitudes: their float sum depends on its order.
@@ -223,8 +223,8 @@ class VirtualGenerator:
         completed_at = sampled_at + self._completing_s
         return Scored(
             groups=groups,
-            unscored=unscored,
-            reward_errors=len(unscored) * (requests[0].group_size + completions),
+            failed=failed,
+            reward_errors=len(failed) * (requests[0].group_size + completions),
             unverified=0,
             completions=len(requests) * completions,
             loaded=loaded,

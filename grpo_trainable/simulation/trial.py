@@ -52,7 +52,7 @@ class VirtualTrial:
 
     def run(self, rounds: int) -> list[RoundReport]:
         """Starts the trial and runs this many rounds."""
-        self.pipeline.start()
+        self.pipeline.send_first_weights()
         return [self.pipeline.run_round() for _ in range(rounds)]
 
     def used_after_release(self) -> list[GeneratorCall]:
@@ -179,7 +179,7 @@ def simulate(
     simulated = virtual_trial(
         config, durations=durations, seed=seed, latency=hop_s, max_waits=10**9
     )
-    simulated.pipeline.start()
+    simulated.pipeline.send_first_weights()
     reports = []
     for _ in range(config.rounds):
         simulated.runtime.time += gap_s

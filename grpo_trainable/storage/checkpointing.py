@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from grpo_trainable.protocol.rollout import RolloutGroup
-    from grpo_trainable.storage.object_store import Place, StoredPath
+    from grpo_trainable.storage.object_store import AnyPath, StoredPath
 
 FORMAT_VERSION = 5
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
@@ -229,7 +229,7 @@ def finish_checkpoint(
 # ---- Reading -----------------------------------------------------------------------------------
 
 
-def read_checkpoint(directory: str | Place) -> TrialState:
+def read_checkpoint(directory: str | AnyPath) -> TrialState:
     """The verified content of a checkpoint.
 
     Raises:
@@ -247,7 +247,7 @@ def read_checkpoint(directory: str | Place) -> TrialState:
 
 
 def read_state(
-    directory: Place, digests: Mapping[str, str]
+    directory: AnyPath, digests: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[RolloutGroup]]:
     """A checkpoint's plain data and its groups. `digests`: SHA-256 by file.
 
@@ -262,7 +262,7 @@ def read_state(
 
 
 def read_part(
-    directory: Place, digests: Mapping[str, str], part: str, tick: Tick = no_tick
+    directory: AnyPath, digests: Mapping[str, str], part: str, tick: Tick = no_tick
 ) -> dict[str, Tensor]:
     """The whole tensors of a part. Of one that several learners wrote, each has rows of it.
 
@@ -286,7 +286,7 @@ def _joined(rows: list[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def verified_digests(directory: str | Place) -> dict[str, str]:
+def verified_digests(directory: str | AnyPath) -> dict[str, str]:
     """SHA-256 by file of a checkpoint, once every file was read and has the one of the manifest.
 
     Raises:
@@ -299,7 +299,7 @@ def verified_digests(directory: str | Place) -> dict[str, str]:
     return digests
 
 
-def checkpoint_round(directory: str | Place) -> int:
+def checkpoint_round(directory: str | AnyPath) -> int:
     """Rounds trained when the checkpoint was taken, once all of it is verified.
 
     Raises:
@@ -328,14 +328,14 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
     return None
 
 
-def newest_round(directory: Place) -> int | None:
+def newest_round(directory: AnyPath) -> int | None:
     """Return the round of the newest checkpoint that says so, or None. Verify nothing."""
     rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
     return next((round_ for round_ in rounds if round_ is not None), None)
 
 
 def remove_older(
-    directory: Place,
+    directory: AnyPath,
     keep: int,
     shared_rounds: Collection[int],
     confirmed: float = math.inf,
@@ -369,7 +369,7 @@ def remove_older(
             path.remove_tree()
 
 
-def _round_if_whole(path: Place, verified: dict[str, int]) -> int | None:
+def _round_if_whole(path: AnyPath, verified: dict[str, int]) -> int | None:
     if path.name not in verified:
         with suppress(DamagedCheckpoint):
             verified[path.name] = checkpoint_round(path)
@@ -407,7 +407,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
     return found
 
 
-def _no_checkpoint_in(directory: Place) -> CheckpointError:
+def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
     """What is said of a directory that holds no checkpoint: where it is an experiment's, which
     trials there are."""
     if not directory.is_dir():
@@ -422,7 +422,7 @@ def _no_checkpoint_in(directory: Place) -> CheckpointError:
     return CheckpointError(f"{directory}: is an experiment; name one of its trials: {named}{more}")
 
 
-def _names(directory: Place) -> list[str]:
+def _names(directory: AnyPath) -> list[str]:
     """List a directory, sorted. Return nothing where there is none."""
     try:
         if isinstance(directory, Path):
@@ -434,7 +434,7 @@ def _names(directory: Place) -> list[str]:
         raise _unread(directory, error) from error
 
 
-def unverified_round(directory: Place) -> int | None:
+def unverified_round(directory: AnyPath) -> int | None:
     """Return the round that a checkpoint names, or None where it names none. Verify nothing.
 
     Raises:
@@ -446,13 +446,13 @@ def unverified_round(directory: Place) -> int | None:
         return None
 
 
-def _round(state: Mapping[str, Any], directory: Place) -> int:
+def _round(state: Mapping[str, Any], directory: AnyPath) -> int:
     with _named_errors(directory):
         return int(state["pipeline"]["learner_round"])
 
 
 @contextmanager
-def _named_errors(directory: Place) -> Iterator[None]:
+def _named_errors(directory: AnyPath) -> Iterator[None]:
     """Refuses a path that leaves the directory: a manifest does not tell who wrote it."""
     try:
         yield
@@ -462,7 +462,7 @@ def _named_errors(directory: Place) -> Iterator[None]:
         ) from error
 
 
-def _manifest_digests(directory: Place) -> dict[str, str]:
+def _manifest_digests(directory: AnyPath) -> dict[str, str]:
     """SHA-256 by file, as the manifest names them; no other file was read."""
     if isinstance(directory, Path) and directory.is_symlink():
         raise ForeignCheckpoint(f"{directory}: is a link, not a checkpoint")
@@ -483,13 +483,13 @@ def _manifest_digests(directory: Place) -> dict[str, str]:
     return listed
 
 
-def _state(directory: Place, digests: Mapping[str, str]) -> dict[str, Any]:
+def _state(directory: AnyPath, digests: Mapping[str, str]) -> dict[str, Any]:
     content = _verified(directory / STATE, digests[STATE], HashedFile.content)
     return _parse(directory / STATE, content)
 
 
 def _verified(
-    path: Place, digest: str, use: Callable[[HashedFile], Part], tick: Tick = no_tick
+    path: AnyPath, digest: str, use: Callable[[HashedFile], Part], tick: Tick = no_tick
 ) -> Part:
     """Returns what `use` makes of a file whose SHA-256 is `digest`.
 
@@ -507,7 +507,7 @@ def _verified(
     return used
 
 
-def refuse_foreign_files(directory: str | Place) -> None:
+def refuse_foreign_files(directory: str | AnyPath) -> None:
     """ForeignCheckpoint when `directory` holds a file that is not of a checkpoint.
 
     Ray unpickles a file of its own that it finds in a checkpoint's directory.
@@ -559,7 +559,7 @@ def _json(data: Any) -> bytes:
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _parse(path: Place, content: bytes) -> dict[str, Any]:
+def _parse(path: AnyPath, content: bytes) -> dict[str, Any]:
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -569,13 +569,13 @@ def _parse(path: Place, content: bytes) -> dict[str, Any]:
     return data
 
 
-def _read(path: Place) -> bytes:
+def _read(path: AnyPath) -> bytes:
     with _reading(path) as file:
         return HashedFile(file, no_tick).content()
 
 
 @contextmanager
-def _reading(path: Place) -> Iterator[Readable]:
+def _reading(path: AnyPath) -> Iterator[Readable]:
     """Opens a file, and turns an OSError of the block into the error of a file not readable."""
     try:
         if not isinstance(path, Path):
@@ -590,7 +590,7 @@ def _reading(path: Place) -> Iterator[Readable]:
         raise _unread(path, error) from error
 
 
-def _unread(path: Place, error: OSError) -> CheckpointError:
+def _unread(path: AnyPath, error: OSError) -> CheckpointError:
     """Tell a file that is missing, a link or a directory, from one that may be read later."""
     from grpo_trainable.storage.object_store import reason  # pyarrow, which takes its time
 

@@ -116,7 +116,7 @@ class StoredPath:
 
 
 # A directory of an experiment: on this machine, or in a store.
-Place: TypeAlias = Path | StoredPath
+AnyPath: TypeAlias = Path | StoredPath
 
 
 def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> StoredPath:

@@ -26,7 +26,7 @@ from grpo_trainable.storage.checkpointing import (
     remove_older,
     unverified_round,
 )
-from grpo_trainable.storage.object_store import Place, StoredPath, reason
+from grpo_trainable.storage.object_store import AnyPath, StoredPath, reason
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION, StorageContext
 
 TUNES_OWN = re.compile(r"(params|error)\.")  # what Tune itself writes of a trial's config and end
@@ -48,10 +48,12 @@ class TrialStorage:
         self._verified: dict[str, int] = {}  # rounds of checkpoints that were found whole, by name
 
     @property
-    def _directory(self) -> Place | None:
+    def _directory(self) -> AnyPath | None:
         """The trial's directory in the storage path; None outside of Tune."""
         context = self._context
-        return None if context is None else place(context.storage_filesystem, context.trial_fs_path)
+        return (
+            None if context is None else path_on(context.storage_filesystem, context.trial_fs_path)
+        )
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[str]:
@@ -180,7 +182,7 @@ class TrialStorage:
             f"it stopped after round {trained}, and no checkpoint was saved; starting from round 0"
         ]
 
-    def _own_checkpoints(self) -> list[Place]:
+    def _own_checkpoints(self) -> list[AnyPath]:
         """The trial's checkpoints, newest first."""
         directory = self._directory
         return [] if directory is None else list(reversed(numbered_checkpoints(directory)))
@@ -196,21 +198,21 @@ class TrialStorage:
         return math.inf
 
 
-def _is_ahead(path: Place, last: float) -> bool:
+def _is_ahead(path: AnyPath, last: float) -> bool:
     """Return True if a checkpoint is of a round after `last`."""
     round_ = None if last == math.inf else unverified_round(path)
     return round_ is not None and round_ > last
 
 
-def _path_of(noted: Any) -> Place | None:
+def _path_of(noted: Any) -> AnyPath | None:
     """Return the directory of what `Trainable.restore` takes."""
     checkpoint = getattr(noted, "checkpoint", noted)
     if checkpoint is None or isinstance(checkpoint, str):
         return None if checkpoint is None else Path(checkpoint)
-    return place(checkpoint.filesystem, checkpoint.path)
+    return path_on(checkpoint.filesystem, checkpoint.path)
 
 
-def set_aside(directory: Place) -> Place:
+def set_aside(directory: AnyPath) -> AnyPath:
     """Move all that a trial has written into a new directory within its own, and return that.
 
     Raises:
@@ -228,7 +230,7 @@ def set_aside(directory: Place) -> Place:
     return aside
 
 
-def _move(source: Place, target: Place) -> None:
+def _move(source: AnyPath, target: AnyPath) -> None:
     if isinstance(source, StoredPath):
         assert isinstance(target, StoredPath)
         source.move(target)
@@ -253,13 +255,13 @@ def round_of_last_row(rows: StoredPath) -> int:
     return 0
 
 
-def place(filesystem: FileSystem, path: str) -> Place:
+def path_on(filesystem: FileSystem, path: str) -> AnyPath:
     """A path of a file system of Tune's: on this machine, or in a store."""
     local = isinstance(filesystem, LocalFileSystem)
     return Path(path) if local else StoredPath(filesystem, path)
 
 
-def checkpoint_at(path: Place) -> tune.Checkpoint:
+def checkpoint_at(path: AnyPath) -> tune.Checkpoint:
     """A checkpoint as Tune knows it."""
     if isinstance(path, Path):
         return tune.Checkpoint(str(path), LocalFileSystem())

@@ -57,10 +57,10 @@ class MixTask:
 
     def label(self, stream: str, prompt_index: int) -> str:
         """Return the label of a prompt's task."""
-        return self._mixture.place(stream, prompt_index).label
+        return self._mixture.origin(stream, prompt_index).label
 
 
-class Place(NamedTuple):
+class PromptOrigin(NamedTuple):
     """Origin of a prompt in a mix."""
 
     label: str  # the task's label
@@ -93,26 +93,26 @@ class Mixture:
         self._shares = {label: weight / total for label, weight in exact.items()}
         self._seed = seed
         self._taken = dict.fromkeys(weights, 0)
-        self._places: list[Place] = []
+        self._places: list[PromptOrigin] = []
         self._growing = threading.Lock()  # a separate thread scores responses
 
-    def train(self, prompt_index: int) -> Place:
+    def train(self, prompt_index: int) -> PromptOrigin:
         """Return the origin of a training prompt."""
         with self._growing:
             while len(self._places) <= prompt_index:
                 self._places.append(self._next())
         return self._places[prompt_index]
 
-    def held_out(self, prompt_index: int) -> Place:
+    def held_out(self, prompt_index: int) -> PromptOrigin:
         """Return the origin of a held-out prompt."""
         index, which = divmod(prompt_index, len(self.labels))
-        return Place(self.labels[which], index)
+        return PromptOrigin(self.labels[which], index)
 
-    def place(self, stream: str, prompt_index: int) -> Place:
+    def origin(self, stream: str, prompt_index: int) -> PromptOrigin:
         """Return the origin of a prompt of the stream `train` or `eval`."""
         return self.held_out(prompt_index) if stream == "eval" else self.train(prompt_index)
 
-    def _next(self) -> Place:
+    def _next(self) -> PromptOrigin:
         now = len(self._places)
         due = [label for label in self.labels if self._begins(label) <= now]
         soonest = min(map(self._ends, due))
@@ -120,7 +120,7 @@ class Mixture:
         label = (
             first[0] if len(first) == 1 else random.Random(f"mix {self._seed} {now}").choice(first)
         )
-        place = Place(label, self._taken[label])
+        place = PromptOrigin(label, self._taken[label])
         self._taken[label] += 1
         return place
 

@@ -43,7 +43,7 @@ RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MachineProcess:
     """A process and the machine, or container, in which its number counts."""
 
     machine: str
@@ -111,37 +111,37 @@ class Reading:
     waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not tell
 
 
-def place() -> Place:
-    """The place of this process."""
+def this_process() -> MachineProcess:
+    """This process, as the meter of another machine would name it."""
     machine = ""
     with contextlib.suppress(OSError):  # a platform without /proc has no meter either
         machine = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         machine += os.readlink(PROC / "self/ns/pid")
-    return Place(machine, os.getpid(), os.getpriority(os.PRIO_PROCESS, 0))
+    return MachineProcess(machine, os.getpid(), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 class Meter:
     """Measures what others took from this process, `own` processes and all their descendants."""
 
     def __init__(self, own: Iterable[int] = ()) -> None:
-        self._place = place()
+        self._here = this_process()
         self.own = {os.getpid(), *own}  # descendants not counted
         self._tree = ProcessTree(self.own)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._cgroup = cpu_cgroup()
         self._before: Reading | None = None
 
-    def add(self, other: Place) -> None:
+    def add(self, other: MachineProcess) -> None:
         """Counts another process as the trial's own; one on another machine is not seen here."""
-        if other.machine == self._place.machine:
+        if other.machine == self._here.machine:
             self.own.add(other.pid)
 
-    def begin(self) -> None:
+    def start_measuring(self) -> None:
         """Starts a measurement: what happened until now does not count."""
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """What others took since `begin` or the last `take`; None where it cannot be known."""
+        """What others took since `start_measuring` or the last `take`; None: that is unknown."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:

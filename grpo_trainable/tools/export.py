@@ -31,7 +31,7 @@ from grpo_trainable.tasks.input_files import InputChanged, refuse_changed_policy
 
 if TYPE_CHECKING:
     from grpo_trainable.models.hf.policy import HFPolicy
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
 
 # Files beside the weights of a Hugging Face model that training does not change.
 UNCHANGED = (
@@ -49,14 +49,14 @@ class ExportError(ValueError):
 class Exported:
     """Facts about an exported policy."""
 
-    source: Place  # the checkpoint or policy that was read
+    source: AnyPath  # the checkpoint or policy that was read
     round: int | None  # number of rounds trained; None if the source is not a checkpoint
     architecture: str
     parameters: int
     dtype: torch.dtype
 
 
-def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Exported:
+def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Exported:
     """Write a policy to the new directory `out`. The directory appears when it is complete.
 
     Args:
@@ -80,7 +80,7 @@ def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Export
         raise ExportError(str(error)) from error
 
 
-def _is_policy(source: Place) -> TypeGuard[Path]:
+def _is_policy(source: AnyPath) -> TypeGuard[Path]:
     if not isinstance(source, Path):
         return False  # an object store holds only experiments
     if is_hugging_face(source):
@@ -88,7 +88,7 @@ def _is_policy(source: Place) -> TypeGuard[Path]:
     return (source / "policy.safetensors").is_file()
 
 
-def _checkpoint(source: Place) -> Place:
+def _checkpoint(source: AnyPath) -> AnyPath:
     found = checkpoints_named(source)
     if found == [source]:
         return source
@@ -99,7 +99,7 @@ def _checkpoint(source: Place) -> Place:
 
 
 def _export_trained(
-    source: Place, trial: TrialState, out: Path, dtype: torch.dtype | None
+    source: AnyPath, trial: TrialState, out: Path, dtype: torch.dtype | None
 ) -> Exported:
     config = GRPOConfig.from_dict(trial.state["config"])
     refuse_changed_policy(config, trial.state["inputs"])
@@ -119,7 +119,9 @@ def _export_trained(
     return _export_theirs(source, round_, out, policy, beside)
 
 
-def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) -> dict[str, Tensor]:
+def _merged(
+    config: GRPOConfig, trained: Mapping[str, Tensor], source: AnyPath
+) -> dict[str, Tensor]:
     """Return all weights of the model. LoRA adapters are merged into the model."""
     if config.model.lora_rank is None:
         return dict(trained)
@@ -132,7 +134,7 @@ def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) ->
 
 
 def _export_ours(
-    source: Place,
+    source: AnyPath,
     round_: int | None,
     out: Path,
     policy: TransformerLM,
@@ -146,7 +148,7 @@ def _export_ours(
 
 
 def _export_theirs(
-    source: Place,
+    source: AnyPath,
     round_: int,
     out: Path,
     policy: HFPolicy,
@@ -167,7 +169,7 @@ def _export_theirs(
 
 
 def _told(
-    source: Place,
+    source: AnyPath,
     round_: int | None,
     architecture: str,
     policy: torch.nn.Module,

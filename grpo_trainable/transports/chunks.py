@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_trainable.transports.packing import Layout, Packed, Place
+from grpo_trainable.transports.packing import Layout, Packed, TensorLayout
 
 PARTS = 16
 LEAST_BYTES = 1 << 20  # smallest part: below this, the call takes longer than the transfer
@@ -27,7 +27,7 @@ LEAST_BYTES = 1 << 20  # smallest part: below this, the call takes longer than t
 class Piece:
     """Some of the bytes of a tensor, as they are stored."""
 
-    place: Place
+    place: TensorLayout
     start: int
     end: int
 
@@ -70,7 +70,7 @@ def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[
     ]
 
 
-def _stored(tensor: Tensor, place: Place) -> np.ndarray:
+def _stored(tensor: Tensor, place: TensorLayout) -> np.ndarray:
     """Return the bytes of a tensor in the layout of its place, (bytes,) uint8."""
     tensor = tensor.detach().cpu()
     if tensor.stride() != place.stride:

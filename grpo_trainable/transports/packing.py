@@ -22,7 +22,7 @@ S = TypeVar("S", bound="Slot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorLayout:
     """The place of one tensor in a buffer."""
 
     name: str
@@ -49,7 +49,7 @@ class Layout:
     A layout stays the same from round to round. It is pickled once, and unpickled once per process.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[TensorLayout, ...]
     size: int  # bytes of the buffer
 
     def of(self, buffer: Tensor) -> dict[str, Tensor]:
@@ -159,7 +159,9 @@ def _laid_out(
         # `meta`, torch forgets how it stores dimensions of one element or none.
         dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype), device="meta")
         stride = dense.stride()
-        places.append(Place(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype))
+        places.append(
+            TensorLayout(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype)
+        )
         offset += -(-dense.nbytes // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(places), offset)
 

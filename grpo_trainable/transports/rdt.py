@@ -265,7 +265,7 @@ class NcclReceiver(_TwoSidedReceiver):
     name = "nccl"
 
 
-class Group:
+class CollectiveGroup:
     """Learner and generators as one collective group, used by the process that made it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:

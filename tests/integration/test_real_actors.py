@@ -183,7 +183,7 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
         runtime,
         runtime.now,
     )
-    pipeline.start()
+    pipeline.send_first_weights()
     uses: Counter[int] = Counter()
     row: dict[str, float] = {}
     for round_ in range(config.rounds):

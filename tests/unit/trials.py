@@ -16,8 +16,8 @@ from ray.tune import Checkpoint
 from grpo_trainable.protocol.round_records import RoundDetails
 from grpo_trainable.protocol.versions import VersionChange
 from grpo_trainable.storage.checkpointing import TrialState, read_checkpoint
-from grpo_trainable.storage.object_store import Place
-from grpo_trainable.storage.trial_storage import TrialStorage, place
+from grpo_trainable.storage.object_store import AnyPath
+from grpo_trainable.storage.trial_storage import TrialStorage, path_on
 from grpo_trainable.telemetry.metrics import FRACTIONS, KL_TO, NAMES, RATIO_EDGES, ActorSpan
 from grpo_trainable.telemetry.timers import Span
 
@@ -196,7 +196,7 @@ class Restored:
 
     def _restore(self, result: Any) -> int:
         checkpoint = getattr(result, "checkpoint", result)
-        path: Place = place(checkpoint.filesystem, checkpoint.path)
+        path: AnyPath = path_on(checkpoint.filesystem, checkpoint.path)
         self.round = read_checkpoint(path).state["pipeline"]["learner_round"]
         return self.round
 

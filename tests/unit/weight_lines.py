@@ -27,7 +27,7 @@ from grpo_trainable.protocol.calls import OutOfBand, await_call
 from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import LiveWeights
 from grpo_trainable.protocol.weight_transfer import WeightSender
-from grpo_trainable.transports.rdt import Group
+from grpo_trainable.transports.rdt import CollectiveGroup
 
 # The actors' processes know the product, not its tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -124,7 +124,7 @@ class Line:
         self.generator = self._generator()
         self.check(self.learner, self.generator)
         if self.transport.two_sided:
-            self.group = Group(name, [actor.handle for actor in self.actors], 60.0)
+            self.group = CollectiveGroup(name, [actor.handle for actor in self.actors], 60.0)
 
     @property
     def actors(self) -> list[RayActor]:

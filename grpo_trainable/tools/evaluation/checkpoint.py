@@ -12,14 +12,14 @@ from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.storage.checkpointing import CheckpointError, checkpoints_named, read_checkpoint
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.storage.object_store import AnyPath
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedPolicy:
     """The policy in a trial's checkpoint, with the trial's config."""
 
-    directory: Place
+    directory: AnyPath
     config: GRPOConfig  # config of the trial
     inputs: Mapping[str, str]  # SHA-256 of the files that the trial read, by config key
     tensors: Mapping[str, Tensor]
@@ -27,7 +27,7 @@ class TrainedPolicy:
     round: int  # rounds trained
 
 
-def read_trained_policy(directory: Place) -> TrainedPolicy:
+def read_trained_policy(directory: AnyPath) -> TrainedPolicy:
     """Read the policy of a checkpoint, or of the last checkpoint in a trial's directory.
 
     A damaged last checkpoint is an error: silently evaluating an older policy would mislead.

@@ -14,7 +14,7 @@ import pytest
 
 from grpo_trainable import adapters
 from grpo_trainable.adapters.dialogue import Dialogue
-from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.optional_library import library
 from grpo_trainable.adapters.tasks import listed_task
 from grpo_trainable.adapters.textarena import OwnRandomness
 from grpo_trainable.adapters.trl_factory import TOOLS, trl_environment

@@ -26,7 +26,7 @@ from torch import Tensor
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner.advantages import advantage_estimator
 from grpo_trainable.learner.gradient_steps import GradientSteps
-from grpo_trainable.learner.log_probs import ScoredBatch
+from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.learner.optimizer import StepTaken
 from grpo_trainable.learner.training_state import KLCoefficient
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch
@@ -327,9 +327,9 @@ def first_gradient(config: GRPOConfig) -> Tensor:
     estimate = advantage_estimator(config, lambda groups: values)
     advantages = torch.cat(estimate(groups, coefficient.in_reward).advantages)
     batch = rows([g.response_ids for g in groups], [g.response_mask for g in groups], advantages)
-    scored = ScoredBatch(
-        batch=batch,
-        fresh=batch.response_mask,
+    with_log_probs = BatchWithLogProbs(
+        train_batch=batch,
+        own_tokens=batch.response_mask,
         reference=Table(REFERENCE).without_gradient(None, batch),
     )
     optimizer = SimpleNamespace(
@@ -339,7 +339,7 @@ def first_gradient(config: GRPOConfig) -> Tensor:
         policy=None, critic=None, optimizer=optimizer, kl_coefficient=coefficient
     )
     steps = GradientSteps(config, cast(Any, state), cast(Any, table), torch.device("cpu"))
-    step, _ = steps.take(scored)
+    step, _ = steps.take(with_log_probs)
     assert step.ratio_max == 1.0
     gradient = table.logits.grad
     assert gradient is not None

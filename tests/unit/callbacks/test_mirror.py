@@ -19,8 +19,8 @@ from checkpoints import write_checkpoint
 from trials import FakeTrial, row
 
 from callbacks import mirror as mirror_module
-from callbacks.interruption import requested
 from callbacks.mirror import AT_ONCE, Mirror, MirrorCallback, put_older_aside, tell
+from callbacks.save_on_interrupt import requested
 from grpo_trainable.storage.checkpointing import TrialState, newest_whole
 from grpo_trainable.storage.object_store import StoredPath
 from grpo_trainable.storage.trial_storage import TrialStorage, round_of_last_row

@@ -221,7 +221,7 @@ def test_rows_hold_what_was_seen_where_the_action_is_predicted():
     assert batch.actions is None
     assert batch.observations[0].tolist() == [[1, 0], [1, 1], [1, 2]]
     assert batch.target_ids[batch.response_mask].tolist() == [0, 1, 2, 2, 1]
-    shorter = batch.rows(torch.tensor([1]))
+    shorter = batch.select(torch.tensor([1]))
     assert shorter.observations is not None
     assert shorter.observations.tolist() == [[[2, 0], [2, 1]]]
 

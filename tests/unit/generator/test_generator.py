@@ -15,7 +15,7 @@ from virtual_time import one_token_group
 
 from grpo_trainable.cluster.colocated import Colocated
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.generator.generator import Generator, _scored, _Unscored
+from grpo_trainable.generator.generator import Generator, _Rollouts, _scored
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import read_tokenizer
@@ -66,8 +66,8 @@ def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> Sc
 
 
 def score_groups(groups: list[RolloutGroup], scores: list[list[Score | RewardError]]) -> Scored:
-    unscored = _Unscored(stream="train", groups=groups, completions=[])
-    return _scored(unscored, scores, parts=(), loaded=[], spans=[])
+    rollouts = _Rollouts(stream="train", groups=groups, completions=[])
+    return _scored(rollouts, scores, parts=(), loaded=[], spans=[])
 
 
 def texts_of(unit: Scored) -> list[list[str]]:
@@ -96,7 +96,7 @@ def test_groups_are_scored_by_the_task_in_the_order_of_the_requests() -> None:
         assert group.format_rewards is not None
         assert group.answer_rewards.equal(group.rewards.double())
         assert group.format_rewards.shape == group.rewards.shape
-    assert (unit.unscored, unit.reward_errors) == ([], 0)
+    assert (unit.failed, unit.reward_errors) == ([], 0)
 
 
 def test_evaluation_is_one_stage_with_sizes_of_its_own() -> None:
@@ -299,7 +299,7 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
     assert [group.format_mean for group in scored.groups] == [0.5, 1.0]
     assert [group.answer_mean for group in scored.groups] == [0.25, 0.5]
     assert (scored.unverified, scored.reward_errors) == (3, 1)
-    assert scored.unscored == [(2, "no")]
+    assert scored.failed == [(2, "no")]
 
 
 def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:
@@ -358,8 +358,8 @@ def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
     unit = sample(user_reward("picky"), "train", prompt_indices)
     kept = [index for index in prompt_indices if failing[index] == 0]
     assert [group.prompt_index for group in unit.groups] == kept
-    assert [index for index, _ in unit.unscored] == [i for i in prompt_indices if failing[i]]
-    assert all("no such word" in reason for _, reason in unit.unscored)
+    assert [index for index, _ in unit.failed] == [i for i in prompt_indices if failing[i]]
+    assert all("no such word" in reason for _, reason in unit.failed)
     assert unit.reward_errors == sum(failing)
 
 

@@ -23,7 +23,7 @@ from grpo_trainable.algo import (
 )
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner.learner import Learner
-from grpo_trainable.learner.log_probs import ScoredBatch
+from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.parameters import unique_parameters
@@ -209,16 +209,16 @@ def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Trai
     seen: list[TrainBatch] = []
     step = learner._steps.take
 
-    def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
-        seen.append(scored.batch)
-        return step(scored)
+    def spy(batch: BatchWithLogProbs) -> tuple[GradientStep, Tensor]:
+        seen.append(batch.train_batch)
+        return step(batch)
 
     monkeypatch.setattr(learner._steps, "take", spy)
     return seen
 
 
 def collated(learner: Learner, groups: Sequence[RolloutGroup]) -> TrainBatch:
-    return learner._batches.batch(groups).rows
+    return learner._batches.batch(groups).train_batch
 
 
 def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
@@ -279,11 +279,11 @@ def test_minibatches_have_the_reference_of_their_own_rows(
     step = pair.learner._steps.take
     differences = []
 
-    def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
+    def spy(batch: BatchWithLogProbs) -> tuple[GradientStep, Tensor]:
         reference = pair.learner.reference.model
-        expected, _ = pair.learner._log_probs.with_entropy(reference, scored.batch)
-        differences.append(float((expected - scored.reference).abs().max()))
-        return step(scored)
+        expected, _ = pair.learner._log_probs.with_entropy(reference, batch.train_batch)
+        differences.append(float((expected - batch.reference).abs().max()))
+        return step(batch)
 
     monkeypatch.setattr(pair.learner._steps, "take", spy)
     pair.learner.update([pair.rollouts()])

@@ -102,7 +102,7 @@ def loss_of(
     denominator = loss_denominator(aggregation, batch.response_mask, MAX_NEW)
     total = 0.0
     for rows in parts:
-        micro = batch.rows(rows)
+        micro = batch.select(rows)
         loss = clipped_loss(model, micro, aggregation, denominator)
         loss.backward()
         total += loss.item()
@@ -147,7 +147,7 @@ def test_uniform_logits_give_log_of_the_tokens_that_are_possible(batch):
 
 def test_a_batch_without_response_tokens_scores_zero(batch):
     model = policy()
-    log_probs, entropy = scored(model, batch.rows(torch.tensor([3])))
+    log_probs, entropy = scored(model, batch.select(torch.tensor([3])))
     assert log_probs.tolist() == entropy.tolist() == [[0.0]]
     log_probs.sum().backward()
     assert all((grad == 0).all() for grad in gradient(model).values())

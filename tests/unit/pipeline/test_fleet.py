@@ -121,7 +121,7 @@ def test_one_that_joins_has_no_work_before_it_answers() -> None:
         return 100.0 if slow else TICK
 
     w = virtual_trial(config, durations=durations, dies=die_in_rollout(("generator-1", 3)))
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     w.pipeline.run_round()
     while not w.runtime.kills:
         w.pipeline.run_round()

@@ -44,7 +44,7 @@ def test_the_loss_of_any_learner_ends_the_trial_and_names_it():
         trial = trial_of(
             dies=lambda actor, stage, n, lost=name: (actor, stage) == (lost, "optimize")
         )
-        trial.pipeline.start()
+        trial.pipeline.send_first_weights()
         with pytest.raises(ActorLost, match=rf"^optimize: {name} died"):
             trial.pipeline.run_round()
 
@@ -79,7 +79,7 @@ def test_an_elastic_group_takes_the_round_up_again_with_those_who_are_left(lag: 
 
 def test_no_group_goes_on_without_its_first():
     trial = elastic_trial(lambda actor, stage, n: (actor, stage) == ("learner-0", "optimize"))
-    trial.pipeline.start()
+    trial.pipeline.send_first_weights()
     with pytest.raises(ActorLost, match=r"learner-0 died"):
         trial.pipeline.run_round()
 
@@ -124,7 +124,7 @@ def test_a_learner_that_fails_among_living_ones_is_to_blame():
 
 def test_learners_that_took_other_steps_are_an_error():
     trial = trial_of()
-    trial.pipeline.start()
+    trial.pipeline.send_first_weights()
     second = trial.learners._actors[1]
     second._role._version += 1
     with pytest.raises(ActorFailed, match=r"^optimize: learner-1 has taken other gradient steps"):

@@ -49,12 +49,12 @@ def asked(chunks: list[Chunk]) -> list[tuple[int, ...]]:
 
 def test_prompts_are_asked_for_in_order_batch_by_batch() -> None:
     ledger = Ledger(config_of(prompts=5, chunk=2, batches=2))
-    assert ledger.next_round == 0
+    assert ledger.due_round == 0
     chunks = asked(take(ledger, 6))
     assert chunks == [(0, 1), (2, 3), (4,), (5, 6), (7, 8), (9,)]
-    assert ledger.next_round == 1
+    assert ledger.due_round == 1
     assert ledger.take().prompt_indices == (10, 11)
-    assert ledger.next_round == 1
+    assert ledger.due_round == 1
     assert ledger.next_prompt == ledger.in_flight == 12
 
 
@@ -84,10 +84,10 @@ def test_a_round_is_complete_when_each_of_its_batches_is() -> None:
 def test_a_lost_chunk_is_next_in_turn_and_still_in_flight() -> None:
     ledger = Ledger(config_of(prompts=2, chunk=1))
     chunks = take(ledger, 3)
-    assert ledger.next_round == 1
+    assert ledger.due_round == 1
     ledger.put_back(chunks[1])
     ledger.put_back(chunks[0])
-    assert ledger.next_round == 0
+    assert ledger.due_round == 0
     assert ledger.in_flight == 3
     assert not ledger.complete(0)
     assert take(ledger, 2) == chunks[:2]
@@ -145,9 +145,9 @@ def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
     ledger.settle(chunks[3], [5])
     ledger.settle(chunks[0], [0])
     ledger.settle(chunks[1], [])
-    assert ledger.next_round == 1  # nothing is drawn anew while 3 and 4 are under way
+    assert ledger.due_round == 1  # nothing is drawn anew while 3 and 4 are under way
     ledger.settle(chunks[2], [3, 4])
-    assert ledger.next_round == 0
+    assert ledger.due_round == 0
     assert not ledger.complete(0)
     (again,) = take(ledger, 1)
     assert again.prompt_indices == (6, 7)
@@ -158,7 +158,7 @@ def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
     # The stream in its order: 5 went to the second batch before 6 was drawn for it.
     assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(5), [0, 3, 4])
     assert ledger.batch(BatchId(0, 1)) == FilledBatch(range(5, 9), [5, 6, 8])
-    assert ledger.next_round == 1
+    assert ledger.due_round == 1
 
 
 def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
@@ -168,7 +168,7 @@ def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
     ledger.settle(first, [0])
     ledger.settle(second, [2])
     # 1 and 3 are missing at the end of the second round, and are a chunk.
-    assert ledger.next_round == 1
+    assert ledger.due_round == 1
     assert not ledger.complete(0)
     ledger.settle(third, [4, 5])
     assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(6), [0, 2, 4, 5])
@@ -243,7 +243,7 @@ def test_batches_follow_from_the_stream_whatever_is_lost_and_restored(
     trained = 0
     filled: list[tuple[range, list[int]]] = []
     while trained < rounds:
-        may_take = ledger.next_round < min(rounds, trained + ahead)
+        may_take = ledger.due_round < min(rounds, trained + ahead)
         steps = ["take"] * may_take + ["settle", "settle", "lose", "restore"] * bool(in_flight)
         assert steps, "nothing to do and nothing to wait for"
         step = rng.choice(steps)
@@ -285,7 +285,7 @@ def test_a_synchronous_round_asks_for_the_same_chunks_in_any_order_of_answers(
         ledger, in_flight, taken = Ledger(config), [], []
         while not ledger.complete(1):
             admitted = 0 if not ledger.complete(0) else 1
-            while ledger.next_round <= admitted and len(in_flight) < 3:
+            while ledger.due_round <= admitted and len(in_flight) < 3:
                 in_flight.append(ledger.take())
                 taken.append(in_flight[-1].prompt_indices)
             one = in_flight.pop(order(len(in_flight)))

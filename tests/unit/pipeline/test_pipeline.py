@@ -172,7 +172,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         latency=latency,
         reward_fails=fails,
     )
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     for round_ in range(config.rounds):
         report = w.pipeline.run_round()
         assert report.round == round_ + 1
@@ -740,7 +740,7 @@ def test_failing_actor_is_named_with_its_stage(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(learner, "update", update)
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     with pytest.raises(ActorFailed, match=r"optimize: learner failed with .*out of memory"):
         w.pipeline.run_round()
 
@@ -781,7 +781,7 @@ def test_few_failed_rewards_drop_their_groups_and_are_counted() -> None:
 def test_strict_task_ends_at_the_first_failed_reward() -> None:
     config = config_of(task={"strict": True, "max_error_rate": 1.0})
     w = virtual_trial(config, reward_fails=lambda stream, index: stream == "train" and index == 3)
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     w.pipeline.run_round()
     with pytest.raises(ActorFailed, match="last on prompt 3"):
         w.pipeline.run_round()
@@ -840,7 +840,7 @@ def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
 def scored(*groups: RolloutGroup, unverified: int) -> Scored:
     return Scored(
         groups=list(groups),
-        unscored=[],
+        failed=[],
         reward_errors=0,
         unverified=unverified,
         loaded=[],
@@ -946,7 +946,7 @@ def test_evaluation_without_a_single_reward_is_an_error() -> None:
         config_of(task={"max_error_rate": 1.0}),
         reward_fails=lambda stream, index: stream == "eval",
     )
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     with pytest.raises(ActorFailed, match=r"6 of 6 held-out responses.*nothing could be scored"):
         w.pipeline.run_round()
 
@@ -963,7 +963,7 @@ def test_first_evaluation_stays_in_every_row() -> None:
 def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
     config = config_of(rounds=5, lag=lag, eval={"every": 2})
     w = virtual_trial(config)
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     measured, rows = [], []
     for _ in range(config.rounds):
         measured.append(w.pipeline.evaluate().round)
@@ -998,7 +998,7 @@ def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) 
     # The fake learner drifts by a nat a round.
     config = config_of(rounds=20, lag=lag, eval={"every": 50}, callbacks={"kl_stop": 4.5})
     w = virtual_trial(config, durations=long_tailed_durations(lag, {"rollout": 9, "optimize": 9}))
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     reports = [w.pipeline.run_round()]
     while not reports[-1].last:
         reports.append(w.pipeline.run_round())
@@ -1082,7 +1082,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
     durations = long_tailed_durations(seed, scale)
     w = virtual_trial(config, durations=durations, seed=seed, latency=latency, dies=dies)
     reports = []
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     for _ in range(config.rounds):
         try:
             reports.append(w.pipeline.run_round())

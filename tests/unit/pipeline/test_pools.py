@@ -36,16 +36,16 @@ def pools_of(size: int, **settings: Any) -> DifficultyPools:
 
 
 def settled(pools: DifficultyPools, answers: dict[int, float | None]) -> dict[str, float]:
-    """Draws the prompts and settles them by the answer to each *example*; None: it failed."""
-    by_example = dict(zip(pools.draw(range(len(answers))), range(len(answers)), strict=True))
-    assert by_example.keys() == answers.keys(), "each was drawn once"
+    """Picks the examples and settles them by the answer to each *example*; None: it failed."""
+    by_example = dict(zip(pools.pick(range(len(answers))), range(len(answers)), strict=True))
+    assert by_example.keys() == answers.keys(), "each was picked once"
     known = {by_example[e]: answer for e, answer in answers.items() if answer is not None}
     return pools.settle(range(len(answers)), known)
 
 
 def test_every_example_is_drawn_once_before_any_is_drawn_again() -> None:
     pools = pools_of(7)
-    first, second = pools.draw(range(7)), pools.draw(range(7, 14))
+    first, second = pools.pick(range(7)), pools.pick(range(7, 14))
     assert sorted(first) == sorted(second) == list(range(7))
     assert first != second
     assert first != list(range(7))
@@ -53,10 +53,10 @@ def test_every_example_is_drawn_once_before_any_is_drawn_again() -> None:
 
 def test_a_prompt_is_the_same_example_when_it_is_asked_for_again() -> None:
     pools = pools_of(100)
-    assert pools.draw(range(5)) == pools.draw(range(5))
+    assert pools.pick(range(5)) == pools.pick(range(5))
     other = pools_of(100)
-    other.draw(range(3))
-    assert other.draw(range(3, 5)) == pools.draw([3, 4])
+    other.pick(range(3))
+    assert other.pick(range(3, 5)) == pools.pick([3, 4])
 
 
 def test_pools_by_hand() -> None:
@@ -79,7 +79,7 @@ def test_the_pass_rate_runs_by_hand() -> None:
     pools = pools_of(1, memory=0.75, easy_above=0.74, hard_below=0.57)
     sizes = []
     for index, answer in enumerate((1.0, 0.0, 0.0)):
-        pools.draw([index])
+        pools.pick([index])
         row = pools.settle([index], {index: answer})
         sizes.append([row[f"pool/{name}_size"] for name in ("easy", "mid", "hard")])
     assert sizes == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
@@ -88,7 +88,7 @@ def test_the_pass_rate_runs_by_hand() -> None:
 def test_a_memory_of_0_is_the_latest_group_alone() -> None:
     pools = pools_of(1, memory=0.0)
     for index, answer in enumerate((1.0, 0.0, 0.5)):
-        pools.draw([index])
+        pools.pick([index])
         row = pools.settle([index], {index: answer})
     assert row["pool/mid_size"] == 1
 
@@ -97,7 +97,7 @@ def test_a_memory_of_0_is_the_latest_group_alone() -> None:
 def test_pools_are_drawn_by_their_shares() -> None:
     pools = pools_of(9, easy=1.0, mid=2.0, hard=5.0)
     settled(pools, {e: (1.0, 0.5, 0.0)[e % 3] for e in range(9)})
-    drawn = Counter(e % 3 for e in pools.draw(range(9, 4009)))
+    drawn = Counter(e % 3 for e in pools.pick(range(9, 4009)))
     # 500, 1000 and 2500 of 4000, give or take five standard deviations.
     for kind, (expected, sd) in enumerate(((500, 20.9), (1000, 27.4), (2500, 30.6))):
         assert abs(drawn[kind] - expected) < 5 * sd
@@ -106,12 +106,12 @@ def test_pools_are_drawn_by_their_shares() -> None:
 def test_a_pool_is_gone_through_evenly() -> None:
     pools = pools_of(9, easy=0.0, mid=0.0, hard=1.0)
     settled(pools, {e: (1.0, 0.5, 0.0)[e % 3] for e in range(9)})
-    assert Counter(pools.draw(range(9, 39))) == {2: 10, 5: 10, 8: 10}
+    assert Counter(pools.pick(range(9, 39))) == {2: 10, 5: 10, 8: 10}
 
 
 def test_where_every_pool_with_a_share_is_empty_the_others_are_drawn() -> None:
     pools = pools_of(5, easy=0.0, mid=0.0, hard=1.0)
-    assert sorted(pools.draw(range(5))) == list(range(5))
+    assert sorted(pools.pick(range(5))) == list(range(5))
 
 
 @pytest.mark.parametrize("stop", [0, 1, 7])
@@ -123,7 +123,7 @@ def test_pools_go_on_from_a_state_as_they_would_have(stop: int) -> None:
         seen = []
         for round_ in rounds:
             # Two rounds are under way at a time.
-            seen.append(pools.draw(range(4 * round_, 4 * round_ + 8)))
+            seen.append(pools.pick(range(4 * round_, 4 * round_ + 8)))
             drawn = list(range(4 * round_, 4 * round_ + 4))
             seen.append(pools.settle(drawn, answers(drawn)))
         return seen

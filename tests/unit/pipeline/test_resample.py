@@ -453,7 +453,7 @@ def test_lost_generators_change_no_batch(
         dies=some_die(config, seed, dying),
     )
     reports = []
-    w.pipeline.start()
+    w.pipeline.send_first_weights()
     for _ in range(config.rounds):
         try:
             reports.append(w.pipeline.run_round())

@@ -114,21 +114,21 @@ def test_rows_of_groups_and_back_are_the_same_values(data: st.DataObject):
 
 def test_rows_cuts_trailing_padding_only():
     batch = two_groups()
-    last = batch.rows(slice(2, 3))
+    last = batch.select(slice(2, 3))
     assert last.input_ids.tolist() == [[4, 3]]
     assert last.target_ids.tolist() == [[3, 2]]
     assert last.advantages.tolist() == [[2, 2]]
-    first = batch.rows(torch.tensor([0]))
+    first = batch.select(torch.tensor([0]))
     assert first.input_ids.tolist() == [[5, 6, 7, 8, 9]]
     assert first.response_mask.int().tolist() == [[0, 0, 1, 0, 1]]
-    picked = batch.rows(torch.tensor([2, 1]))
+    picked = batch.select(torch.tensor([2, 1]))
     assert picked.input_ids.tolist() == [[4, 3, PAD, PAD], [5, 6, 7, 8]]
     assert picked.behaviour_log_probs.tolist() == [[-3, -2, 0, 0], [0, 0, -8, -2]]
 
 
 def test_rows_without_a_single_response_token_keep_one_column():
     batch = collate([group([5, 6], [[8], [0]], [[1], [0]])], [torch.ones(2)], PAD)
-    assert batch.rows(slice(1, 2)).input_ids.shape == (1, 1)
+    assert batch.select(slice(1, 2)).input_ids.shape == (1, 1)
 
 
 def test_oldest_counts_only_the_mask():

@@ -14,7 +14,7 @@ import pytest
 from trials import FakeTrial, Restored, contents, note, row, saved
 
 from callbacks.checkpoints import CheckpointCallback
-from callbacks.interruption import CheckpointOnInterrupt, requested
+from callbacks.save_on_interrupt import CheckpointOnInterrupt, requested
 from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.checkpointing import MANIFEST, CheckpointError, part_file
 

@@ -21,7 +21,7 @@ from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.tasks import Score, ScoreRequest
 from grpo_trainable.tasks.input_files import input_files, users_objects
-from grpo_trainable.tasks.mix import MixTask, Mixture, Place
+from grpo_trainable.tasks.mix import MixTask, Mixture, PromptOrigin
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.telemetry.metrics import NAMES, names_with
 
@@ -84,10 +84,10 @@ def test_the_seed_breaks_ties() -> None:
 def test_held_out_prompts_go_round_the_tasks_whatever_their_weights() -> None:
     mixture = Mixture({"a": 9, "b": 1}, seed=0)
     assert [mixture.held_out(i) for i in range(4)] == [
-        Place("a", 0),
-        Place("b", 0),
-        Place("a", 1),
-        Place("b", 1),
+        PromptOrigin("a", 0),
+        PromptOrigin("b", 0),
+        PromptOrigin("a", 1),
+        PromptOrigin("b", 1),
     ]
 
 

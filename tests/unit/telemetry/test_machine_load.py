@@ -14,8 +14,8 @@ from grpo_trainable.telemetry import machine_load
 from grpo_trainable.telemetry.machine_load import (
     DISTURBED_ABOVE,
     Disturbance,
+    MachineProcess,
     Meter,
-    Place,
     ProcessTree,
     Reading,
     Usage,
@@ -23,11 +23,11 @@ from grpo_trainable.telemetry.machine_load import (
     denied_seconds,
     disturbance,
     idle_seconds,
-    place,
     quota_cores,
     shown_command,
     spent,
     stolen_seconds,
+    this_process,
     waited_seconds,
 )
 
@@ -53,7 +53,7 @@ def test_a_platform_without_an_account_of_its_cores_has_no_figure():
 def test_a_meter_without_proc_gives_nothing(monkeypatch, tmp_path):
     meter = Meter()
     monkeypatch.setattr(machine_load, "PROC", tmp_path)
-    meter.begin()
+    meter.start_measuring()
     assert meter.take() is None
 
 
@@ -265,9 +265,9 @@ def test_a_process_is_ours_once_it_is_added_and_only_on_this_machine():
     orphan = int(subprocess.run(shell, stdout=subprocess.PIPE, text=True, check=True).stdout)
     try:
         meter = Meter()
-        meter.add(Place("another machine", orphan))
+        meter.add(MachineProcess("another machine", orphan))
         assert orphan not in owned(meter)
-        meter.add(Place(place().machine, orphan))
+        meter.add(MachineProcess(this_process().machine, orphan))
         assert orphan in owned(meter)
     finally:
         os.kill(orphan, 9)
@@ -275,13 +275,13 @@ def test_a_process_is_ours_once_it_is_added_and_only_on_this_machine():
 
 def test_a_place_says_how_far_a_process_is_behind_others():
     script = (
-        "from grpo_trainable.telemetry.machine_load import place; import os; os.nice(7); "
-        "print(place().niceness)"
+        "from grpo_trainable.telemetry.machine_load import this_process; import os; os.nice(7); "
+        "print(this_process().niceness)"
     )
     child = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert int(child.stdout) == min(19, place().niceness + 7)
+    assert int(child.stdout) == min(19, this_process().niceness + 7)
 
 
 def owned(meter: Meter) -> frozenset[int]:

@@ -12,7 +12,7 @@ from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Interruption
 
 
-class Interruptions:
+class ThinkingBudget:
     """Tracks which of the B rows are interrupted, and the tokens that they read then."""
 
     def __init__(

@@ -17,9 +17,9 @@ from test_torch_engine import replayed, swapping
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.engines.checks import check_groups
 from grpo_trainable.engines.engine import EngineError
-from grpo_trainable.engines.interruptions import Interruptions
 from grpo_trainable.engines.rows import Rows
 from grpo_trainable.engines.selection import chosen_engine
+from grpo_trainable.engines.thinking_budget import ThinkingBudget
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.generator.generator import Generator
 from grpo_trainable.learner.learner import Learner
@@ -27,7 +27,7 @@ from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.pipeline.sampled_work import is_same_work, sampled_work
+from grpo_trainable.pipeline.sampling_settings import is_same_sampling, sampling_settings
 from grpo_trainable.protocol.rollout import (
     Interruption,
     Request,
@@ -79,7 +79,7 @@ def written(
         seed=0,
         stops=stops,
         device=CPU,
-        interruptions=Interruptions(asked, answers, len(wishes), CPU),
+        thinking_budget=ThinkingBudget(asked, answers, len(wishes), CPU),
     )
     rows.enter()
     alive = torch.arange(len(wishes))
@@ -397,7 +397,7 @@ def test_an_engine_of_the_users_cannot_interrupt(tmp_path: Path):
 def test_interruptions_change_what_is_sampled_and_other_rules_do_not():
     works = {
         (overlong, buffer): json.loads(
-            json.dumps(sampled_work(config_of(None, overlong=overlong, **given)))
+            json.dumps(sampling_settings(config_of(None, overlong=overlong, **given)))
         )
         for overlong, buffer, given in (
             ("interrupt", 8, {}),
@@ -406,9 +406,9 @@ def test_interruptions_change_what_is_sampled_and_other_rules_do_not():
             ("penalty", 9, {"overlong_buffer": 9, "interruption": DEFAULT_TEXT}),
         )
     }
-    assert is_same_work(works["penalty", 8], works["penalty", 9])
-    assert not is_same_work(works["interrupt", 8], works["interrupt", 9])
-    assert not is_same_work(works["interrupt", 8], works["penalty", 8])
+    assert is_same_sampling(works["penalty", 8], works["penalty", 9])
+    assert not is_same_sampling(works["interrupt", 8], works["interrupt", 9])
+    assert not is_same_sampling(works["interrupt", 8], works["penalty", 8])
 
 
 @pytest.mark.parametrize(
@@ -429,10 +429,10 @@ def test_another_model_engine_or_environment_samples_other_work(
     one: dict[str, Any], other: dict[str, Any], same: bool
 ):
     def work(settings: dict[str, Any]) -> dict[str, Any]:
-        return json.loads(json.dumps(sampled_work(GRPOConfig.from_dict(settings))))
+        return json.loads(json.dumps(sampling_settings(GRPOConfig.from_dict(settings))))
 
-    assert is_same_work(work(one), work(one))
-    assert is_same_work(work(one), work(other)) == same
+    assert is_same_sampling(work(one), work(one))
+    assert is_same_sampling(work(one), work(other)) == same
 
 
 DEFAULT_TEXT = GRPOConfig().rollout.interruption

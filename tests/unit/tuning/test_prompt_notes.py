@@ -9,7 +9,7 @@ import pytest
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.tasks.prompts import Prompts, build_task
-from tuning.notes import about_prompts
+from tuning.prompt_notes import about_prompts
 
 
 def told(**settings: Any) -> list[str]:

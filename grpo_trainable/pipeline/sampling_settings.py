@@ -25,7 +25,7 @@ SECTIONS = (
 OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
 
 
-def sampled_work(config: GRPOConfig) -> dict[str, Any]:
+def sampling_settings(config: GRPOConfig) -> dict[str, Any]:
     """The settings that decide which prompts a round trains on and how they are sampled, as plain
     data."""
     settings = config.to_dict()
@@ -39,8 +39,8 @@ def sampled_work(config: GRPOConfig) -> dict[str, Any]:
     }
 
 
-def is_same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two results of `sampled_work` ask for the same rollouts."""
+def is_same_sampling(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two results of `sampling_settings` ask for the same rollouts."""
     return _of_sampling(one) == _of_sampling(other)
 
 

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from grpo_trainable.cluster.shipping import ShippingError, contents, lacking_on, ship
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.storage.digests import package_digest
-from grpo_trainable.storage.object_store import Place, StoredPath, refusal
+from grpo_trainable.storage.object_store import AnyPath, StoredPath, refusal
 
 ANSWER_S = 5.0  # time limit for a connection to the address
 LOOK_S = 60.0  # time limit for all nodes, each of which starts a process
@@ -59,7 +59,7 @@ def _refuse_silence(address: str) -> None:
         ) from None
 
 
-def check_nodes(storage: Place) -> None:
+def check_nodes(storage: AnyPath) -> None:
     """Looks from every node at the directory of the experiments and for this package.
 
     Raises:
@@ -90,7 +90,7 @@ def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
     return shipped
 
 
-def _check_each(storage: Place, refuses: Callable[[], str | None]) -> None:
+def _check_each(storage: AnyPath, refuses: Callable[[], str | None]) -> None:
     """`refuses` says on a node, in a line, why the storage cannot be used from there."""
     here = package_digest()
     seen = {node: _look_from(node_id, refuses) for node, node_id in _nodes().items()}
