@@ -76,7 +76,7 @@ docs: $(READY)
 
 # For the time between two edits: half a minute on two cores.
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/micro.py $(ARGS)

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from callbacks import interruption
+from callbacks import save_on_interrupt
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.stage_timings import stage_fractions
 from callbacks.trial_files import config_of, error_line, label
@@ -191,7 +191,7 @@ def _state(trial: Any) -> str:
     if trial.last_result.get(DONE):
         return "done"
     # Tune ends every trial of an interrupted experiment; a scheduler ends a single one.
-    return "interrupted" if interruption.requested.is_set() else "stopped"
+    return "interrupted" if save_on_interrupt.requested.is_set() else "stopped"
 
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:

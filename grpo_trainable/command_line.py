@@ -101,7 +101,8 @@ def run(name: str, body: Callable[[], int | None]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes once more at its end, which must not fail.
-        _discard(sys.stdout)
+        if sys.stdout is not None:
+            _discard(sys.stdout)
         return OUTPUT_CLOSED
 
 

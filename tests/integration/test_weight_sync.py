@@ -64,16 +64,16 @@ def line(ray_session: None) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", HERE)
 def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name: str) -> None:
-    """500 syncs, of which memory, files and /dev/shm do not grow. A leak grows in either half of
+    """300 syncs, of which memory, files and /dev/shm do not grow. A leak grows in either half of
     them; what Ray or glibc gets once, for itself, in one."""
     way = line(name)
-    for round_ in range(100):
+    for round_ in range(60):
         assert way.sync(round_)
     before, names = way.held(), set(os.listdir("/dev/shm"))
-    for round_ in range(100, 350):
+    for round_ in range(60, 210):
         assert way.sync(round_)
     middle = way.held()
-    for round_ in range(350, 600):
+    for round_ in range(210, 360):
         assert way.sync(round_)
     # On a busy machine Ray takes a while to let go of what has arrived.
     until = time.monotonic() + 30.0

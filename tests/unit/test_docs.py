@@ -106,6 +106,7 @@ def test_files_that_a_page_names_exist(page):
     assert [path for path in sorted(named) if not (ROOT / path.rstrip(".")).exists()] == []
 
 
+@pytest.mark.slow
 def test_page_of_every_file_is_as_generated():
     script = [sys.executable, str(DOCS / "files.py")]
     generated = subprocess.run(script, capture_output=True, encoding="utf-8", check=True).stdout

@@ -147,6 +147,7 @@ def violations(module: str, source: str, *, package: bool = False) -> list[str]:
     return bad
 
 
+@pytest.mark.slow
 def test_modules_import_only_what_stands_below_them():
     found = {}
     for module, source in sources().items():
@@ -157,6 +158,7 @@ def test_modules_import_only_what_stands_below_them():
     assert {module: names for module, names in found.items() if names} == {}
 
 
+@pytest.mark.slow
 def test_no_files_import_each_other_in_a_circle():
     graph = {module: files_imported_by(module) for module in sources()}
     graph["grpo_trainable"] = set()  # it hands out names lazily
@@ -275,6 +277,7 @@ def test_page_has_the_table_of_packages():
     assert {package: rooms for package, rooms in refused.items() if rooms} == NOT_FOR
 
 
+@pytest.mark.slow
 def test_page_names_the_rooms_that_may_import_ray():
     (told,) = re.findall(r"only (`transports/`.*?) may import Ray", ARCHITECTURE, re.DOTALL)
     assert set(named(told)) == MAY_IMPORT_RAY
@@ -304,6 +307,7 @@ def unstable_names(module: str, source: str, *, package: bool = False) -> list[s
     return sorted({name for name in names if UNSTABLE_RAY.fullmatch(name)})
 
 
+@pytest.mark.slow
 def test_one_file_holds_all_private_and_alpha_names_of_ray():
     found = {
         module: unstable_names(module, source, package=is_package(module))
@@ -387,12 +391,14 @@ def rooms(*wanted: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_package_and_config_load_only_the_standard_library():
     modules = ["grpo_trainable", "grpo_trainable.storage.digests", *rooms(*STANDARD_LIBRARY_ONLY)]
     loaded = {name.partition(".")[0] for name in loaded_after(modules)}
     assert loaded.isdisjoint({"torch", "numpy", "ray", "pyarrow"})
 
 
+@pytest.mark.slow
 def test_processes_that_score_and_play_load_neither_torch_nor_ray():
     workers = ["grpo_trainable.generator.score_worker", "grpo_trainable.generator.env_worker"]
     built_in = {reference.partition(":")[0] for reference in TASKS.values()}

@@ -242,6 +242,7 @@ def test_what_has_ended_can_be_closed():
     dialogue.close()
 
 
+@pytest.mark.slow
 def test_a_dialogue_that_is_left_open_ends_with_its_process():
     program = """
 from grpo_trainable.adapters.dialogue import Dialogue

@@ -79,6 +79,7 @@ def test_rewards_are_never_overwritten(name):
     assert torch.equal(rewards, REWARDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["group_std", "group_mean", "rloo"])
 @given(
     rewards=st.lists(

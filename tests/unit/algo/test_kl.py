@@ -16,6 +16,7 @@ REFERENCE = torch.full((2, 3), -2.0)
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -41,6 +42,7 @@ def test_sequence_kl_does_not_count_empty_responses():
     assert sequence_kl(REFERENCE, REFERENCE, torch.zeros(2, 3), "k3").item() == 0.0
 
 
+@pytest.mark.slow
 @given(exponent=st.floats(-8, 1.5), sign=st.sampled_from([-1, 1]))
 @settings(deadline=None)
 def test_k2_and_k3_are_never_negative_and_agree_near_zero(exponent, sign):

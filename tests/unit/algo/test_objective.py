@@ -196,6 +196,7 @@ def test_objective_gradient_and_clipped_tokens_are_those_of_the_formulas(kind):
         assert clipped.tolist() == was_clipped
 
 
+@pytest.mark.slow
 def test_the_batch_of_these_tests_tells_the_formulas_apart():
     values = [by_hand(BATCH, settings)[0] for settings in EVERY]
     # REINFORCE has two names and DAPO shares its formula with GRPO; nothing else may coincide.

@@ -109,6 +109,7 @@ def test_up_to_the_bound_every_ratio_and_gradient_is_that_of_exp_bit_for_bit(val
     assert bits(bounded.grad) == bits(plain.grad)
 
 
+@pytest.mark.slow
 @given(st.floats(LOG_RATIO_MAX, 1e4, width=32))
 def test_beyond_the_bound_ratio_and_gradient_stay_what_they_are_there(value):
     log_ratio = torch.tensor([value], requires_grad=True)

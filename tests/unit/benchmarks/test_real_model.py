@@ -39,6 +39,7 @@ def test_no_calculation_is_both_trained_on_and_held_out():
     assert len({own.question for own in asked}) == 256
 
 
+@pytest.mark.slow
 def test_fewer_held_out_problems_are_the_first_and_more_come_round_again():
     task = GradeSchool(0)
     assert task.eval_examples(3) == task.eval_examples(600)[:3]
@@ -61,6 +62,7 @@ def test_the_right_number_in_a_box_is_worth_one(response, scores):
     assert (score.reward, score.format_reward, score.answer_reward) == scores
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_process_and_all_it_started():
     script = "import sys; x = b'1' * 50_000_000; print(len(x), flush=True); sys.stdin.read()"
     shell = ["sh", "-c", f'{sys.executable} -c "{script}"; true']

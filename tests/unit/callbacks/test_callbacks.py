@@ -24,7 +24,7 @@ from ray.tune.logger import JsonLoggerCallback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trials import FakeTrial, details, held_out, row
 
-from callbacks import grpo_callbacks, interruption
+from callbacks import grpo_callbacks, save_on_interrupt
 from callbacks.checkpoints import CheckpointCallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line, seconds_left
 from callbacks.fail_safe import HOOKS, FailSafeCallback
@@ -128,6 +128,7 @@ def test_refused_file_is_told_in_a_line(caplog, tmp_path):
     assert not record.exc_info
 
 
+@pytest.mark.slow
 def test_what_a_full_disk_does_not_take_is_written_once_there_is_space(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
@@ -196,6 +197,7 @@ def test_rounds_that_are_refused_for_too_long_are_given_up_by_name(tmp_path, mon
     assert [row["training_iteration"] for row in rows] == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_trial_that_does_not_get_to_its_first_round_leaves_every_file_as_it_was(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
@@ -367,6 +369,7 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     assert stage_totals(trial)["rollout"] == sum(range(1, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path, link):
     first = FakeTrial(tmp_path / "first")
@@ -390,6 +393,7 @@ def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path, lin
     assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     # Remote is what is not the local file system: here a folder of it under another name.
     (tmp_path / "bucket" / "trial").mkdir(parents=True)
@@ -444,6 +448,7 @@ def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
         assert [row["training_iteration"] for row in csv.DictReader(file)] == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
@@ -893,9 +898,9 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
     tmp_path, monkeypatch, interrupt, state
 ):
     """As Tune leaves it: ended, without a row that says so."""
-    monkeypatch.setattr(interruption, "requested", threading.Event())
+    monkeypatch.setattr(save_on_interrupt, "requested", threading.Event())
     if interrupt:
-        interruption.requested.set()
+        save_on_interrupt.requested.set()
     trial = FakeTrial(tmp_path / "trial")
     trial.status, trial.last_result = "TERMINATED", row(4, done=False)
     text = rendered(live_table([trial], {"trial": row(4)}, 8))
@@ -904,6 +909,7 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
     assert text.count("done") == 1  # in the title
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(STAGES)))
 def test_bar_is_always_as_wide_as_its_column(seconds):
     from callbacks.console import _bar

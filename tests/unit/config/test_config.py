@@ -451,6 +451,7 @@ def test_wrong_value_is_refused_by_name(data, text):
     assert error(data) == text
 
 
+@pytest.mark.slow
 def test_no_key_accepts_nonsense():
     nonsense = (object(), {}, [], b"x", 1j, -1, "\0", {3: {}})
     for key, value in itertools.product(CHECKS, nonsense):
@@ -1072,6 +1073,7 @@ def test_generators_share_a_round_evenly_by_default(prompts, batches, generators
     assert [chunk.stop - chunk.start for chunk in schedule.chunks(config)] == sizes
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 12), st.none() | st.integers(1, 40))
 def test_units_cover_a_batch_and_every_generator_has_one(prompts, batches, generators, given_unit):
     data = APART | nested(
@@ -1095,6 +1097,7 @@ def test_units_cover_a_batch_and_every_generator_has_one(prompts, batches, gener
     )
 
 
+@pytest.mark.slow
 @given(st.integers(1, 90))
 def test_default_generators_always_fit_beside_the_learner_on_two_cores(generators):
     config = GRPOConfig.from_dict(
@@ -1203,6 +1206,7 @@ def test_every_default_can_be_set_from_the_command_line():
         assert parse_assignment(f"{key}={text}") == (key, value)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([*CHECKS]), st.text(max_size=12))
 def test_any_assignment_gives_a_config_or_one_line(key, text):
     data: dict = {}

@@ -38,6 +38,7 @@ def test_probes_fit_and_reach_over_the_vocabulary(longest: int):
         assert len({len(request.prompt_ids) for request in requests}) == 2
 
 
+@pytest.mark.slow
 def test_an_engine_of_the_same_weights_agrees_and_one_of_others_is_refused():
     requests = probes(LIMITS, 50, 32)
     engine = TorchEngine(sharpened(CONFIG, 0), TOKENS, seed=1)

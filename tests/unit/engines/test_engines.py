@@ -238,6 +238,7 @@ def generate(engine: str) -> list[RolloutGroup]:
         generator.close()
 
 
+@pytest.mark.slow
 def test_a_users_engine_samples_in_the_generator(mine: Path):
     threads = torch.get_num_threads()
     ours, theirs = generate("torch"), generate(f"{mine}:Mine")

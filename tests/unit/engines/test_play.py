@@ -110,6 +110,7 @@ def by_hand(model: TransformerLM, request: Request, response: int) -> dict[str, 
     return {"ids": ids, "mask": mask, "log_probs": log_probs, "finished": [False]}
 
 
+@pytest.mark.slow
 def test_an_episode_is_what_a_full_pass_a_token_gives():
     engine, _, groups = played()
     forks = 0
@@ -148,6 +149,7 @@ def learned(engine: TorchEngine, batch: TrainBatch) -> torch.Tensor:
     return log_probs.detach()
 
 
+@pytest.mark.slow
 def test_the_learner_finds_the_same_log_probs():
     engine, _, groups = played()
     batch = collate(groups, [torch.zeros(3)] * 3, PAD)
@@ -162,16 +164,19 @@ def test_slow_answers_change_no_token(seed: int):
     assert_agree(at_once, late, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_episode_does_not_depend_on_its_company():
     _, _, together = played()
     alone = [played(wanted=[request])[2][0] for request in requests()]
     assert_agree(together, alone, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_played_again_it_is_the_same_bits():
     assert_same_bits(played()[2], played()[2])
 
 
+@pytest.mark.slow
 def test_an_action_is_told_with_its_tokens_and_its_place():
     _, partner, groups = played()
     rows = [(group, g) for group in groups for g in range(3)]
@@ -183,6 +188,7 @@ def test_an_action_is_told_with_its_tokens_and_its_place():
         assert bool(group.response_mask[g, begin : action.end + 1].all())
 
 
+@pytest.mark.slow
 def test_without_a_second_turn_it_is_a_response():
     """Where the first action ends every episode, both ways to sample give the same."""
     engine, partner, _ = played()
@@ -208,6 +214,7 @@ class Changing:
             self._engine._loads += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_new_weights_in_the_middle_of_episodes(recompute: bool):
     engine = TorchEngine(sharpened(CONFIG), TOKENS, seed=SEED, recompute=recompute)  # pyright: ignore
@@ -235,6 +242,7 @@ def test_new_weights_in_the_middle_of_episodes(recompute: bool):
             start += 1
 
 
+@pytest.mark.slow
 def test_what_was_played_is_checked():
     engine, _, groups = played()
     assert isinstance(engine, PlayingEngine)

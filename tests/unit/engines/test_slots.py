@@ -215,6 +215,7 @@ def test_any_number_of_slots_gives_the_tokens_of_one_batch(
     torch.testing.assert_close(recorded, learner, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_three_slots_give_the_tokens_of_one_batch():
     wanted = requests((3, 35, 1), group_size=2, max_new_tokens=8)
     groups = generated(engine(3), wanted)
@@ -223,6 +224,7 @@ def test_three_slots_give_the_tokens_of_one_batch():
     torch.testing.assert_close(recorded, learner, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_as_many_slots_as_responses_give_the_same_responses():
     wanted = requests((3, 2), max_new_tokens=12)
     usual = generated(engine(None), wanted)

@@ -155,6 +155,7 @@ def test_log_probs_under_another_law_would_be_noticed(wrong):
     assert (recorded - learner).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_row_stops_at_end_of_text():
     groups = generated(engine(), requests(temperature=1.5, group_size=16))
     finished = torch.cat([group.finished for group in groups])
@@ -172,6 +173,7 @@ def test_a_row_stops_at_end_of_text():
             assert (group.behaviour_log_probs[g, length:] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_group_is_cut_to_its_own_longest_response():
     groups = generated(engine(), requests(temperature=2.0, group_size=2))
     assert len({group.response_ids.shape[1] for group in groups}) > 1
@@ -179,6 +181,7 @@ def test_a_group_is_cut_to_its_own_longest_response():
         assert group.response_mask.any(dim=0).all()
 
 
+@pytest.mark.slow
 def test_groups_answer_their_requests_in_order_and_are_unscored():
     wanted = requests()
     for request, group in zip(wanted, generated(engine(), wanted), strict=True):
@@ -189,11 +192,13 @@ def test_groups_answer_their_requests_in_order_and_are_unscored():
         assert group.uses == 0
 
 
+@pytest.mark.slow
 def test_the_responses_of_a_group_differ():
     for group in generated(engine(), requests(temperature=1.5)):
         assert len({tuple(ids) for ids in group.response_ids.tolist()}) == 4
 
 
+@pytest.mark.slow
 def test_groups_of_different_sizes_share_a_unit():
     small, large = requests(group_size=2)[0], requests(group_size=5)[1]
     groups = generated(engine(), [small, large])
@@ -252,6 +257,7 @@ def test_a_row_ends_after_the_token_that_completes_a_stop_string(monkeypatch, co
     assert min(cut, ended_by_id) > 5
 
 
+@pytest.mark.slow
 def test_a_string_that_is_complete_before_the_least_length_does_not_count_then_or_later():
     law = {"group_size": 16, "temperature": 3.0, "min_new_tokens": 20}
     whole = generated(engine(), requests(**law))
@@ -270,6 +276,7 @@ def test_a_string_that_is_complete_before_the_least_length_does_not_count_then_o
     assert min(early, cut) > 3
 
 
+@pytest.mark.slow
 def test_several_end_ids_end_a_row_and_none_of_them_comes_early():
     wanted = requests(end_ids=(EOS, 7, 9), min_new_tokens=6, temperature=2.0)
     sampler = engine()
@@ -319,6 +326,7 @@ def test_dropping_finished_rows_changes_nothing(monkeypatch, compact_below):
     assert_agree(usual, generated(engine(), wanted), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_seed_stream_and_cursor_choose_the_responses():
     request = requests((5,))[0]
     (usual,) = generated(engine(), [request])
@@ -353,6 +361,7 @@ def test_loaded_weights_are_the_snapshot_bit_for_bit():
     assert (sampler.version, sampler.round) == (6, 4)
 
 
+@pytest.mark.slow
 def test_loading_copies_nothing_and_writes_nothing():
     sampler, first, second = engine(), *(snapshot(sharpened(CONFIG, seed=s)) for s in (1, 2))
     before = {name: tensor.clone() for name, tensor in first.tensors.items()}
@@ -365,6 +374,7 @@ def test_loading_copies_nothing_and_writes_nothing():
     assert all(torch.equal(tensor, before[name]) for name, tensor in first.tensors.items())
 
 
+@pytest.mark.slow
 def test_what_lies_askew_in_memory_is_copied():
     sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     sampler.load(weights)
@@ -401,6 +411,7 @@ def test_weights_of_another_model_are_refused():
         engine().load(snapshot(other))
 
 
+@pytest.mark.slow
 def test_every_token_carries_version_and_round_of_its_weights():
     sampler = engine()
     sampler.load(snapshot(sampler.model))
@@ -542,6 +553,7 @@ def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
 # ---- What is refused -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_prompt_that_leaves_no_room_is_refused():
     generated(engine(), requests((36,), max_new_tokens=60))
     with pytest.raises(ValueError, match="37 tokens and 60 new ones do not fit the context of 96"):

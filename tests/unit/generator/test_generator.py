@@ -78,6 +78,7 @@ def texts_of(unit: Scored) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_groups_are_scored_by_the_task_in_the_order_of_the_requests() -> None:
     config = config_of()
     unit = sample(config, "train", [5, 2, 9])
@@ -107,6 +108,7 @@ def test_evaluation_is_one_stage_with_sizes_of_its_own() -> None:
     assert requests_of(config, "eval", [0])[0].limits.temperature == 0.5
 
 
+@pytest.mark.slow
 def test_training_and_held_out_prompts_never_share_a_draw() -> None:
     config = config_of(eval={"samples": 3})
     train, held_out = sample(config, "train", [0]), sample(config, "eval", [0])
@@ -114,6 +116,7 @@ def test_training_and_held_out_prompts_never_share_a_draw() -> None:
     assert texts_of(train) != texts_of(held_out)
 
 
+@pytest.mark.slow
 def test_the_same_unit_gives_the_same_bits_in_any_generator() -> None:
     config = config_of()
     first, again = sample(config, "train", [3, 4]), sample(config, "train", [3, 4])
@@ -157,6 +160,7 @@ def test_the_reference_stays_what_it_was_when_new_weights_are_loaded() -> None:
     assert not torch.allclose(moved[0].behaviour_log_probs, expected, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_spans_are_what_the_generator_did_in_order() -> None:
     config = config_of()
     generator = Generator(config, InProcess())
@@ -169,6 +173,7 @@ def test_spans_are_what_the_generator_did_in_order() -> None:
     assert second[1].seconds > 0
 
 
+@pytest.mark.slow
 def test_progress_changes_with_every_token() -> None:
     generator = Generator(config_of(), InProcess())
     seen, between = [], generator.between_tokens
@@ -261,6 +266,7 @@ def test_deposit_while_idle_is_taken_in_before_the_first_token() -> None:
     assert all(group.token_versions.unique().tolist() == [2] for group in unit.groups)
 
 
+@pytest.mark.slow
 def test_deposit_that_outlives_a_reset_is_lost() -> None:
     generator, mailbox, requests = mid_batch("in_flight")
     config = mid_batch_config("in_flight")
@@ -341,6 +347,7 @@ def test_reward_of_a_users_file(user_reward: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_users_format_and_answer_rewards(user_reward: Any) -> None:
     unit = sample(user_reward("parts"), "train", [0])
     assert unit.groups[0].rewards.tolist() == [2.0] * 3
@@ -381,6 +388,7 @@ def test_users_reward_is_asked_for_beside_the_calls_and_told_once(user_reward: A
     generator.close()
 
 
+@pytest.mark.slow
 def test_reward_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     config = config_of(task={"reward": f"{tmp_path}/missing.py:reward"})
     with pytest.raises(ValueError, match=r"task\.reward=.*missing\.py:reward"):

@@ -178,6 +178,7 @@ class TwoBatches:
             yield [generation(prompt, index) for index in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_shows_how_far_it_is_also_within_a_batch(terminal, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := Stream(terminal=terminal))

@@ -41,6 +41,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", STEPS, ids=str)
 @pytest.mark.parametrize("monitor", [True, False])
 @pytest.mark.parametrize("cap", [0, 2.0])
@@ -59,12 +60,14 @@ def test_at_lag_0(path, monkeypatch, settings, monitor, cap, sampler_dtype):
     assert all(any(part.abs().max() > 1e-3 for part in step) for step in later)
 
 
+@pytest.mark.slow
 def test_tokens_of_older_weights_are_compared_with_what_the_sampler_said(path, monkeypatch):
     config = config_of(path, placement="disaggregated", lag=1)
     (step,) = log_ratios(config, monkeypatch, lag=1)
     assert all(part.abs().max() > 1e-3 for part in step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["grpo_clip", "m2po"])
 def test_weights_that_were_rounded_on_their_way_are_others(path, monkeypatch, loss):
     config = config_of(
@@ -104,6 +107,7 @@ def test_in_flight_a_row_that_older_weights_began_is_theirs(
     torch.testing.assert_close(rows[::2, 1:], torch.full((8, 9), log_ratio), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lag", "passes"), [(0, 1), (1, 0)])
 def test_a_pass_that_nobody_reads_is_not_made(path, monkeypatch, lag, passes):
     settings = {"k": 2, "k_mode": "minibatches", "loss": {"kl_monitor": False}}

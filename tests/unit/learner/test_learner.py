@@ -97,6 +97,7 @@ def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
     assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
 
 
+@pytest.mark.slow
 def test_warm_up_has_as_many_tokens_as_a_microbatch_of_tokens(
     policy_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_gradient_step_after_publish_does_not_change_published_weights(policy_pa
     assert storage_checksum(sampled_with) == storage_checksum(before)
 
 
+@pytest.mark.slow
 def test_generator_has_the_published_weights_bit_for_bit(policy_path: str) -> None:
     pair = Pair(policy_path)
     pair.sync()
@@ -163,6 +165,7 @@ def test_what_is_frozen_is_named_to_the_transport_and_stays_as_it_is(policy_path
     assert "embedding.weight" not in changed
 
 
+@pytest.mark.slow
 def test_groups_carry_version_and_round_of_the_weights_that_sampled_them(policy_path: str) -> None:
     pair = Pair(policy_path, k=2)
     pair.sync()
@@ -230,6 +233,7 @@ def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
     )
 
 
+@pytest.mark.slow
 def test_same_batch_takes_k_steps_on_all_rows(
     policy_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +245,7 @@ def test_same_batch_takes_k_steps_on_all_rows(
     assert row_keys(seen[:1]) == row_keys(seen[1:2]) == row_keys(seen[2:])
 
 
+@pytest.mark.slow
 def test_fresh_batches_take_one_step_on_each(
     policy_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +261,7 @@ def test_fresh_batches_take_one_step_on_each(
     ]
 
 
+@pytest.mark.slow
 def test_minibatches_use_every_row_once_an_epoch(
     policy_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +277,7 @@ def test_minibatches_use_every_row_once_an_epoch(
     assert [row_keys([b]) for b in seen[:3]] != [row_keys([b]) for b in seen[3:]]
 
 
+@pytest.mark.slow
 def test_minibatches_have_the_reference_of_their_own_rows(
     policy_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +311,7 @@ def test_round_without_groups_takes_no_step_and_counts(policy_path: str, k_mode:
     assert (published.round, published.version) == (1, 0)
 
 
+@pytest.mark.slow
 def test_fresh_batches_take_a_step_on_each_that_is_left(policy_path: str) -> None:
     pair = Pair(policy_path, k=3, k_mode="fresh_batches")
     pair.sync()
@@ -339,6 +347,7 @@ def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
         assert distance(weights[0], weights[other]) < 1e-5  # two steps are 2e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch", [1, 64])
 def test_progress_changes_with_every_microbatch(policy_path: str, microbatch: int) -> None:
     pair = Pair(policy_path, optim={"microbatch": microbatch}, loss={"kl_monitor": False})
@@ -379,6 +388,7 @@ def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
         assert loss["0.25"] - loss["0.0"] == pytest.approx(0.25 * expected, abs=2e-6)
 
 
+@pytest.mark.slow
 def test_reference_is_kept_only_while_something_asks_for_it(policy_path: str) -> None:
     pair = Pair(policy_path, loss={"kl_monitor": False})
     assert pair.learner.reference is None
@@ -391,6 +401,7 @@ def test_reference_is_kept_only_while_something_asks_for_it(policy_path: str) ->
     assert Pair(policy_path).learner.reference
 
 
+@pytest.mark.slow
 def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) -> None:
     pair = Pair(policy_path)
     pair.sync()
@@ -526,6 +537,7 @@ def test_a_loss_named_by_reference_trains_the_same_bits_as_by_its_name(policy_pa
     assert results[:2] == results[2:]
 
 
+@pytest.mark.slow
 def test_a_users_loss_and_advantage_are_what_a_step_minimises(
     policy_path: str, tmp_path: Path
 ) -> None:
@@ -680,6 +692,7 @@ def test_a_group_without_the_log_probs_of_its_reference_is_never_trained_on(
         pair.learner.update([groups])
 
 
+@pytest.mark.slow
 def test_kl_before_a_step_is_that_after_the_step_before(policy_path: str) -> None:
     one, two = Pair(policy_path, k=1), Pair(policy_path, k=2)
     for pair in (one, two):
@@ -695,6 +708,7 @@ def test_kl_before_a_step_is_that_after_the_step_before(policy_path: str) -> Non
         assert second.kl[name].k3 == pytest.approx(drift.k3, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_mismatch_is_measured_on_tokens_of_the_weights_that_the_learner_has(
     policy_path: str,
 ) -> None:
@@ -748,6 +762,7 @@ def test_importance_cap_changes_nothing_on_fresh_rollouts(
     assert distance(*ends) < 1e-4
 
 
+@pytest.mark.slow
 def test_stale_tokens_weigh_what_the_cap_allows(policy_path: str) -> None:
     pair = Pair(policy_path, loss={"importance_cap": 1.05})
     pair.sync()
@@ -799,6 +814,7 @@ def test_without_learning_the_kl_to_reference_and_previous_is_0(
         assert 0 <= kl["behaviour"].k3 <= 1e-6
 
 
+@pytest.mark.slow
 def test_previous_is_the_policy_before_the_round_not_before_the_last_step(
     policy_path: str,
 ) -> None:
@@ -886,6 +902,7 @@ def sampled_kl(pair: Pair, groups: Sequence[RolloutGroup]) -> Tensor:
     )
 
 
+@pytest.mark.slow
 def test_kl_in_the_reward_is_taken_off_before_the_advantage(policy_path: str) -> None:
     pair = moved(policy_path, kl_coef=0.1, kl_in="reward")
     groups = pair.rollouts()
@@ -940,6 +957,7 @@ def cut_off(groups: Sequence[RolloutGroup], rows: Sequence[int]) -> list[Rollout
     return [replace(group, finished=finished) for group in groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
     policy_path: str, aggregation: str
@@ -975,6 +993,7 @@ def test_a_step_whose_responses_were_all_cut_off_has_no_gradient(policy_path: st
     assert equal(pair.weights(), before)
 
 
+@pytest.mark.slow
 def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str) -> None:
     pair = Pair(
         policy_path,
@@ -996,6 +1015,7 @@ def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str)
 # ---- Steps that are not finite -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["rewards", "behaviour_log_probs"])
 def test_step_that_is_not_finite_changes_nothing_and_is_counted(
     policy_path: str, field: str
@@ -1020,6 +1040,7 @@ def test_step_that_is_not_finite_changes_nothing_and_is_counted(
     assert not equal(pair.weights(), before)
 
 
+@pytest.mark.slow
 def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -> None:
     pair = Pair(policy_path, k=2)
     pair.sync()
@@ -1100,6 +1121,7 @@ def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
     assert equal(state.optimizer, stored_optimizer)
 
 
+@pytest.mark.slow
 def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: str) -> None:
     # Population based training: a trial goes on from a better one's checkpoint, with a changed lr.
     donor = Pair(policy_path)
@@ -1114,6 +1136,7 @@ def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: s
     assert taker.learner.version == 3
 
 
+@pytest.mark.slow
 def test_state_before_the_first_step_restores(policy_path: str) -> None:
     pair = Pair(policy_path)
     pair.sync()
@@ -1123,6 +1146,7 @@ def test_state_before_the_first_step_restores(policy_path: str) -> None:
     assert restored.learner.update([groups]).steps == pair.learner.update([groups]).steps
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_restored(policy_path: str) -> None:
     pair = Pair(policy_path, optim={"max_skipped_steps": 1})
     pair.sync()

@@ -32,6 +32,7 @@ def test_float32_parameters_are_trained_themselves():
     assert all(masters.parameters[name] is trained[name] for name in trained)
 
 
+@pytest.mark.slow
 def test_steps_that_bfloat16_would_round_away_add_up():
     trained, exact = parameters(torch.bfloat16), parameters(torch.float32)
     exact["a"].data.copy_(trained["a"].data)

@@ -194,6 +194,7 @@ def check_agreement(config: GRPOConfig, dtype: torch.dtype, sizes: tuple[int, ..
             assert all(torch.equal(first[name], own[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_two_learners_is_that_of_one(policy_path: str):
     check_agreement(config_with(policy_path, loss={"kl_monitor": False}), torch.float64, (2,))
 

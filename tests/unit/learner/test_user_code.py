@@ -32,6 +32,7 @@ def checked(tmp_path):
     return check
 
 
+@pytest.mark.slow
 def test_an_engine_is_imported_in_a_process_of_its_own(checked, tmp_path):
     checked(ENGINE)
     assert int((tmp_path / "pid").read_text()) != os.getpid()

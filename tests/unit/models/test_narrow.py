@@ -71,6 +71,7 @@ def test_a_product_that_is_not_widened_is_bfloat16():
     assert (found.dtype, found.tolist()) == (torch.bfloat16, [1.0])
 
 
+@pytest.mark.slow
 def test_rows_of_the_embedding_are_float32():
     table = nn.Embedding(2, 1)
     table.weight.data = torch.tensor([[1 + 2**-9], [3.0]])

@@ -128,6 +128,7 @@ def test_a_tokenizer_without_our_special_tokens_is_refused(tokenizer: Tokenizer,
         Tokenizer.load(tmp_path / "other.json")
 
 
+@pytest.mark.slow
 def test_the_shipped_tokenizer_has_2048_tokens_and_writes_stories_in_few():
     tokenizer = Tokenizer.load(SHIPPED_POLICY / "tokenizer.json")
     assert tokenizer.vocab_size == 2048

@@ -272,6 +272,7 @@ def test_presets_without_shipped_weights_are_drawn_from_the_seed(monkeypatch):
     assert not torch.equal(first.head_weight, other.head_weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied_head", [True, False])
 def test_gradient_checkpointing_gives_the_same_bits(tied_head):
     grads, losses = [], []

@@ -95,6 +95,7 @@ def test_repeated_4grams_by_hand(text, share):
     assert repeated_share(words(text)) == (None if share is None else pytest.approx(share))
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from("abc"), max_size=30))
 def test_repeated_share_is_a_share(letters):
     share = repeated_share(letters)

@@ -178,6 +178,7 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     assert not any("disturbed" in text for text in told(record) if "reward" in text)
 
 
+@pytest.mark.slow
 def test_the_report_keeps_the_true_counts_of_disturbed_rounds_that_count(tmp_path):
     from reports.report import write_report
 
@@ -264,6 +265,7 @@ def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_spe
     ]
 
 
+@pytest.mark.slow
 def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
     rng = np.random.default_rng(0)
     loaded = rows(rng, 3.0, [0.5] * 16)
@@ -379,6 +381,7 @@ def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
     assert not any("hance alone" in sentence for sentence in said)
 
 
+@pytest.mark.slow
 def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_path):
     rng = np.random.default_rng(0)
     loaded = rows(rng, 3.0, [0.5] * 16)
@@ -533,6 +536,7 @@ def test_report_json_holds_what_the_page_says(tmp_path):
 # ---- benchmarks/resampling.py -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_ones_are(tmp_path):
     rng = np.random.default_rng(1)
     arms = {BASE: 1.0, OTHER: 1.0, THIRD: 1.15}

@@ -76,6 +76,7 @@ def test_an_arm_slowed_by_15_percent_is_told_apart_with_five_seeds():
     assert share(300, told) > 0.93
 
 
+@pytest.mark.slow
 def test_a_percentile_bootstrap_would_tell_equal_arms_apart_too_often():
     """Why the interval over seeds is Student's."""
 

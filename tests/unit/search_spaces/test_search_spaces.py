@@ -17,6 +17,7 @@ from tuning.grid import param_space
 SPACE = SPACES["async_vs_sync"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPACES)
 def test_every_space_resolves_to_valid_and_different_trials(name):
     # Arms that ask for GPUs are valid configs here as well.
@@ -26,6 +27,7 @@ def test_every_space_resolves_to_valid_and_different_trials(name):
     assert len({repr({**t.to_dict(), "arm": ""}) for t in trials}) == len(trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPACES)
 def test_every_arm_asks_for_the_same_number_of_samples_and_evaluates_as_often(name):
     trials = SPACES[name].trials({}, [0])
@@ -78,6 +80,7 @@ def test_the_spaces_of_the_objective_have_the_arms_that_their_questions_need():
     assert {max(rates) / min(rates)} == {50.0}
 
 
+@pytest.mark.slow
 def test_the_atlas_crosses_at_least_14_objectives_with_three_lags():
     trials = SPACES["objectives_by_lag"].trials({}, [0])
     by_objective: dict[str, set[int]] = {}
@@ -105,6 +108,7 @@ def test_the_transport_space_leaves_out_what_this_machine_has_not():
     assert named.transport == "nixl"
 
 
+@pytest.mark.slow
 def test_tune_resolves_the_param_space_to_the_same_configs():
     trials = SPACE.trials({"optim.lr": 2e-4}, [3, 4])
 

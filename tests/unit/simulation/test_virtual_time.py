@@ -37,6 +37,7 @@ def round_s(
     return wall_clock_a_round(reports[2:])
 
 
+@pytest.mark.slow
 def test_a_synchronous_round_is_the_sum_of_its_stages():
     assert round_s(lag=0) == pytest.approx(4 * 1.0 + 4.0 + 2 * 0.25)
 
@@ -48,10 +49,12 @@ def test_generators_share_the_units_of_a_round():
     assert round_s(lag=0, generators=3) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
 
 
+@pytest.mark.slow
 def test_colocated_stages_follow_each_other():
     assert round_s(placement="colocated") == pytest.approx(4 * 1.0 + 4.0 + 2 * 0.25)
 
 
+@pytest.mark.slow
 def test_gaps_between_steps_delay_a_synchronous_round():
     # As many gaps as rounds but for the one before the first that counts.
     assert round_s(lag=0, gap_s=0.5) == pytest.approx(8.5 + 0.5 * 37 / 38)

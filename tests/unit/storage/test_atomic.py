@@ -40,6 +40,7 @@ def test_a_failing_rename_is_told_and_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durable", [False, True])
 def test_killed_at_any_point_the_content_is_the_old_or_the_new(tmp_path, durable):
     path, seen = tmp_path / "file", []

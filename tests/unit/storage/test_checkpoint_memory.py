@@ -71,6 +71,7 @@ VERIFY = 'checkpoint_round(directory + "/checkpoint_000000")'
 READ = 'read_checkpoint(directory + "/checkpoint_000000")'
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(
     ("first", "work", "mib"),
@@ -115,6 +116,7 @@ grown_mib(read)
 """
 
 
+@pytest.mark.slow
 @linux
 def test_a_learner_that_reads_a_checkpoint_holds_no_moment_twice(tmp_path):
     # Policy and moments as they were read; the moments stay.

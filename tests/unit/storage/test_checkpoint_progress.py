@@ -214,6 +214,7 @@ def test_a_learner_whose_disk_stands_still_is_lost(trained, disk, monkeypatch, t
     done.set()
 
 
+@pytest.mark.slow
 def test_a_learner_elsewhere_sends_its_files_in_messages(trained, disk, monkeypatch, tmp_path):
     most = 4 * PIECE_BYTES
     monkeypatch.setattr(checkpointing, "MESSAGE_BYTES", most)

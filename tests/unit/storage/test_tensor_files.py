@@ -59,6 +59,7 @@ def test_a_file_of_the_library_is_read_bit_for_bit():
     assert_same(read(save({"a": torch.ones(2)}, {"format": "pt"})), {"a": torch.ones(2)})
 
 
+@pytest.mark.slow
 def test_views_and_shared_memory_are_stored_by_value():
     storage = torch.arange(4.0 * PIECE_BYTES)
     by_column = storage.view(64, -1).t()

@@ -196,6 +196,7 @@ def test_a_mistake_in_a_task_is_one_line_that_names_its_class(tmp_path, body, re
 # ---- Rewards ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_responses_are_scored_by_the_task_in_a_process_of_its_own(sums):
     trial = config(sums, sign="-")
     with contextlib.closing(make_scorer(trial, build_task(trial))) as scorer:
@@ -208,6 +209,7 @@ def test_responses_are_scored_by_the_task_in_a_process_of_its_own(sums):
     assert failed == [RewardError("KeyError: 'two\\nlines'")]
 
 
+@pytest.mark.slow
 def test_a_function_of_the_users_takes_the_place_of_the_tasks_reward(sums, tmp_path):
     (tmp_path / "r.py").write_text("def seven(response, ground_truth): return 7\n")
     trial = config(sums, reward=f"{tmp_path}/r.py:seven")
@@ -215,6 +217,7 @@ def test_a_function_of_the_users_takes_the_place_of_the_tasks_reward(sums, tmp_p
         assert scorer.score([ScoreRequest("", "")]) == [Score(7.0, 1.0, 7.0)]
 
 
+@pytest.mark.slow
 def test_a_task_that_a_reward_process_cannot_make_is_one_line(tmp_path):
     name = bad_task(
         tmp_path,

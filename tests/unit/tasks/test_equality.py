@@ -120,6 +120,7 @@ def test_a_fraction_equals_its_multiples(value):
     assert equal(rf"\frac{{{over}}}{{{under}}}", f"{3 * over}/{3 * under}", decide_exactly)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60), st.text(max_size=60))
 @example("x=", "=x")
 def test_any_two_texts_are_compared_and_any_text_equals_itself(one, other):
@@ -412,6 +413,7 @@ def test_a_long_answer_is_refused_before_it_is_looked_at():
     assert equal("y" * 2000, "y" * 2000, decide_exactly)  # the truth is as long
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="01x,(){}[]=%\\ ∪", max_size=12))
 @example("")
 def test_any_text_stands_for_a_text_when_votes_are_counted(answer):

@@ -309,6 +309,7 @@ def test_a_right_answer_votes_for_the_true_one_and_a_wrong_one_for_itself(sums, 
     assert task.reward(answer, "1/2").answer is None
 
 
+@pytest.mark.slow
 def test_plain_numbers_load_no_library():
     program = (
         "import sys\n"

@@ -65,6 +65,7 @@ def test_a_data_set_that_cannot_be_made_is_one_line(task, reason):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @needs_reasoning_gym
 def test_an_example_follows_from_seed_and_index_and_seeds_differ():
     task = sums(seed=3)
@@ -76,6 +77,7 @@ def test_an_example_follows_from_seed_and_index_and_seeds_differ():
     assert all(e.prompt.endswith("\nAssistant: <think>") for e in forwards)
 
 
+@pytest.mark.slow
 @needs_reasoning_gym
 def test_no_question_that_is_trained_on_is_held_out():
     """Of two one-digit numbers there are 200 sums: by chance alone nearly all would be in both."""

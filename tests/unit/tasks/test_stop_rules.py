@@ -62,6 +62,7 @@ def test_a_tokenizer_whose_tokens_cannot_be_searched_is_refused_only_if_they_are
         stop_strings(config_of("END"), odd, task())
 
 
+@pytest.mark.slow
 def test_stories_end_with_their_first_sentence():
     config = config_of([".", "!", "?"])
     prompts = Prompts(config, build_task(config), TOKENIZER)

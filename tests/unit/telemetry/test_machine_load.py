@@ -117,6 +117,7 @@ def test_the_fraction_stays_between_0_and_1():
     assert Disturbance(0.0, None, 0.0, cores=2, quota=2, seconds=0.0).fraction == 0.0
 
 
+@pytest.mark.slow
 @given(
     seconds=st.floats(0.1, 5.0),
     cores=st.integers(1, 64),
@@ -129,6 +130,7 @@ def test_no_phase_of_the_ticks_marks_an_undisturbed_round(seconds, cores, busy, 
     assert reading.fraction <= 1e-9
 
 
+@pytest.mark.slow
 @given(
     seconds=st.floats(0.2, 5.0),
     phases=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),

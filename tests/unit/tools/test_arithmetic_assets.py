@@ -71,6 +71,7 @@ def test_no_held_out_question_is_trained_on(recipe: ArithmeticRecipe):
     assert held_out.isdisjoint(asked)
 
 
+@pytest.mark.slow
 def test_a_trial_of_the_math_task_asks_them_without_any_setting():
     task = build_task(GRPOConfig.from_dict({"task": {"name": "math"}}))
     example = task.eval_examples(1)[0]

@@ -126,6 +126,7 @@ def by_the_generator(config: GRPOConfig) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_it_samples_and_scores_what_the_trials_generator_does(policy, tmp_path):
     own = config(policy)
     generations = evaluated(own, checkpoint(tmp_path / "checkpoint_000001", own))
@@ -144,6 +145,7 @@ def test_it_samples_and_scores_what_the_trials_generator_does(policy, tmp_path):
         assert g.category == ("correct" if g.reward else "wrong_answer")
 
 
+@pytest.mark.slow
 def test_weights_that_travel_as_bfloat16_are_evaluated_as_such(policy, tmp_path):
     source = checkpoint(tmp_path / "checkpoint_000001", config(policy))
     half = config(policy, transport_dtype="bfloat16")
@@ -153,6 +155,7 @@ def test_weights_that_travel_as_bfloat16_are_evaluated_as_such(policy, tmp_path)
     assert evaluated(half, source) != evaluated(config(policy), source)
 
 
+@pytest.mark.slow
 def test_a_policy_without_a_checkpoint_is_evaluated_untrained(policy, tmp_path):
     own = config(policy)
     untrained = load_evaluated_policy(own, None)
@@ -166,6 +169,7 @@ def test_a_policy_without_a_checkpoint_is_evaluated_untrained(policy, tmp_path):
     assert evaluated(own) != evaluated(own, tmp_path / "checkpoint_000001")
 
 
+@pytest.mark.slow
 def test_batches_agree_to_rounding(policy):
     whole, single = evaluated(config(policy), batch=1000), evaluated(config(policy), batch=1)
     same = [
@@ -176,6 +180,7 @@ def test_batches_agree_to_rounding(policy):
         assert one.log_prob == pytest.approx(other.log_prob, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_more_samples_begin_with_the_fewer(policy):
     few, many = (
         evaluated(config(policy, eval={"prompts": 7, "samples": samples})) for samples in (3, 5)
@@ -185,6 +190,7 @@ def test_more_samples_begin_with_the_fewer(policy):
     assert len(differ) <= FORKS
 
 
+@pytest.mark.slow
 def test_greedy_responses_do_not_depend_on_the_seed(policy):
     greedy = {"eval": {"prompts": 4, "samples": 1, "temperature": 0.0}}
     responses = [g.response for g in evaluated(config(policy, **greedy))]

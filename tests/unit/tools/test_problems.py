@@ -83,6 +83,7 @@ def is_true(step: Step) -> bool:
     return right[step.sign] == step.result
 
 
+@pytest.mark.slow
 def test_every_step_is_true_and_goes_on_from_the_one_before():
     for problem in drawn(held_out=False):
         assert all(map(is_true, problem.steps)), problem
@@ -95,6 +96,7 @@ def test_a_calculation_is_written_step_by_step():
     assert written([Step.of(12, "-", 5), Step.of(7, "*", 2)]) == "12 - 5 = 7. 7 * 2 = 14."
 
 
+@pytest.mark.slow
 def test_the_question_gives_the_numbers_in_the_order_of_the_calculation():
     for problem in drawn(held_out=False):
         used = [problem.steps[0].left, *(step.right for step in problem.steps)]

@@ -118,6 +118,7 @@ def test_a_failure_that_may_pass_is_tried_again(failure):
         assert len(server.asked) == 3
 
 
+@pytest.mark.slow
 def test_an_answer_that_does_not_come_in_time_is_asked_for_again():
     late = threading.Event()
     with endpoint([Reply(wait=late)]) as server:

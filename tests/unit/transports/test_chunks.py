@@ -49,6 +49,7 @@ def test_parts_are_a_mebibyte_or_more_and_at_most_16(size: int, parts: int) -> N
     assert parts_for(Layout((), size)) == parts
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.dictionaries(st.text("abc", min_size=1), st.tuples(SHAPES, TYPES, st.booleans())),
@@ -109,6 +110,7 @@ def test_four_receivers_begin_a_quarter_of_the_parts_apart() -> None:
     assert in_turn(1, 0.9) == [0]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 16), st.floats(0, 1, exclude_max=True))
 def test_every_receiver_fetches_every_part_once(count: int, first: float) -> None:
     assert sorted(in_turn(count, first)) == list(range(count))

@@ -121,6 +121,7 @@ def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: 
         refused(found, "task.train_file=", "keys.jsonl: holds no valid line; line 1: ", words)
 
 
+@pytest.mark.slow
 def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said(
     command,  # noqa: F811
     tmp_path,

@@ -214,6 +214,7 @@ def held(policy: Policy) -> int:
     return sum(tensor.nbytes for tensor in policy.weights().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny", "small"])
 def test_weights_of_our_policies_are_counted_to_the_byte(preset):
     trial = config(model={"preset": preset})

@@ -54,6 +54,7 @@ def test_what_needs_a_gpu_is_placed_first():
     assert room_beside([{"CPU": 1.0, "GPU": 2.0}], nodes) is None
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
     st.lists(st.integers(1, 6), min_size=1, max_size=4),

@@ -65,6 +65,7 @@ def refused(result: tuple[int, str, str], *words: str) -> None:
 SPACE = ("--space", "async_vs_sync")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -190,6 +191,7 @@ def refuse_to_replace(*paths: object, **options: object) -> None:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
+@pytest.mark.slow
 def test_a_resume_that_cannot_write_is_refused(command, tmp_path, monkeypatch):
     directory = tmp_path / "storage" / "mine"
     directory.mkdir(parents=True)
@@ -238,6 +240,7 @@ def words(path: Path, *left_out: str) -> None:
 WORDS = ("apple", "pear", "stone", "river", "cloud", "horse", "lamp", "tower", "coat", "wheel")
 
 
+@pytest.mark.slow
 def test_a_resume_refuses_a_data_file_that_has_changed(started, command, tmp_path):
     words(tmp_path / "words.txt")
     plan = started("--set", "task.keywords_file=words.txt")
@@ -269,6 +272,7 @@ def test_a_resume_refuses_a_policy_and_a_reward_that_have_changed(started, comma
     refused(command("--resume", "--name", "mine"), "task.reward", str(rewards))
 
 
+@pytest.mark.slow
 def test_an_experiment_of_before_there_were_digests_is_resumed(started):
     path = started().directory / EXPERIMENT_FILE
     stored = json.loads(path.read_text())
@@ -379,6 +383,7 @@ def test_one_trial_is_counted_in_the_singular(command):
     assert "\n1 trial:\n" in out
 
 
+@pytest.mark.slow
 def test_a_resume_finds_the_space_again_from_any_directory(of_a_file, command, monkeypatch):
     monkeypatch.chdir("/")
     status, out, _ = command(*RESUME, "--dry-run")
@@ -431,6 +436,7 @@ def test_a_resume_refuses_state_that_others_can_write_and_says_how_to_mend_it(
         subprocess.run(["chmod", "-R", "go-w", directory], check=True)
 
 
+@pytest.mark.slow
 def test_a_resume_refuses_state_that_is_a_link(started, command, tmp_path):
     directory = started().directory
     for path in tune_state(directory)[1:]:
@@ -448,6 +454,7 @@ def test_a_resume_refuses_what_belongs_to_another_user(started, command, monkeyp
     refused(command("--resume", "--name", "mine"), f"{directory} belongs to another user")
 
 
+@pytest.mark.slow
 def test_an_experiment_of_a_shared_group_can_be_resumed(started, command):
     before = os.umask(0o002)  # as on machines where each user has a group of his own
     try:
@@ -552,6 +559,7 @@ def test_a_preset_alone_is_one_trial_of_its_settings(command):
     assert error == ""
 
 
+@pytest.mark.slow
 def test_set_wins_over_an_arm_and_an_arm_over_a_preset(command):
     chosen = ("--preset", "course_keyword", "--space", "async_vs_sync", "--set", "arm=async_k4")
     _, out, _ = command(*chosen, "--set", "optim.lr=0.25", "--dry-run", "json")
@@ -595,6 +603,7 @@ def test_a_preset_too_large_for_this_machine_is_shown_and_refused_with_its_parts
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_ends_with_what_it_found(command):
     _, out, _ = command("--space", "async_vs_sync", "--num-samples", "2", "--dry-run")
     *_, trials, checked = out.splitlines()
@@ -633,6 +642,7 @@ def test_a_dry_run_tells_the_memory_of_a_model_that_cannot_be_had(command, monke
     assert "memory of a trial: about 48." in out
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_the_memory_that_a_trial_takes(command):
     _, out, _ = command(*SPACE, "--dry-run")
 
@@ -698,6 +708,7 @@ def test_a_dry_run_shows_in_what_the_trials_differ_and_writes_nothing(of_a_file,
     assert [path.name for path in (tmp_path / "storage").iterdir()] == ["mine"]  # of the fixture
 
 
+@pytest.mark.slow
 def test_as_many_seeds_as_a_round_has_responses_are_pointed_out():
     def notes(seeds: int) -> str:
         words = [*SPACE, "--set", "arm=sync", "--num-samples", str(seeds)]
@@ -763,6 +774,7 @@ def test_a_relative_path_in_an_arm_means_the_directory_of_its_file(command, arms
     assert set(found.values()) == {str(arms.parent.parent / "mine.txt")}
 
 
+@pytest.mark.slow
 def test_a_resume_from_another_directory_reads_the_paths_of_its_arms(command, arms, monkeypatch):
     name = ["--name", "mine", "--storage", str(arms.parent.parent / "storage")]
     plan = tune.plan_of(tune.parse_arguments(["--space", "spaces/my_arms.py", *name]))
@@ -807,6 +819,7 @@ def test_trials_run_one_at_a_time_unless_a_scheduler_needs_several():
     assert limit("--scheduler", "asha", "--max-concurrent", "2") == 2
 
 
+@pytest.mark.slow
 def test_relative_paths_mean_the_callers_directory(command, tmp_path):
     words(tmp_path / "words.txt")
     dry = ("--dry-run", "json", "--set", "task.keywords_file=words.txt")
@@ -855,6 +868,7 @@ def mine(tmp_path):
     return tmp_path / "mine.py"
 
 
+@pytest.mark.slow
 def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_path):
     own = ("--set", "task.letter=7", "--set", "task.words=words.txt", "--set", "task.strict=true")
     words(tmp_path / "words.txt")
@@ -877,6 +891,7 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -925,6 +940,7 @@ def test_a_resume_takes_settings_of_its_task_and_refuses_another_task(started, c
     refused(command(*resume, "--set", "task.name=other.py:Mine"), "task.name was fixed at")
 
 
+@pytest.mark.slow
 def test_a_resume_loads_no_class_that_state_of_others_may_have_named(started, command, mine):
     path = started("--set", "task.name=mine.py:Mine").directory / EXPERIMENT_FILE
     mine.with_name("imported").unlink()

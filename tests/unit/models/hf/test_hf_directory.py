@@ -227,6 +227,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(
     assert one_line(error).startswith(str(directory))
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_a_usable_directory_is_told_without_importing_torch_or_transformers(tmp_path: Path):
     directory = write_json_files(tmp_path)
