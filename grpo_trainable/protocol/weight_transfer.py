@@ -72,7 +72,7 @@ class WeightReceiver(Protocol):
         ...
 
     def release(self, before_round: int) -> None:
-        """Release what was fetched of rounds before `before_round`; the generator uses it no more."""
+        """Release fetched weights of rounds before `before_round`, which are no longer in use."""
         ...
 
     def close(self) -> None:
