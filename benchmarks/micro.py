@@ -371,7 +371,7 @@ CLAIMS = {
         Claim("checkpoints take one or two percent of wall-clock", checkpoint_cost),
         Claim("weights travel for less than a hundredth of a round", sync_share),
         Claim("two learners take a step nearly twice as fast as one", learners),
-        Claim("the arithmetic policy solves more problems greedily than by sampling", greedy),
+        Claim("the arithmetic policy solves more problems greedily than with one sample", greedy),
     )
 }
 
