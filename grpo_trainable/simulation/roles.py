@@ -162,7 +162,7 @@ class VirtualGenerator:
         )
 
     def deposit(self, start: float, end: float, handle: tuple[int, int]) -> Deposited:
-        """Deposit the weights (version, round), which sample all tokens after `end`."""
+        """Deposit the weights (version, round), which are in use from `end` on."""
         assert self.takes_deposits
         self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
         self._weights.append((end, *handle))
