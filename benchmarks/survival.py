@@ -236,7 +236,7 @@ def check_rounds(experiment: Experiment) -> None:
     """Check that each file has every round once and in order.
 
     Raises:
-        Lost: A file does not.
+        Lost: A file lacks a round, repeats one or has them in another order.
     """
     every = list(range(1, experiment.rounds + 1))
     for name, found in rounds_on_disk(experiment.trial).items():

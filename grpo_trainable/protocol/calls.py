@@ -18,12 +18,12 @@ class ActorFailed(RuntimeError):
 class ActorLost(ActorFailed):
     """The actor died, stayed silent, or weights do not reach it.
 
-    A replacement for the actor may succeed. After an exception of the work itself it would not.
+    A replacement for the actor may succeed, whereas an exception of the work itself would repeat.
     """
 
 
 class DeliveryFailed(RuntimeError):
-    """Raised in an actor that data does not reach. A replacement for the actor may receive it."""
+    """Raised in an actor when data does not reach it. A replacement may receive the data."""
 
 
 @dataclass(frozen=True, slots=True)

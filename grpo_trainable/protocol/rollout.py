@@ -101,7 +101,7 @@ class RolloutGroup:
 
     prompt_index: int
     prompt_ids: Tensor  # (P,) int64
-    # (G, R) int64. A hole has the tokens that were fed; after the last sampled token follows pad.
+    # (G, R) int64. Holes contain the tokens that were fed. Pad follows the last sampled token.
     response_ids: Tensor
     # (G, R) bool: the sampled tokens, including the one that ended the response. Holes are tokens
     # that the policy read within its response but did not sample.
@@ -285,7 +285,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWeights:
-    """The learner's tensors, of which a snapshot is taken. The next gradient step changes them.
+    """The learner's tensors, from which a snapshot is taken. The next gradient step changes them.
 
     The step must not begin before the snapshot is complete; no checksum would detect that.
     """

@@ -62,7 +62,7 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         self.lr = self.grad_clip = self.seed = None
 
     def training(self, *, grpo: Any = NotProvided, **settings: Any) -> Any:
-        """Set how to train.
+        """Set options of the training.
 
         Args:
             grpo: nested settings of a trial (docs/config.md), merged with those of earlier calls.
@@ -279,11 +279,11 @@ class SavedTrial(Checkpointable):
             self._trial.load(directory)
 
     def get_state(self, components: Any = None, **options: Any) -> dict[str, Any]:
-        """Return nothing: the state is in files."""
+        """Return an empty dictionary, because the state is in files."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Do nothing: the state is in files."""
+        """Do nothing, because the state is in files."""
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
         """Return the arguments of the constructor."""

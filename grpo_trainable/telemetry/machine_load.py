@@ -47,7 +47,7 @@ RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process, and the machine or container in which its number is valid."""
+    """A process, and the machine or container in which its pid is valid."""
 
     machine: str
     pid: int
@@ -78,7 +78,7 @@ class Disturbance:
 
     @property
     def fraction(self) -> float:
-        """Return the share of the trial's CPU time that other work or the quota took, 0 to 1."""
+        """Share of the machine's CPU time, or of the quota's, taken from the trial; 0 to 1."""
         if not self.seconds:
             return 0.0
         # The kernel rounds the idle and the iowait time of each core; this is the largest error.
@@ -202,7 +202,7 @@ def _lost(before: Reading, after: Reading) -> float | None:
     """Return the core-seconds between two readings that the trial waited or a hypervisor stole."""
     if before.waited_s is None or after.waited_s is None:
         return None
-    # When a thread ends, the kernel forgets its waiting time, so a difference can be negative.
+    # When a thread ends, the sum of its process loses its waiting time and may fall.
     then, now = before.waited_s, after.waited_s
     waited_s = sum(max(0.0, now[pid] - then[pid]) for pid in now.keys() & then.keys())
     return waited_s + max(0.0, after.stolen_s - before.stolen_s)
@@ -338,7 +338,7 @@ def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int 
 
 
 def _earlier(before: Mapping[int, Usage], pid: int, now: Usage) -> Usage:
-    """Return the earlier usage of a process; zero if it is new or its number was reused."""
+    """Return the earlier usage of a process; zero if it is new or its pid was reused."""
     then = before.get(pid)
     return then if then is not None and then.cpu_s <= now.cpu_s else Usage(now.parent, 0.0, 0.0)
 
@@ -360,10 +360,10 @@ class ProcessTree:
         self._session = session[0] if session else None
 
     def read(self) -> tuple[dict[int, Usage], frozenset[int]]:
-        """Return the CPU seconds of every process, and the numbers of our processes."""
+        """Return the CPU seconds of every process, and the pids of our processes."""
         times = {}
         for pid in [int(name) for name in os.listdir(PROC) if name.isdigit()]:
-            # This number is the CPU clock of another process; see clock_getcpuclockid(3).
+            # This id is the CPU clock of another process; see clock_getcpuclockid(3).
             with contextlib.suppress(OSError):  # the process has ended
                 times[pid] = time.clock_gettime_ns((~pid << 3) | 2) / 1e9
         for gone in self._parents.keys() - times.keys():

@@ -64,8 +64,8 @@ class StageClock:
 
         Args:
             stage: the stage to which waiting from `since` on belongs.
-            since: the moment when the wait for this call began, in seconds since 1970. Earlier
-                time since the last call counts as idle.
+            since: the moment when the wait for this call began, in seconds since 1970. Time
+                between the last call and this moment counts as idle.
         """
         start, last_end = now(), self._last_end  # another thread may change _last_end meanwhile
         waiting = start if last_end is None else min(start, max(last_end, since))
