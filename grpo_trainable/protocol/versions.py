@@ -60,7 +60,7 @@ class Sync:
 class VersionChange:
     """An actor computes with new weights from now on."""
 
-    at: float  # seconds since 1970, by the actor's clock
+    at: float  # seconds since 1970, by the clock of the trial's process
     role: str  # "generator" or "learner"
     actor: str
     version: int
