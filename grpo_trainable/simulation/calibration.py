@@ -95,8 +95,8 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a sampling call that is listed separately
-# Each kind of call has a stage that other kinds do not have, except that several kinds may contain
-# `sync`. It comes last: only a load or a publication has no other stage.
+# A call's kind follows from a stage that only its kind has. `sync` comes last: calls of other kinds
+# may contain it too, but loads and publications have no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 
