@@ -1,17 +1,18 @@
-"""Can a comparison of speed be trusted? Equal arms, and arms beside other work.
+"""Can comparisons of speed be trusted? Tests with equal arms and with other work on the machine.
 
     python benchmarks/a_a.py                     are equal arms told apart?
     python benchmarks/a_a.py --part disturbed    are disturbed arms marked? seven minutes a repeat
 
-a_a          Three arms of the same settings in randomised blocks: `a`, `a_again`, which differs in
-             nothing that costs time, and `slowed`, whose reward function sleeps as long as makes a
-             round 15 % longer. `slowed` must be told apart from `a`, `a_again` must not. One in
-             twenty experiments tells equal arms apart by construction. So the verdict is also
-             taken of `--resampled` experiments: the rounds of each trial drawn with replacement,
-             and for the equal arms also which of the two runs of a seed is called `a`.
-disturbed    `async_vs_sync`, short, with one busy core beside two of its arms, then with none. The
-             final table must mark exactly those two as not comparable, then none. Exit status 1
-             otherwise. Nothing else may run meanwhile: it would be measured as well.
+a_a          Runs three arms in randomised blocks: `a`; `a_again`, which has no difference that
+             costs time; and `slowed`, whose reward function sleeps so that a round takes 15 %
+             longer. The comparison must tell `slowed` apart from `a`, but not `a_again`. By
+             construction, one in twenty experiments tells equal arms apart. So the benchmark also
+             counts the verdicts of `--resampled` experiments. They draw the rounds of each trial
+             with replacement and, for the equal arms, which of the two runs of a seed is `a`.
+disturbed    Runs a short `async_vs_sync` with one busy core during two of its arms, then without.
+             The final table must mark exactly these two arms as not comparable, and then none.
+             Otherwise the exit status is 1. Run nothing else meanwhile, because the benchmark
+             would measure it too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from reports.summary import compare
 from search_spaces import SearchSpace
 
 SLOWED = 0.15
-# The keyword as a whole word: what the default reward scores, in a process of its own.
+# The default reward (the keyword as a whole word), but as a user's function in a separate process.
 REWARD = """\
 import re, time
 
@@ -63,11 +64,13 @@ def score(response, ground_truth):
 
 
 def main() -> int:
-    parser = parser_of(__doc__, seed="the first", counts={"seeds": (5, "of every arm, or repeats")})
+    parser = parser_of(
+        __doc__, seed="the first seed", counts={"seeds": (5, "number of seeds, or of repeats")}
+    )
     add = parser.add_argument
     add("--part", choices=("a_a", "disturbed"), default="a_a")
-    add("--rounds", type=number(int, 1), help="of every trial (16, disturbed 8)")
-    add("--resampled", type=number(int, 1), default=200, help="experiments (200)")
+    add("--rounds", type=number(int, 1), help="rounds of every trial (16, disturbed 8)")
+    add("--resampled", type=number(int, 1), default=200, help="resampled experiments (200)")
     add("--out", type=Path, help="JSON file (a_a.json or disturbed.json)")
     args = parser.parse_args()
     args.rounds = args.rounds or {"a_a": 16, "disturbed": 8}[args.part]
@@ -98,7 +101,8 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     sleep_s = SLOWED * round_s / schedule.responses_per_round(GRPOConfig())
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},
-        # Equal arms would be merged; nothing comes near either deadline.
+        # Arms with equal settings would be merged, so this one has another deadline. No call comes
+        # near either deadline.
         "a_again": {"task.reward": reward(storage, "plain", 0.0), "resources.deadline_s": 601.0},
         "slowed": {"task.reward": reward(storage, "slowed", sleep_s)},
     }
@@ -123,7 +127,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
 
 
 def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
-    """Return the median of one run of `a`, including the cost of the reward's own process."""
+    """Return the median seconds of a round of `a`, including the cost of the reward process."""
     task = f"task.reward={reward(storage, 'plain', 0.0)}"
     rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
     return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])
@@ -143,7 +147,7 @@ def verdict(
     *,
     swap: bool,
 ) -> dict[str, Any]:
-    """Compare two arms, and how often resampled experiments tell them apart."""
+    """Compare two arms, and count the resampled experiments that tell them apart."""
     found = speed_up(arm, base)
     assert isinstance(found, Contrast), f"not comparable: {found}"
     again = [speed_up(*resampled(arm, base, rng, swap=swap)) for _ in range(repeats)]
@@ -167,7 +171,7 @@ def resampled(
 
 
 def drawn(trial: TrialRecord, rng: random.Random) -> TrialRecord:
-    """Draw the rounds of a trial with replacement, and add up wall-clock and samples again."""
+    """Draw the rounds of a trial with replacement, and recompute the sums of time and samples."""
     names = ("time/wall_clock_s", "count/trained")
     before = [dict.fromkeys(names, 0.0), *trial.rows[:-1]]
     steps = [
@@ -190,17 +194,17 @@ def said(arm: str, found: dict[str, Any]) -> str:
     )
 
 
-# ---- Arms beside other work ------------------------------------------------------------------
+# ---- Arms with other work on the machine -----------------------------------------------------
 
 DISTURBED = ("colocated_k2", "async_k1")
-# It ends with us, however we end.
+# This process ends when its parent ends, for whatever reason.
 BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-# What the command prints where there is no terminal: the trial that starts, and how one ends.
+# Without a terminal, the command prints these lines when a trial starts and ends.
 EVENT = re.compile(r"^\d\d:\d\d:\d\d  (\S+)/\d+ +(started|done|failed)")
 
 
 class Load:
-    """One busy core, while it is on."""
+    """A process that keeps one core busy while it is switched on."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -222,14 +226,20 @@ def disturbed(args: argparse.Namespace) -> dict[str, Any]:
             marked = sorted(arm for arm, found in arms.items() if found["marked"])
             right = marked == sorted(loaded)
             runs.append({"seed": seed, "loaded": loaded, "right": right, "arms": arms})
-            print(f"seed {seed}, beside {loaded or 'none'}: marked {marked}", flush=True)
+            print(f"seed {seed}, other work in {loaded or 'none'}: marked {marked}", flush=True)
     right = sum(run["right"] for run in runs)
     print(f"{right} of {len(runs)} runs marked exactly the arms that were disturbed")
     return {"runs": runs}
 
 
 def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Run every arm of the space, with a busy core beside these; say which were marked."""
+    """Run every arm of the space, and return which arms were marked as disturbed.
+
+    Args:
+        loaded: arms during which another process keeps a core busy.
+        rounds: rounds of every trial.
+        seed: seed of the trials.
+    """
     with tempfile.TemporaryDirectory() as storage:
         command = [
             *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
@@ -237,7 +247,7 @@ def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[
             *("--set", "eval.prompts=16", "--set", "eval.samples=1"),
             *("--name", "disturbed", "--storage", storage),
         ]
-        load = Load()  # which the end of a trial ends
+        load = Load()  # switched off when the trial ends
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as job:
             assert job.stdout is not None
             printed = []

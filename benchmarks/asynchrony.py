@@ -1,24 +1,29 @@
 """Does asynchrony pay? Lag 1 against synchronous and colocated runs at equal samples.
 
-Every workload runs `async_k1` (generator and learner with one thread each), `sync` (the same two
-actors at lag 0) and `colocated_k1` with one or two threads for sampling and for training, one after
-the other in an order drawn from the seed, `--repeats` times over. In the balanced workloads, `tiny`
-and `small`, both sides of the asynchronous run are about equally busy; `default` is the default
-workload as it is; `one_prompt` has a single prompt a round.
+Every workload runs these arms one after the other, `--repeats` times, in an order drawn from the
+seed:
 
-Wall-clock is a mean over the rounds, Tune's gaps included, evaluation and checkpoints subtracted,
-without those that other work on the machine disturbed; a run in which these are more than half is
-done again. Stages are means over the same rounds but for the last, in which an asynchronous run has
-nothing left to sample. Reported: the speed-up over each other arm of the same repeat, its
-geometric mean over the repeats with Student's interval, and how much of the bound that its own
-stages set it the asynchronous run reaches, which is max(generator, learner) / wall-clock, where the
-generator's part is rollout + reward and the learner's optimize + reference + sync.
+- `async_k1`: generator and learner with one thread each;
+- `sync`: the same two actors at lag 0;
+- `colocated_k1` with one or two threads for sampling and for training;
+- `async, reference in generator`, if the workload measures a KL: the asynchronous run with
+  `resources.reference=generator`. Its `reference` is the sum of both sides.
 
-`async, reference in generator` is the same asynchronous run with `resources.reference=generator`,
-where the workload measures a KL; its `reference` adds up both sides.
+In the balanced workloads, `tiny` and `small`, both sides of the asynchronous run are about equally
+busy. `default` is the default workload. `one_prompt` has a single prompt in each round.
 
-The JSON is written after every run, and the same command goes on with what it has unless commit or
-options have changed since.
+The wall-clock time is a mean over rounds. It includes Tune's gaps, but not evaluation and
+checkpoints, and it leaves out rounds that other work on the machine disturbed. If more than half
+of the rounds were disturbed, the run is repeated. Times of stages are means over the same rounds
+except the last, because an asynchronous run samples nothing in its last round.
+
+The result has the speed-up of the asynchronous run over each other arm of the same repeat, with the
+geometric mean over the repeats and Student's interval. It also has the share of the bound that the
+asynchronous run reaches: max(generator, learner) / wall-clock, where the generator's part is
+rollout + reward and the learner's part is optimize + reference + sync.
+
+The JSON is written after every run. The same command continues an interrupted benchmark, unless
+the commit or the seed has changed.
 """
 
 from __future__ import annotations
@@ -47,16 +52,16 @@ from reports.intervals import over_seeds
 
 GENERATOR = ("rollout", "reward")
 LEARNER = ("optimize", "reference", "sync")
-ONE_THREAD, TWO_THREADS = "0.95", "1.9"  # CPUs that buy them
+ONE_THREAD, TWO_THREADS = "0.95", "1.9"  # CPUs for this number of threads
 
 
 def colocated(sampling: str, training: str) -> tuple[str, list[str]]:
-    """A colocated worker with so many CPUs for each."""
+    """Return the arm and settings of a colocated worker with these CPUs for each role."""
     cpus = [f"resources.generator_cpus={sampling}", f"resources.worker_cpus={training}"]
     return "colocated_k1", cpus
 
 
-# Label -> the arm of async_vs_sync and what is set. n+m: threads for sampling + for training.
+# Label -> arm of async_vs_sync, settings. n+m: threads for sampling + threads for training.
 ASYNC = "async"
 MOVED = "async, reference in generator"
 ARMS: dict[str, tuple[str, list[str]]] = {
@@ -69,8 +74,8 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "colocated 2+2": colocated(TWO_THREADS, TWO_THREADS),
 }
 NO_KL = "loss.kl_monitor=false"
-# The small preset has random weights, which never end a response: all have one length.
-WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, what is set
+# The small preset has random weights, which never end a response, so all have the same length.
+WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, settings
     "tiny": (20, ["rollout.prompts=40", "rollout.unit_prompts=4"]),
     "small": (
         16,
@@ -85,7 +90,7 @@ WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, what is set
 
 
 def options(workload: str, settings: Sequence[str]) -> list[str]:
-    """The options of launch/tune.py: the workload, evaluated and saved at its ends alone."""
+    """Return the options of launch/tune.py, with evaluations and checkpoints only at the ends."""
     rounds, own = WORKLOADS[workload]
     words = ["--iterations", str(rounds), "--checkpoint-every", str(rounds)]
     for assignment in (f"eval.every={rounds}", *own, *settings):
@@ -93,11 +98,13 @@ def options(workload: str, settings: Sequence[str]) -> list[str]:
     return words
 
 
-TRIES = 3  # of a run that other work on the machine disturbs
+TRIES = 3  # number of tries of a run that other work on the machine disturbs
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "asynchrony.json", counts={"repeats": (3, "of every run, in turn")})
+    parser = parser_of(
+        __doc__, "asynchrony.json", counts={"repeats": (3, "number of repeats of every run")}
+    )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     args = parser.parse_args()
     origin, kept = provenance(args), read(args.out)
@@ -113,7 +120,7 @@ def main() -> None:
         for repeat in range(args.repeats):
             for label in drawn_order(labels, workload, args.seed + repeat):
                 if len(result["runs"][label]) > repeat:
-                    continue  # an earlier command has done it
+                    continue  # done by an earlier command
                 result["runs"][label].append(undisturbed(workload, label, args.seed + repeat))
                 print(f"  repeat {repeat} {show(label, result['runs'][label][-1])}", flush=True)
                 write(args.out, {**origin, "workload": results}, quiet=True)
@@ -124,24 +131,26 @@ def main() -> None:
 
 
 def drawn_order(labels: Sequence[str], workload: str, seed: int) -> list[str]:
-    """The arms in the order of a repeat, so that drift of the machine falls on none of them."""
+    """Return the arms in a random order, so drift of the machine favours none of them."""
     return Random(f"{workload} {seed}").sample(labels, len(labels))
 
 
 def undisturbed(workload: str, label: str, seed: int) -> dict[str, float]:
-    """The figures of a run, done again where other work disturbed more than half of its rounds."""
+    """Run an arm, and return its figures; retry if other work disturbed more than half of it."""
     arm, resources = ARMS[label]
     for _ in range(TRIES):
         found = summarise(run_trial(arm, seed=seed, options=options(workload, resources)))
         if found is not None:
             return found
-        print(f"  {label}: disturbed by other work, once more", flush=True)
-    raise TrialFailed(f"{workload}, {label}: disturbed {TRIES} times; is the machine in use?")
+        print(f"  {label}: disturbed by other work; running it again", flush=True)
+    raise TrialFailed(f"{workload}, {label}: disturbed {TRIES} times; stop other work and retry")
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Seconds a round; the share of `time/other_s` is a median over the rounds. None where most of
-    the rounds were disturbed."""
+    """Return the figures of a run, or None if most of its rounds were disturbed.
+
+    Seconds are means per round. The share of `time/other_s` is a median over the rounds.
+    """
     ends = [0.0, *(row["time/wall_clock_s"] for row in rows)]
     seconds = [end - begin for begin, end in pairwise(ends)]
     clean = [row["time/disturbed_fraction"] <= DISTURBED_ABOVE for row in rows]
@@ -164,7 +173,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
 
 
 def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Geometric means over the repeats; a speed-up is between runs of the same repeat."""
+    """Compare the arms with geometric means over repeats; each speed-up is within a repeat."""
     wall = {arm: [run["wall_clock_s"] for run in results] for arm, results in runs.items()}
     speed_ups = {
         arm: [slow / fast for slow, fast in zip(wall[arm], wall[ASYNC], strict=True)]
@@ -173,7 +182,7 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
     means = {arm: geometric_mean(values) for arm, values in speed_ups.items()}
     rivals = [arm for arm in means if arm.startswith("colocated")]
-    # 1: the shorter side is hidden behind the longer altogether.
+    # At 1, the longer side hides the shorter side completely.
     of_bound = [max(r["generator_s"], r["learner_s"]) / r["wall_clock_s"] for r in runs[ASYNC]]
     return {
         "share_of_bound": of_bound,
@@ -185,7 +194,7 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def geometric_mean(ratios: Sequence[float]) -> dict[str, float | None]:
-    """The mean of the logarithms with Student's interval, which one repeat does not have."""
+    """Return the geometric mean with Student's interval; a single repeat has no interval."""
     logs = [math.log(ratio) for ratio in ratios]
     if len(logs) < 2:
         return {"value": ratios[0], "low": None, "high": None}
@@ -196,7 +205,7 @@ def geometric_mean(ratios: Sequence[float]) -> dict[str, float | None]:
 
 def show(label: str, run: dict[str, float]) -> str:
     return (
-        f"{label:<29} {run['wall_clock_s']:.3f} s a round; generator {run['generator_s']:.3f} s, "
+        f"{label:<29} {run['wall_clock_s']:.3f} s per round; generator {run['generator_s']:.3f} s, "
         f"learner {run['learner_s']:.3f} s, other {run['other_share']:.1%} of the step"
     )
 

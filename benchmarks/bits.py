@@ -2,12 +2,15 @@
 
     python benchmarks/bits.py DIRECTORY
 
-Runs short trials of `launch/tune.py` at lag 0 in both trees, in the environment that runs this:
-each placement, each kind of k, a replay buffer in each way of drawing from it, and the objective's
-main choices. Two runs are equal when every metric that both trees have is equal in every row, but
-for those that measure time, and so is every tensor of policy, optimizer and buffer that both have
-in their last checkpoint. Exit status 1 when one differs; the difference is named. This proves
-that a change alters no figure.
+Runs short trials of `launch/tune.py` at lag 0 in both checkouts, in the current Python environment:
+with each placement, each kind of k, each way of drawing from a replay buffer, and the main choices
+of the objective. Two runs are equal if
+
+- every metric that both checkouts have is equal in every row, except those that measure time;
+- every tensor of policy, optimizer and buffer that both have in their last checkpoint is equal.
+
+If a run differs, the benchmark prints the differences and exits with status 1. It shows that a
+change alters no figure.
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ SHORT = [
     *("--iterations", "5", "--checkpoint-every", "2"),
     *("--set", "rollout.prompts=4", "--set", "rollout.max_new_tokens=24"),
     *("--set", "eval.every=3", "--set", "eval.prompts=16"),
-    *("--set", "optim.lr=2e-4"),  # trees may differ in their default
+    *("--set", "optim.lr=2e-4"),  # checkouts may have different defaults
 ]
-# Label -> the arm of async_vs_sync and what is set.
+# Label -> arm of async_vs_sync, settings.
 RUNS: dict[str, tuple[str, list[str]]] = {
     "colocated": ("colocated_k1", []),
     "colocated, two cores": ("colocated_k1_two_cores", []),
@@ -67,9 +70,9 @@ Row = Mapping[str, Any]
 
 
 def main() -> int:
-    parser = parser_of(__doc__, "bits.json", seed="of the trials")
+    parser = parser_of(__doc__, "bits.json", seed="seed of the trials")
     parser.add_argument("baseline", type=Path, metavar="DIRECTORY", help="the other checkout")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="(all)")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="runs (all)")
     args = parser.parse_args()
     trees = {"here": ROOT, "baseline": args.baseline.resolve(strict=True)}
     results = {}
@@ -83,7 +86,7 @@ def main() -> int:
 
 
 def trial(tree: Path, label: str, seed: int) -> dict[str, Any]:
-    """The rows of one run, and SHA-256 of the tensors in its last checkpoint, by file and name."""
+    """Return the rows of a run, and the SHA-256 of each tensor in its last checkpoint."""
     arm, settings = RUNS[label]
     options = [*SHORT, *(word for setting in settings for word in ("--set", setting))]
     with finished_trial(arm, seed=seed, options=options, tree=tree) as directory:
@@ -92,7 +95,7 @@ def trial(tree: Path, label: str, seed: int) -> dict[str, Any]:
 
 
 def digests(checkpoint: Path) -> dict[str, str]:
-    """SHA-256 of every tensor, by the part of the checkpoint and its name there."""
+    """Return the SHA-256 of every tensor, by part of the checkpoint and name."""
     from safetensors.torch import load_file
 
     return {
@@ -104,7 +107,7 @@ def digests(checkpoint: Path) -> dict[str, str]:
 
 
 def compared(here: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs agree in, and everything in which they do not."""
+    """Return the number of things compared in two runs, and everything that differs."""
     rows = list(zip(here["rows"], baseline["rows"], strict=False))
     names = [name for name in common(here["rows"], baseline["rows"]) if not name.startswith(TIMED)]
     differing = [
@@ -115,8 +118,8 @@ def compared(here: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, 
     ]
     own, others = here["tensors"], baseline["tensors"]
     tensors = sorted(own.keys() & others.keys())
-    assert names, "two runs have metrics in common"
-    assert tensors, "two runs have tensors in common"
+    assert names, "the two runs have no metric in common"
+    assert tensors, "the two runs have no tensor in common"
     differing += [name for name in tensors if own[name] != others[name]]
     if len(here["rows"]) != len(baseline["rows"]):
         differing.insert(0, "the number of rounds")
@@ -135,13 +138,13 @@ def digest_of(digests: Iterable[str]) -> str:
 
 
 def common(here: Sequence[Row], baseline: Sequence[Row]) -> list[str]:
-    """Our metrics (they have an area) that both trees write."""
+    """Return our metrics (their names have an area) that both checkouts write."""
     names = (set().union(*rows) for rows in (here, baseline))
     return sorted(name for name in set.intersection(*names) if "/" in name)
 
 
 def same(one: Any, other: Any) -> bool:
-    return one == other or (one != one and other != other)  # NaN stands for itself
+    return one == other or (one != one and other != other)  # NaN equals NaN
 
 
 def show(label: str, result: Mapping[str, Any]) -> str:

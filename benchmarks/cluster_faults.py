@@ -1,9 +1,9 @@
-"""Machines of a cluster that are lost or cut off, and links that lose packets.
+"""Faults of a cluster: machines that are lost or cut off, and links that lose packets.
 
-The command and the head of the cluster are on one machine, which has room for nothing else. Three
-others have two CPUs each. The learner leaves no room for anything else on its machine, and Ray
-spreads the Trainable and two generators over the other two, of which one has room for all three:
-the death of one machine leaves room for the whole trial.
+The command and the head of the cluster are on one machine, which has no room for actors. Three
+other machines have two CPUs each. The learner fills one of them. Ray spreads the Trainable and two
+generators over the other two. One of these has room for all three actors, so the rest of the
+cluster has room for the whole trial after one machine has died.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SPREAD = {
     "resources.generator_cpus": 0.9,
     "rollout.unit_prompts": 2,
 }
-# A machine that was cut off ends what runs on it once it has missed the head for a minute.
+# A machine that is cut off ends its processes after a minute without the head.
 GONE_S = 150.0
 ENVIRONMENT = {
     "RAY_enable_worker_prestart": "0",
@@ -59,7 +59,12 @@ ENVIRONMENT = {
 
 @contextmanager
 def cluster_of(workers: int = WORKERS, spare: int = 0) -> Iterator[Cluster]:
-    """A cluster of the command's machine and so many others, and `spare` ones that may join it."""
+    """Start a cluster of the command's machine and `workers` others, and yield it.
+
+    Args:
+        workers: number of other machines in the cluster.
+        spare: number of further machines that may join.
+    """
     with ray_cluster(1 + workers, spare=spare, head_cpus=0, **ENVIRONMENT) as cluster:
         yield cluster
 
@@ -98,11 +103,11 @@ def uninterrupted_on_cluster(arm: str, settings: tuple[tuple[str, Any], ...]) ->
         return fingerprint(experiment)
 
 
-# ---- What runs where -------------------------------------------------------------------------
+# ---- Processes of a machine ------------------------------------------------------------------
 
 
 def ours_on(machine: Machine, role: str | None = None) -> list[int]:
-    """Our processes on a machine: of one role, or of any."""
+    """Return our processes on a machine, of one role or of any role."""
     return [pid for pid in machine.processes() if _is_ours(pid, role)]
 
 
@@ -114,7 +119,7 @@ def _is_ours(pid: int, role: str | None) -> bool:
 
 
 def machine_of(cluster: Cluster, role: str) -> Machine:
-    """The machine that has an actor of this role; one with a generator has no other role."""
+    """Return a machine with an actor of this role; for "Generator", one with no other role."""
     for machine in cluster.machines:
         found = {name for name in ROLES if ours_on(machine, name)}
         if role in found and (role != "Generator" or found == {role}):
@@ -127,28 +132,37 @@ def roles_on(machine: Machine) -> str:
 
 
 def none_left_on(machines: Sequence[Machine]) -> str:
-    """Waits for our processes on these machines to end. Lost when one is there still after
-    `GONE_S`."""
+    """Wait until our processes on these machines have ended.
+
+    Raises:
+        Lost: A process still runs after `GONE_S`.
+    """
     began = time.monotonic()
     while left := [pid for machine in machines for pid in ours_on(machine)]:
         if time.monotonic() - began > GONE_S:
-            raise Lost(f"{len(left)} of our processes were left {GONE_S:g} s after the end")
+            raise Lost(f"{len(left)} of our processes still ran {GONE_S:g} s after the end")
         time.sleep(0.5)
-    return f"ours gone after {time.monotonic() - began:.1f} s"
+    return f"our processes ended after {time.monotonic() - began:.1f} s"
 
 
 # ---- Faults ------------------------------------------------------------------------------------
 
 REPEATS = 5
 ARMS = ("sync", "async_k1")
-MOVABLE = ("Generator", "Learner", "DetailedGRPO")  # whose machines are cut off, in turn
+MOVABLE = ("Generator", "Learner", "DetailedGRPO")  # the machine of each is cut off in turn
 
 
 def at_a_random_moment(
     strike: Callable[[Cluster], str], rng: random.Random, repeat: int, last: int = LAST
 ) -> Outcome:
-    """A trial that a fault strikes after a random round, `last` at the latest, and that has to end
-    by itself. `strike` says in a few words what it did."""
+    """Strike a running trial after a random round; the trial must end well without help.
+
+    Args:
+        strike: causes the fault, and returns a few words about it.
+        rng: random draws.
+        repeat: number of the repeat.
+        last: the last round after which the fault may strike.
+    """
     with tempfile.TemporaryDirectory() as storage:
         with cluster_of() as cluster:
             experiment = OnCluster(cluster, Path(storage), ARMS[repeat % len(ARMS)])
@@ -164,7 +178,7 @@ def at_a_random_moment(
 
 
 def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
-    """Every process of the machine ends at once; Tune and the pipeline have to go on alone."""
+    """Kill every process of a machine at once; Tune and the pipeline must continue without help."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, role)
@@ -176,7 +190,7 @@ def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def cut_link(seconds: float | None, rng: random.Random, repeat: int) -> Outcome:
-    """Nothing reaches a machine or leaves it, for so long or for good; it goes on by itself."""
+    """Cut a machine off for some seconds, or for good (None); the machine keeps running."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, MOVABLE[repeat % len(MOVABLE)])
@@ -193,7 +207,7 @@ LOSS_PERCENT = 2.0
 
 
 def lose_packets(rng: random.Random, repeat: int) -> Outcome:
-    """From the first rounds on, to the end."""
+    """Lose packets on every machine, from the first rounds to the end."""
 
     def strike(cluster: Cluster) -> str:
         for machine in cluster.machines:
@@ -204,8 +218,11 @@ def lose_packets(rng: random.Random, repeat: int) -> Outcome:
 
 
 def kill_head(rng: random.Random, repeat: int) -> Outcome:
-    """The command ends with its machine, and with it the cluster: the others end by themselves.
-    Then a cluster is started again on the same machines, and the command with --resume."""
+    """Kill the machine of the command and of the cluster's head.
+
+    The actors on the other machines must end without help. Then start a new cluster on the same
+    machines, and resume.
+    """
     with tempfile.TemporaryDirectory() as storage:
         with cluster_of() as cluster:
             head, *others = cluster.machines

@@ -1,17 +1,21 @@
-"""What is lost when something breaks: a campaign of faults against the real program.
+"""Measure what is lost when something breaks: a campaign of faults against the real program.
 
     python benchmarks/faults.py                            all, an hour and a half on two cores
     python benchmarks/faults.py --fault "slow object store" --repeats 2
     python benchmarks/faults.py --cluster                  as root: machines and links of a cluster
 
-A fault strikes a running `launch/tune.py` of 16 rounds, with a checkpoint every 4, at a random
-moment. A trial has survived when the command, or its `--resume`, ends with status 0; when every
-file has every round once and in order; and, at lag 0, when rows and last checkpoint equal those of
-an uninterrupted run, bit for bit. Seconds to recover are the longest time without a row. The JSON
-is written after every fault, and the same command continues at the same commit.
+Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
+checkpoint every 4 rounds. It has survived if
 
-Filling a disk needs the right to mount one. The machines of --cluster are namespaces
-(`tests/cluster/machines.py`), which need root, and `nft` to lose packets.
+- the command, or its `--resume`, ends with status 0;
+- each file has every round once and in order;
+- at lag 0, rows and last checkpoint equal those of an uninterrupted run, bit for bit.
+
+Seconds to recover are the longest time without a row. The JSON is written after every fault, and at
+the same commit the same command continues an interrupted campaign.
+
+The faults of a full disk need the right to mount one. The machines of --cluster are namespaces
+(`tests/cluster/machines.py`). They need root, and `nft` to lose packets.
 """
 
 from __future__ import annotations
@@ -65,8 +69,11 @@ from grpo_trainable.storage.object_store import fetched, stored_path
 def at_a_random_moment(
     strike: Callable[[Running], object], arms: Sequence[str], settings: Mapping[str, Any] = {}
 ) -> Callable[[random.Random, int], Outcome]:
-    """Return a fault that strikes a running trial of each arm in turn. Where it ends the command,
-    the trial is resumed; else it must end by itself."""
+    """Return a fault that strikes a running trial, with each arm in turn.
+
+    If the fault ends the command, the trial is resumed. Otherwise the command must end well without
+    help.
+    """
 
     def struck_trial(rng: random.Random, repeat: int) -> Outcome:
         with tempfile.TemporaryDirectory() as storage:
@@ -93,14 +100,14 @@ def kill(role: str) -> Callable[[Running], None]:
 
 
 def stop_generator(running: Running) -> None:
-    """The process answers nothing; `resources.deadline_s` must find it."""
+    """Suspend a generator, and wait for its end: `resources.deadline_s` must detect the hang."""
     victim = running.process_of("Generator")
     victim.suspend()
     running.wait_for(lambda: not victim.is_running())
 
 
 def kill_command(running: Running) -> None:
-    """Kill the command and wait until all of its processes are gone."""
+    """Kill the command, and wait until all of its processes have ended."""
     family = running.family()
     running.process.send_signal(signal.SIGKILL)
     running.output()
@@ -108,7 +115,7 @@ def kill_command(running: Running) -> None:
 
 
 def kill_while_copying(running: Running) -> None:
-    """Kill the Trainable as the directory of its next checkpoint appears in the storage path."""
+    """Kill the Trainable when the directory of its next checkpoint appears in the storage path."""
     victim, trial = running.process_of("DetailedGRPO"), running.experiment.trial
     known = set(trial.glob("checkpoint_*"))
     running.wait_for(lambda: set(trial.glob("checkpoint_*")) - known, step_s=0.0002)
@@ -136,12 +143,12 @@ PROCESSES = (
 
 # ---- Checkpoints that are damaged, disks that are full -----------------------------------------
 
-STOPPED_AFTER = 9  # rounds: there are checkpoints of rounds 4, 8 and this one
+STOPPED_AFTER = 9  # rounds; there are checkpoints of rounds 4, 8 and 9
 
 
 @cache
 def interrupted() -> Path:
-    """Return the storage of an experiment that was interrupted. Its copy `kept` never changes."""
+    """Return the storage of an interrupted experiment, with an intact copy of it in `kept`."""
     storage = Path(tempfile.mkdtemp(prefix="grpo-faults-"))
     experiment = Experiment(storage, "sync", **{"checkpoint.keep": "null"})
     with experiment.start() as running:
@@ -210,7 +217,7 @@ def small_disk(megabytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Leave no space on a disk; return the file that takes it."""
+    """Fill a disk, and return the file that takes the space."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(1 << 16)):
@@ -219,7 +226,7 @@ def fill(disk: Path) -> Path:
 
 
 def full_disk(rng: random.Random, repeat: int) -> Outcome:
-    """Fill the disk while a checkpoint is due, and make room before the last one."""
+    """Fill the disk before a checkpoint is due, and free the space before the last checkpoint."""
     with small_disk(40) as storage:
         experiment = Experiment(storage, "sync")
         with experiment.start() as running:
@@ -249,10 +256,10 @@ DISKS = (
 
 # ---- A slow object store -----------------------------------------------------------------------
 
-KILLS = 5  # of one experiment
+KILLS = 5  # number of kills of one experiment
 FEWEST, MOST = 10, 60  # rounds from a start to a kill
 PUT_S = 0.05
-BOUND_S = 10.0  # rows in the store are at most so far behind
+BOUND_S = 10.0  # rows in the store are at most this far behind
 RUNS = "s3://bucket/runs"
 SHORT_ROUNDS = {
     "rollout.prompts": 1,
@@ -263,7 +270,7 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """A trial of short rounds. Its rows are those that the present command has written here."""
+    """A trial of short rounds. Its rows are those that the current command has written locally."""
 
     checkpoint_every = 5
     longest_s = 480.0
@@ -290,7 +297,7 @@ class InSlowStore(Experiment):
 
 @contextmanager
 def slow_store() -> Iterator[None]:
-    """Serve a store to this process and its children that takes `PUT_S` for a PUT."""
+    """Serve an object store that takes `PUT_S` for a PUT, to this process and its children."""
     sys.path.append(str(ROOT / "tests" / "integration" / "extras"))
     from s3_server import s3_store
 
@@ -301,7 +308,7 @@ def slow_store() -> Iterator[None]:
 
 
 def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
-    """Kill the command five times: each resume must continue from a checkpoint that is recent."""
+    """Kill the command five times: each resume must continue from a recent checkpoint."""
     arm = ("colocated_k1", "async_k1")[repeat % 2]
     kills = [rng.randint(FEWEST, MOST) for _ in range(KILLS)]
     with (
@@ -331,10 +338,11 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """Return the number of rounds that a kill cost.
+    """Return the number of rounds that a kill cost; empty before the first kill.
 
     Raises:
-        Lost: they are more than a checkpoint's and those of the last `BOUND_S`.
+        Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last
+            `BOUND_S`.
     """
     if not before:
         return []
@@ -347,7 +355,7 @@ def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -
 
 
 STORES = (
-    # Without the packages of the tests there is no store.
+    # The store needs the packages of the tests.
     (Fault("driver SIGKILL, slow object store, then --resume", 10, kill_again_and_again),)
     if find_spec("moto")
     else ()
@@ -356,7 +364,7 @@ STORES = (
 
 # ---- Rewards that fail -------------------------------------------------------------------------
 
-EVERY = 40  # calls of the reward function, of which one fails
+EVERY = 40  # one in this number of calls of the reward function fails
 FAILURES = {
     "raises": "raise RuntimeError('the reward service is gone')",
     "hangs": "time.sleep(3600)",
@@ -378,14 +386,14 @@ def reward(response, ground_truth):
 
 
 def reward_settings(storage: Path, failure: str, every: int) -> dict[str, Any]:
-    """Write a reward function that fails in every so many calls; return what to set."""
+    """Write a reward function that fails once in `every` calls, and return settings that use it."""
     file = storage / "rewards.py"
     file.write_text(REWARD.format(every=every, failure=FAILURES[failure]))
     return {"task.reward": f"{file}:reward", "task.reward_deadline_s": 1.0}
 
 
 def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
-    """Let one in forty calls fail: the run must continue and count."""
+    """Let one in forty calls fail: the run must continue and count the failures."""
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
         settings = reward_settings(storage, failure, EVERY)
@@ -403,7 +411,10 @@ def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def hopeless(failure: str | None, rng: random.Random, repeat: int) -> Outcome:
-    """Let every reward fail, or the loss overflow: the trial must end with a line that says why."""
+    """Let every reward fail (or the loss overflow, if `failure` is None).
+
+    The trial must end with a line that names the cause.
+    """
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
         cause, settings = "optim.max_skipped_steps=3", {"optim.lr": 1e6}
@@ -435,10 +446,10 @@ HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated
 
 
 def main() -> None:
-    parser = parser_of(__doc__, seed="of the moments")
-    parser.add_argument("--cluster", action="store_true", help="faults of a cluster's machines")
-    parser.add_argument("--fault", action="append", help="part of the name of those to run (all)")
-    parser.add_argument("--repeats", type=int, help="of each at most, instead of its own number")
+    parser = parser_of(__doc__, seed="seed of the random moments")
+    parser.add_argument("--cluster", action="store_true", help="run the faults of a cluster")
+    parser.add_argument("--fault", action="append", help="part of the name of faults to run (all)")
+    parser.add_argument("--repeats", type=int, help="largest number of repeats of each fault")
     where = "JSON file (benchmarks/results/faults.json, with --cluster faults_cluster.json)"
     parser.add_argument("--out", type=Path, help=where)
     args = parser.parse_args()
@@ -446,7 +457,7 @@ def main() -> None:
     out = args.out or RESULTS / ("faults_cluster.json" if args.cluster else "faults.json")
     chosen = [f for f in faults if not args.fault or any(part in f.name for part in args.fault)]
     if not chosen:
-        parser.error(f"--fault: none matches; valid: {', '.join(f.name for f in faults)}")
+        parser.error(f"--fault: no fault matches; valid: {', '.join(f.name for f in faults)}")
     about = {**provenance(args), "workload": {"rounds": ROUNDS, **settings}}
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
     kept = read(out)
@@ -466,14 +477,14 @@ def main() -> None:
 
 
 def on_a_cluster() -> tuple[Sequence[Fault], dict[str, Any]]:
-    """Return the faults of a cluster, and the settings of the trials they strike."""
+    """Return the faults of a cluster, and the settings of the trials that they strike."""
     try:
         import cluster_faults
     except ModuleNotFoundError as error:
         raise UsageError(f"--cluster: {error}; pip install -e '.[test,test-extras]'") from None
     why = cluster_faults.missing()
     if why is not None:
-        raise UsageError(f"--cluster: no machines can be made here: {why}")
+        raise UsageError(f"--cluster: cannot create machines here: {why}")
     return cluster_faults.FAULTS, {**SETTINGS, **cluster_faults.SPREAD}
 
 
@@ -487,7 +498,7 @@ def attempt(fault: Fault, rng: random.Random, repeat: int) -> Outcome:
     except Lost as error:
         return Outcome(survived=False, happened=str(error))
     except Exception:
-        # The table shows the trouble of one trial; it must not end the campaign.
+        # An error in one trial must not end the campaign; the table shows it.
         return Outcome(survived=False, happened=traceback.format_exc())
 
 

@@ -1,9 +1,9 @@
-"""Grade-school word problems, as a task of a user's: `task.name=grade_school.py:GradeSchool`.
+"""Grade-school word problems as a user-defined task: `task.name=grade_school.py:GradeSchool`.
 
-Somebody has a number of things and gets or gives away some, or has boxes of them. Each problem is
-asked as a conversation that begins with a solved example. Whether a problem is held out follows
-from its calculation alone: what an evaluation asks was never calculated in training, whoever it was
-told about. The problems are under this repository's licence.
+Somebody has a number of things and gets or gives away some, or has boxes of them. Each problem is a
+conversation that begins with a solved example. The calculation alone decides if a problem is held
+out, so an evaluation asks only calculations that never occur in training, whatever the names in the
+problem. The problems are under this repository's licence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOSSES = ("{name} gives {n} of them to {friend}.", "{name} loses {n} of them.", 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 QUESTION = "How many {things} does {name} have now?"
 
-# Who sees it answers in this form most of the time, and in few tokens.
+# A model that sees this example mostly answers in the same form, with few tokens.
 EXAMPLE = (
     {"role": "system", "content": "Calculate."},
     {
@@ -55,7 +55,7 @@ class Problem:
 
 
 class GradeSchool:
-    """One prompt a problem; 1 for the right number in a box."""
+    """A task with a prompt for each problem and reward 1 for the right number in a box."""
 
     eval_size = EVAL_PROBLEMS
 
@@ -66,7 +66,7 @@ class GradeSchool:
         return asked(problem(f"train {self._seed} {prompt_index}", held_out=False))
 
     def eval_examples(self, count: int) -> list[Example]:
-        """The same for every seed; beyond `eval_size` they come round again."""
+        """Return held-out examples, the same for every seed; they repeat after `eval_size`."""
         once = [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))]
         return list(islice(cycle(once), count))
 
@@ -82,7 +82,10 @@ def asked(own: Problem) -> Example:
 
 
 def held_out(number: int) -> list[Problem]:
-    """So many held-out problems with different questions; a smaller number has the first ones."""
+    """Return `number` held-out problems with different questions.
+
+    A smaller number gives the first of them.
+    """
     found: dict[str, Problem] = {}
     for index in count():
         if len(found) == number:
@@ -93,7 +96,7 @@ def held_out(number: int) -> list[Problem]:
 
 
 def problem(key: str, *, held_out: bool) -> Problem:
-    """The problem of one side that `key` stands for."""
+    """Return the problem for `key`, either a held-out one or a training problem."""
     rng = Random(f"grade school {key}")
     while True:
         own = _problem(rng)

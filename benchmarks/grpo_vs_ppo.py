@@ -1,13 +1,14 @@
-"""Control: GRPO here and RLlib's PPO in the same environments of Gymnasium.
+"""Compare GRPO here and RLlib's PPO in the same Gymnasium environments.
 
     python benchmarks/grpo_vs_ppo.py                             everything, three seeds: hours
-    python benchmarks/grpo_vs_ppo.py --env CartPole-v1 --seeds 1  to see that it works
+    python benchmarks/grpo_vs_ppo.py --env CartPole-v1 --seeds 1  a quick check that it works
 
-Our trials are those of `launch/tune.py` with `task.name=control`. PPO is RLlib's, in a process of
-its own, with its own network of the same size. Both use one thread, and are evaluated by the mean
-reward of 20 held-out episodes of most likely actions. A row has the seconds of training, without
-start and evaluations, and the steps until an evaluation reaches the target. An interrupted command
-continues. PPO needs the extra `rllib`, the arm the extra `control`.
+Our trials are those of `launch/tune.py` with `task.name=control`. RLlib's PPO runs in a separate
+process, with RLlib's default network at the same size. Both use one thread. An evaluation is the
+mean reward of 20 held-out episodes in which the policy takes the most likely actions. A row has the
+seconds of training, without start and evaluations, and the number of steps until an evaluation
+reaches the target. An interrupted command continues. PPO needs the extra `rllib`; the robot arm
+needs the extra `control`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from grpo_trainable.command_line import align
 if TYPE_CHECKING:
     from ray.rllib.algorithms.ppo import PPO
 
-EPISODES = 20  # of an evaluation in Gymnasium
-LIMIT_S = 400.0  # of PPO's training, unless it reaches its target before
+EPISODES = 20  # number of episodes of an evaluation
+LIMIT_S = 400.0  # PPO trains for this time, unless it reaches its target before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Work:
     ppo: Mapping[str, Any]
     runners: Mapping[str, Any]
     model: Mapping[str, Any]  # of RLlib's default module
-    filtered: bool = False  # PPO normalises observations, as RLlib's examples do
+    filtered: bool = False  # True: PPO normalises observations, as RLlib's examples do
 
 
 COMMON = {"k_mode": "minibatches", "eval.prompts": EPISODES, "callbacks.verbose": "false"}
@@ -108,10 +109,13 @@ WORKS: dict[str, Work] = {
 
 def main() -> None:
     parser = parser_of(
-        __doc__, "grpo_vs_ppo.json", seed="the first", counts={"seeds": (3, "of each program")}
+        __doc__,
+        "grpo_vs_ppo.json",
+        seed="the first seed",
+        counts={"seeds": (3, "number of seeds of each program")},
     )
-    parser.add_argument("--env", action="append", choices=WORKS, help="only these")
-    parser.add_argument("--ppo", help=argparse.SUPPRESS)  # the work of one trial of PPO
+    parser.add_argument("--env", action="append", choices=WORKS, help="only this environment")
+    parser.add_argument("--ppo", help=argparse.SUPPRESS)  # environment of one PPO trial
     args = parser.parse_args()
     if args.ppo is not None:
         print(json.dumps(list(ppo_curve(args.ppo, args.seed))))
@@ -135,7 +139,7 @@ def main() -> None:
 
 # ---- The curves --------------------------------------------------------------------------------
 
-# An evaluation: the seconds of training and steps of the environment before it, and its mean.
+# For each evaluation: seconds of training and environment steps before it, and its mean reward.
 Curve = Sequence[Mapping[str, float]]
 
 
@@ -146,7 +150,7 @@ def our_curve(work: str, seed: int) -> Curve:
 
 
 def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
-    """The evaluations of a trial, without the first, which is of no training."""
+    """Return the evaluations of a trial, without the one before training."""
     curve, evaluated = [], 0.0
     for row in rows:
         if row["eval/round"] > evaluated:
@@ -166,13 +170,13 @@ def ppo_in_fresh_process(work: str, seed: int) -> Curve:
 
 
 def ppo_curve(work: str, seed: int) -> Iterator[Mapping[str, float]]:
-    """Evaluate after every iteration, until the target is reached or the time is up."""
+    """Train PPO, and yield an evaluation after every iteration, until the target or the limit."""
     import ray
     import torch
 
     ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     algo = build_ppo(work, seed)
-    torch.set_num_threads(1)  # RLlib sets none where the learner is in this process
+    torch.set_num_threads(1)  # RLlib sets no number for a learner in this process
     seconds, mean = 0.0, -float("inf")
     while seconds < LIMIT_S and mean < WORKS[work].target:
         start = time.perf_counter()
@@ -218,7 +222,7 @@ def build_ppo(env: str, seed: int) -> PPO:
 
 
 def with_floats(env: Any) -> Any:
-    """Give images as numbers between 0 and 1, which RLlib's network takes."""
+    """Return the environment with images as numbers between 0 and 1, as RLlib's network needs."""
     import gymnasium
     import numpy as np
 
@@ -230,11 +234,11 @@ def with_floats(env: Any) -> Any:
     )
 
 
-# ---- What came of it ---------------------------------------------------------------------------
+# ---- The results -------------------------------------------------------------------------------
 
 
 def reached(curve: Curve, target: float) -> dict[str, Any]:
-    """When an evaluation first reached the target, and the whole curve."""
+    """Return the seconds and steps until an evaluation reached the target, and the whole curve."""
     first = next((point for point in curve if point["mean"] >= target), None)
     return {
         "seconds": first and first["seconds"],
@@ -248,7 +252,10 @@ HEADER = ["environment", "program", "target", "reached", "seconds (most)", "step
 
 
 def table(trials: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """For each work and program: how many trials reached the target, and the medians of those."""
+    """Return, for each work and program, the number of trials that reached the target and medians.
+
+    Medians of seconds and steps are over the trials that reached the target.
+    """
     rows = []
     for work, program in dict.fromkeys((t["env"], t["program"]) for t in trials):
         own = [t for t in trials if (t["env"], t["program"]) == (work, program)]

@@ -1,14 +1,16 @@
-"""Does GRPO learn by the default settings, and by what?
+"""Does GRPO learn with the default settings, and what improves?
 
     python benchmarks/learning.py                    stories with a keyword
     python benchmarks/learning.py --task arithmetic  word problems
 
-Runs arms of `async_vs_sync` with one gradient step a round, each with several seeds, and compares
-the held-out responses before training and after it. For stories: the inclusion rate, tokens,
-sentences, and how likely the text is under the reference. For word problems: the rise with its
-interval over problems, and what it is made of: the share of responses in the right format, and
-the right answers among those. Of the right answers, the share whose steps are all right: a policy
-that guesses would lose it.
+Runs arms of `async_vs_sync` with one gradient step in each round and several seeds, and compares
+the held-out responses before and after training.
+
+For stories, it reports the inclusion rate, tokens, sentences, and the likelihood of the text under
+the reference. For word problems, it reports the rise, with an interval over problems, and divides
+it into two parts: the share of responses in the right format, and the share of right answers among
+these. It also reports the share of right answers whose steps are all right; for a policy that
+guesses, this share would fall.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from grpo_trainable.tools.pretraining.stories import count_sentences
 from reports.intervals import over_prompts, over_seeds
 
 LAST_ROUNDS = 8
-PROBLEMS = 512  # of an evaluation
+PROBLEMS = 512  # number of problems of an evaluation
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\b")
 COMPUTE = {
     "+": lambda a, b: a + b,
@@ -52,9 +54,11 @@ Responses = Sequence[Mapping[str, Any]]
 
 
 def main() -> None:
-    parser = parser_of(__doc__, seed="the first", counts={"seeds": (3, "of every arm")})
-    parser.add_argument("--task", choices=TASKS, default="keyword", help="(keyword)")
-    parser.add_argument("--arms", nargs="+", default=["sync", "async_k1"], help="with k=1")
+    parser = parser_of(
+        __doc__, seed="the first seed", counts={"seeds": (3, "number of seeds of every arm")}
+    )
+    parser.add_argument("--task", choices=TASKS, default="keyword", help="task (keyword)")
+    parser.add_argument("--arms", nargs="+", default=["sync", "async_k1"], help="arms with k=1")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial"
     )
@@ -76,7 +80,7 @@ def main() -> None:
 
 
 def held_out(directory: Path) -> tuple[Responses, Responses]:
-    """Return the held-out responses before training, and after it."""
+    """Return the held-out responses before and after training."""
     responses = pq.read_table(directory / "evaluations").to_pylist()
     last = max(response["round"] for response in responses)
     before, after = ([r for r in responses if r["round"] == number] for number in (0, last))
@@ -98,7 +102,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rise of each arm over its seeds, where trials have one of each problem."""
+    """Return the rise of each arm over its seeds, for trials that have a rise for each problem."""
     of_arm: dict[str, list[Sequence[float]]] = defaultdict(list)
     for trial in trials:
         if "rise_of_problems" in trial:
@@ -178,8 +182,10 @@ def answers(responses: Responses) -> dict[str, float]:
 
 
 def causes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Divide the rise into that of the format and that of right answers within the format. Each
-    takes the other at its mean, so that the two add up to the rise."""
+    """Divide the rise into a part of the format and a part of right answers within the format.
+
+    Each part uses the mean of the other quantity, so the two add up to the rise.
+    """
     names = ("format", "right_of_format")
     change = {name: after[name] - before[name] for name in names}
     mean = {name: (after[name] + before[name]) / 2 for name in names}
@@ -190,13 +196,13 @@ def causes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, flo
 
 
 def is_sound(response: str) -> bool:
-    """Return True where every step that is written is right, and the last one gives the answer."""
+    """Return True if every written step is right and the last step gives the answer."""
     steps = STEP.findall(response)
     true = all(COMPUTE[sign](int(a), int(b)) == int(c) for a, sign, b, c in steps)
     return bool(steps) and true and steps[-1][3] == tagged_answer(response)
 
 
-# Task -> settings of its trials, what is said of one, and where the result goes.
+# Task -> settings of its trials, summary of a trial, file of the result.
 TASKS = {
     "keyword": ((), stories, RESULTS / "learning.json"),
     "arithmetic": (

@@ -1,8 +1,8 @@
-"""The parts that benchmarks share: a workload, fresh processes, trials, and the form of a result.
+"""Code that benchmarks share: a workload, fresh processes, trials, and the format of results.
 
 The workload is the `small` preset with random weights: 8 prompts of 10 to 14 tokens, 8 responses
-each, 48 new tokens, float32. Code is timed in a process of its own for each number of threads, so
-that a thread pool or an allocator carries nothing from one measurement to the next.
+each, 48 new tokens, float32. Each number of threads is timed in a fresh process, so thread pools
+and allocators do not affect the next measurement.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def sample_requests(seed: int) -> list[Request]:
         min_new_tokens=1,
         max_new_tokens=NEW_TOKENS,
         temperature=0.8,
-        end_ids=(),  # every response has its length
+        end_ids=(),  # no response ends early
     )
     return [
         Request(
@@ -94,7 +94,12 @@ def engine_of_random_weights(seed: int, **options: Any) -> TorchEngine:
 
 
 def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, Any]:
-    """Time works in turns, and each against the last, turn by turn: how much faster that is."""
+    """Time several functions in turns.
+
+    Returns:
+        The seconds of each function, and the speed-up of the last one over each other one, computed
+        turn by turn.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
     for turn in range(repeats + 2):
@@ -102,7 +107,7 @@ def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict
         for name in names[shift:] + names[:shift]:
             began = time.perf_counter()
             works[name]()
-            if turn >= 2:  # the first are slower
+            if turn >= 2:  # the first turns are slower
                 seconds[name].append(time.perf_counter() - began)
     *others, last = names
     ratios = {
@@ -126,7 +131,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def peak_resident_mb() -> float:
-    """Return the most memory that this process has had resident, in units of 10⁶ bytes."""
+    """Return the peak resident memory of this process, in units of 10⁶ bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
@@ -134,7 +139,7 @@ def peak_resident_mb() -> float:
 
 
 def printed_by(command: Sequence[str], threads: int) -> Any:
-    """Run a command with `threads` from its first import on; return the JSON it prints last."""
+    """Run a command with `threads` threads, and return the JSON in its last line of output."""
     environment = environment_of(threads)
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -143,7 +148,7 @@ def printed_by(command: Sequence[str], threads: int) -> Any:
 
 
 def environment_of(threads: int) -> dict[str, str]:
-    """Return the environment of a process that computes with `threads`."""
+    """Return the environment of a process that computes with `threads` threads."""
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -154,7 +159,7 @@ def environment_of(threads: int) -> dict[str, str]:
 
 
 def environment_of_peer(threads: int) -> dict[str, str]:
-    """Return the same for a program that uses TRL: no downloads, no progress bars."""
+    """Return the environment of a process that uses TRL, without downloads and progress bars."""
     return {**environment_of(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 
@@ -162,30 +167,30 @@ def environment_of_peer(threads: int) -> dict[str, str]:
 
 
 class TrialFailed(SystemExit):
-    """Ends a benchmark, unless failing is a result."""
+    """A trial failed. Ends the benchmark, unless the benchmark records the failure as a result."""
 
 
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
-    """Run one trial of `async_vs_sync`; return its rows, one a round.
+    """Run one trial of `async_vs_sync`, and return its rows, one for each round.
 
     Raises:
-        TrialFailed: it failed.
+        TrialFailed: The trial failed.
     """
     with finished_trial(arm, seed=seed, options=options) as directory:
         return rows_of(directory)
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics in a trial's directory, one a round."""
+    """Return the rows of metrics in a trial's directory, one for each round."""
     return [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
 
 
 @contextmanager
 def finished_trial(arm: str, *, seed: int, options: list[str], tree: Path = ROOT) -> Iterator[Path]:
-    """Run one trial by the command of a checkout; give its directory.
+    """Run one trial with the command of the checkout `tree`, and yield the trial's directory.
 
     Raises:
-        TrialFailed: it failed.
+        TrialFailed: The trial failed.
     """
     with tempfile.TemporaryDirectory() as storage:
         command = [
@@ -207,7 +212,7 @@ def assignments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def overhead(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the median share of a round that no stage has, and the largest lag."""
+    """Return the median share of a round outside all stages, and the largest lag."""
     shares = [row["time/other_s"] / row["time/step_s"] for row in rows]
     return {
         "other_share": statistics.median(shares),
@@ -222,11 +227,17 @@ def parser_of(
     description: str | None,
     out: str | None = None,
     *,
-    seed: str = "of the first repeat",
+    seed: str = "seed of the first repeat",
     counts: Mapping[str, tuple[int, str]] | None = None,
 ) -> Parser:
-    """Return a parser of --seed, --out for a file in benchmarks/results/, and a number of at least
-    1 for each of `counts`, option -> (default, meaning)."""
+    """Return a parser with --seed, --out and an option for each of `counts`.
+
+    Args:
+        description: help text of the command.
+        out: name of the result file in benchmarks/results/; None: no --out.
+        seed: help text of --seed.
+        counts: option -> (default, help text). Values are at least 1.
+    """
     parser = Parser(description=description)
     for name, (default, meaning) in (counts or {}).items():
         parser.add_argument(
@@ -240,15 +251,15 @@ def parser_of(
 
 
 def run_benchmark(main: Callable[[], int | None]) -> NoReturn:
-    """End the benchmark with the status of its `main`; a wrong option is one line."""
+    """Run `main`, and exit with its status; print a wrong option as a one-line error."""
     sys.exit(command_line.run(Path(sys.argv[0]).stem, main))
 
 
-# ---- What a result says of itself ------------------------------------------------------------
+# ---- The origin of a result ------------------------------------------------------------------
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    """Return command, commit, date, machine, versions and seed: what repeating a figure takes."""
+    """Return what is needed to repeat a figure: command, commit, date, machine, versions, seed."""
     import torch
 
     return {
@@ -272,49 +283,51 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def git(*words: str, tree: Path = ROOT) -> str:
-    """Return what git prints, run in a checkout."""
+    """Run git in the checkout `tree`, and return its output."""
     command = ["git", "-C", str(tree), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def is_dirty(tree: Path = ROOT) -> bool:
-    """Return True for uncommitted changes, other than those that a benchmark itself writes."""
+    """Return True if there are uncommitted changes outside the files that benchmarks write."""
     written = (":(exclude)benchmarks/results", ":(exclude)docs/results")
     return bool(git("status", "--porcelain", "--", ".", *written, tree=tree).strip())
 
 
 def commit_of(tree: Path) -> dict[str, Any]:
-    """Return the commit of another checkout, and whether it has changes."""
+    """Return the commit of another checkout, and True under `dirty` if it has changes."""
     return {"commit": git("rev-parse", "HEAD", tree=tree).strip(), "dirty": is_dirty(tree)}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the result that an earlier command has written, or nothing."""
+    """Return the result of an earlier run, or an empty dictionary."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> bool:
-    """Return True for a result of the same commit that also agrees in the keys `more`: the
-    benchmark that wrote it was interrupted, and may continue."""
+    """Return True if an interrupted benchmark may continue from the result `kept`.
+
+    Both must be of the same commit and agree in the keys `more`.
+    """
     return all(kept.get(key) == origin[key] for key in ("commit", "dirty", *more))
 
 
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the parts of a result that one command each measured, by name ("": the whole)."""
+    """Return the parts of a result by name, each measured by one command ("": the whole)."""
     if "command" in result:
         return {"": result}
     return {name: part for name, part in result.items() if isinstance(part, dict)}
 
 
 def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
-    """Write a result as JSON. A checkout that has changed meanwhile makes it dirty."""
+    """Write a result as JSON; mark it as dirty if the checkout has changed since the start."""
     if "commit" in result:
         same = git("rev-parse", "HEAD").strip() == result["commit"] and not is_dirty()
         result = {**result, "dirty": result["dirty"] or not same}
     if any(measurement.get("dirty") for measurement in measurements(result).values()):
-        print(f"{path.name}: measured from files that are not committed; not to be committed")
+        print(f"{path.name}: measured with uncommitted changes; not to be committed")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:  # a benchmark of hours may be interrupted
+    with replacing(path) as file:  # a benchmark that takes hours may be interrupted
         file.write(f"{json.dumps(result, indent=2)}\n".encode())
     if not quiet:
         print(f"\nwritten to {path}")

@@ -1,9 +1,10 @@
-"""Small claims of the pages, a row each, one to five minutes on two quiet cores.
+"""Measure small claims of the docs, each in one to five minutes on two idle cores.
 
     python benchmarks/micro.py                     every claim
     python benchmarks/micro.py packing learners    these two
 
-Each claim is measured afresh and has an entry of its own in the JSON, with its own commit and date.
+Each claim has a separate entry in the JSON, with its commit and date. Measuring a claim again
+replaces its entry.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ SMALL = {
 
 
 def inside(work: Callable[..., Any], threads: int = 1, **options: Any) -> Any:
-    """Return what a function of this file returns in a process of its own."""
+    """Run a function of this file in a fresh process, and return its result."""
     call = json.dumps({"work": work.__name__, "options": options})
     return measure.printed_by([sys.executable, __file__, "--inside", call], threads)
 
 
 def turns(found: dict[str, Any]) -> str:
-    """Say how much faster the last of several works is."""
+    """Return a line with the speed-up of the last function over the others."""
     ratios = (
         f"{ratio['median']:.2f} x {name} ({ratio['min']:.2f}-{ratio['max']:.2f})"
         for name, ratio in found["speed_up"].items()
@@ -55,9 +56,9 @@ def turns(found: dict[str, Any]) -> str:
 
 # ---- packing: a gradient step on padded and on packed rows ------------------------------------
 
-# Name -> tokens of the prompt, mean tokens of a response, σ of their logarithm.
+# Name -> prompt tokens, mean response tokens, standard deviation of their logarithm.
 LENGTHS = {"equal": (12, 48, 0.0), "long tail": (12, 32, 1.0), "long prompt": (96, 32, 1.0)}
-LONGEST = 4  # times the mean
+LONGEST = 4  # times the mean response length
 
 
 def packing(args: argparse.Namespace) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def gradient_step(workload: str, kind: str, seed: int) -> Callable[[], object]:
     config = learner_config(
         seed,
         model={"preset": PRESET, "packing": kind == "packed"},
-        # Without a ratio no token of these made-up responses is clipped.
+        # A loss without a ratio clips no token of these random responses.
         loss={"type": "reinforce_with_baseline", "kl_monitor": False},
     )
     learner = Learner(config, InProcess())
@@ -118,7 +119,7 @@ def learner_config(seed: int, **changes: Any) -> Any:
             "seed": seed,
             "model": {"preset": PRESET},
             "rollout": {"prompts": PROMPTS, "group_size": GROUP_SIZE, "max_new_tokens": 192},
-            # So small that the one batch stays on-policy over all repeats.
+            # The learning rate is small, so the batch stays on-policy over all repeats.
             "optim": {"microbatch": MICROBATCH, "lr": 1e-6},
             "loss": {"kl_monitor": False},
             **changes,
@@ -129,7 +130,7 @@ def learner_config(seed: int, **changes: Any) -> Any:
 def random_groups(
     prompts: Sequence[int], lengths: Sequence[Sequence[int]], seed: int
 ) -> list[RolloutGroup]:
-    """Return groups of random tokens, with prompts and responses of these lengths."""
+    """Return groups of random tokens with the given lengths of prompts and responses."""
     import torch
 
     from grpo_trainable.models.model_config import PRESETS
@@ -186,7 +187,7 @@ def both_dtypes(seed: int, repeats: int) -> dict[str, Any]:
 
 
 def checkpoint_cost(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the default workload with a checkpoint every round, and every ten."""
+    """Run the default workload with a checkpoint every round and every ten rounds."""
     runs = {}
     for arm in ("sync", "colocated_k1"):
         for every in (1, 10):
@@ -208,7 +209,7 @@ def checkpoints_of(arm: str, every: int, seed: int) -> dict[str, float]:
     for event in trace:
         if event["ph"] == "X" and event["cat"] == "trial" and event["name"] in spans:
             spans[event["name"]].append((event["ts"] / 1e6, event["dur"] / 1e6))
-    rounds = sorted(spans["round"])[2:]  # the first are slower
+    rounds = sorted(spans["round"])[2:]  # the first rounds are slower
     begin, end = rounds[0][0], sum(rounds[-1])
     seconds = [length for start, length in spans["checkpoint"] if begin <= start < end]
     return {
@@ -218,7 +219,7 @@ def checkpoints_of(arm: str, every: int, seed: int) -> dict[str, float]:
     }
 
 
-# ---- sync_share: the share of a round that weights are on their way ---------------------------
+# ---- sync_share: the share of a round in which weights travel ---------------------------------
 
 
 def sync_share(args: argparse.Namespace) -> dict[str, Any]:
@@ -243,7 +244,7 @@ def sync_share(args: argparse.Namespace) -> dict[str, Any]:
     return {"share": shares}
 
 
-# ---- learners: two learners beside one --------------------------------------------------------
+# ---- learners: two learners compared with one -------------------------------------------------
 
 DEADLINE_S = 600.0
 
@@ -263,7 +264,7 @@ def learners(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ranks(strategy: str, size: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Run so many learners in processes of their own, with one thread each."""
+    """Run `size` learners in separate processes, with one thread each."""
     from grpo_trainable.learner.process_group import Rendezvous
 
     store = Rendezvous("127.0.0.1", DEADLINE_S)
@@ -284,7 +285,7 @@ def ranks(strategy: str, size: int, args: argparse.Namespace) -> dict[str, Any]:
     ]
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
-        sys.exit(f"{strategy}, {size} learners: a rank ended with an error")
+        sys.exit(f"{strategy}, {size} learners: a rank failed; see the error above")
     found = [json.loads(output.splitlines()[-1]) for output in outputs]
     return {
         "strategy": strategy,
@@ -329,7 +330,7 @@ def in_rank(
     return {"seconds": seconds, "held_mb": held_mb, "grad_norm": step.grad_norm}
 
 
-# ---- greedy: what the shipped arithmetic policy knows and does not show -----------------------
+# ---- greedy: the shipped arithmetic policy is better than its samples show --------------------
 
 PROBLEMS = 512
 HOW = {
@@ -365,12 +366,12 @@ class Claim:
 CLAIMS = {
     claim.measure.__name__: claim
     for claim in (
-        Claim("packed rows make a gradient step faster, and smaller", packing),
+        Claim("packed rows make a gradient step faster and use less memory", packing),
         Claim("bfloat16 makes sampling faster", sampler_dtype),
-        Claim("checkpoints take a percent or two of wall-clock", checkpoint_cost),
-        Claim("weights are on their way for less than a hundredth of a round", sync_share),
+        Claim("checkpoints take one or two percent of wall-clock", checkpoint_cost),
+        Claim("weights travel for less than a hundredth of a round", sync_share),
         Claim("two learners take a step nearly twice as fast as one", learners),
-        Claim("the arithmetic policy knows more than it shows when it samples", greedy),
+        Claim("the arithmetic policy solves more problems greedily than with one sample", greedy),
     )
 }
 
@@ -380,10 +381,10 @@ def main() -> None:
     parser = measure.parser_of(
         f"{__doc__}\n{table}",
         "micro.json",
-        seed="of weights and draws",
-        counts={"repeats": (7, "timed")},
+        seed="seed of weights and random draws",
+        counts={"repeats": (7, "number of timed repeats")},
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of the claims to measure (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="claims to measure (all)")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside is not None:
@@ -391,7 +392,7 @@ def main() -> None:
         return
     for name in args.names:
         if name not in CLAIMS:
-            parser.error(f"{name}: no such claim; valid: {', '.join(CLAIMS)}")
+            parser.error(f"{name}: unknown claim; valid: {', '.join(CLAIMS)}")
     for name in args.names or CLAIMS:
         print(f"{name}: {CLAIMS[name].says}", flush=True)
         entry = {**measure.provenance(args), "claim": CLAIMS[name].says}

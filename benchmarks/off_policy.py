@@ -1,13 +1,13 @@
-"""Measure what k, lag and replay cost and buy, and which objective permits which lag.
+"""Measure the costs and benefits of k, lag and replay, and the lag that each objective permits.
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
     python benchmarks/off_policy.py --spaces lag                one of them
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
-    python benchmarks/off_policy.py --no-run                    JSON and tables of what has run
+    python benchmarks/off_policy.py --no-run                    JSON and tables of finished trials
 
-Runs `launch/tune.py --space … --num-samples …` under a fixed name, so that an interrupted command
-continues. Then writes one JSON a space, and the tables of docs/results/off_policy.md between their
-marks.
+Runs `launch/tune.py --space … --num-samples …` under a fixed name, so an interrupted command
+continues. Then it writes one JSON for each space, and the tables of docs/results/off_policy.md
+between their marks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from reports.records import ExperimentRecord
 from reports.summary import Comparison, compare, median, show
 from reports.verdicts import quantities, verdicts
 
-SPACES = ("gradient_steps", "lag", "replay")  # those of the page
+SPACES = ("gradient_steps", "lag", "replay")  # the spaces on the page
 OBJECTIVES = "objectives_by_lag"
 PAGE = ROOT / "docs" / "results" / "off_policy.md"
 STORAGE = Path.home() / "ray_results" / "off_policy"
-LR = "2e-4"  # of all tables, whatever the default is
+LR = "2e-4"  # of all tables, independent of the default
 
-# Columns of the tables: by the names of reports/answers.py.
+# Columns of the tables, by their names in reports/answers.py.
 SHOWN = {
     "gradient_steps": (
         *("reward", "against", "early_reward", "gradient_steps", "samples_per_s"),
@@ -55,7 +55,7 @@ SHOWN = {
 }
 
 
-# ---- What is kept ----------------------------------------------------------------------------
+# ---- The result of a space -------------------------------------------------------------------
 
 
 def summarise(
@@ -64,7 +64,7 @@ def summarise(
     found: Answer,
     comparison: Comparison,
 ) -> dict[str, Any]:
-    by_arm = experiment.complete_arms  # those of the answer
+    by_arm = experiment.complete_arms  # the answer uses the same arms
     step_kl = {
         arm: _by_step([files[trial.name] for trial in trials], "kl_sampler_nats")
         for arm, trials in by_arm.items()
@@ -92,7 +92,7 @@ def summarise(
 
 
 def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
-    """The median over rounds and then over seeds, for each gradient step of a round."""
+    """Return, for each gradient step of a round, the median over rounds and then over seeds."""
     steps = sorted({step for read in files for step in read.steps})
     return [
         median([getattr(read.steps[step], name) for read in files if step in read.steps])
@@ -101,11 +101,14 @@ def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
 
 
 def growth(values: Sequence[float | None]) -> float | None:
-    """p of KL ~ step^p: the slope of a line through (log step, log KL), by least squares, over
-    the steps after the first, which sees no KL yet."""
+    """Return the exponent p of KL ~ step^p.
+
+    It is the slope of a least-squares line through (log step, log KL). The first step is left out,
+    because its KL is 0.
+    """
     points = [
         (math.log(step), math.log(value))
-        for step, value in enumerate(values)  # steps taken before it
+        for step, value in enumerate(values)  # number of steps taken before
         if step >= 1 and value is not None and value > 0
     ]
     if len(points) < 3:
@@ -130,11 +133,15 @@ def markdown(space: str, result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, seed="the first", counts={"seeds": (3, "of every arm")})
+    parser = parser_of(
+        __doc__, seed="the first seed", counts={"seeds": (3, "number of seeds of every arm")}
+    )
     parser.add_argument("--spaces", nargs="+", choices=(*SPACES, OBJECTIVES), default=SPACES)
-    parser.add_argument("--storage", type=Path, default=STORAGE, help=f"of the trials ({STORAGE})")
+    parser.add_argument(
+        "--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})"
+    )
     parser.add_argument("--max-concurrent", type=int, default=1, help="trials at a time (1)")
-    parser.add_argument("--no-run", action="store_true", help="put together what has run")
+    parser.add_argument("--no-run", action="store_true", help="use the trials that have run")
     args = parser.parse_args()
     origin = provenance(args)
     for space in args.spaces:
@@ -171,11 +178,11 @@ def run(space: str, args: argparse.Namespace) -> None:
     ]
     done = subprocess.run(command, cwd=ROOT)
     if done.returncode != 0:
-        sys.exit(f"{space}: status {done.returncode}; the same command continues")
+        sys.exit(f"{space}: status {done.returncode}; run the same command to continue")
 
 
 def as_run(origin: Mapping[str, Any], storage: Path, space: str) -> dict[str, Any]:
-    """Return `origin` with the commits that the trials ran, oldest first."""
+    """Return `origin` with the commits at which the trials ran, oldest first."""
     file = commits_file(storage, space)
     commits = file.read_text().splitlines() if file.exists() else []
     dirty = origin["dirty"] or any(" " in commit for commit in commits)
@@ -183,18 +190,18 @@ def as_run(origin: Mapping[str, Any], storage: Path, space: str) -> dict[str, An
 
 
 def commits_file(storage: Path, space: str) -> Path:
-    """Return the file with a line each time that the command started or continued."""
+    """Return the file to which each start of the command adds a line with its commit."""
     return storage / f"{space}.commits"
 
 
 def fill(page: Path, name: str, table: str) -> None:
-    """Put the table between its marks."""
+    """Put the table between its marks on the page."""
     opening, closing = f"<!-- table: {name} -->\n", "\n<!-- end of table -->"
     text = page.read_text()
     before, found, rest = text.partition(opening)
     _, ended, after = rest.partition(closing)
     if not found or not ended:
-        sys.exit(f"{page}: has no marks for a table of {name}")
+        sys.exit(f"{page}: no marks for a table of {name}; add them")
     page.write_text(before + opening + table + closing + after)
 
 

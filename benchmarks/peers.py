@@ -1,20 +1,21 @@
-"""A step of GRPO here and in TRL, in turns on the same machine.
+"""Time a GRPO step here and in TRL, in turns on the same machine.
 
-Both programs train the `small` shape (5.26 M parameters, float32) on the same 8 prompts, each asked
-8 times for 48 new tokens, in microbatches of 16 rows, with the same reward function. The peer is
-set for speed: no gradient checkpointing, one generate call a step, SDPA, float32, no logging. Ours
-is one colocated worker with all that it does in a trial but Ray: weights are published and loaded,
-responses scored; and no group is left out for having no signal.
+Both programs train the `small` shape (5.26 M parameters, float32) on the same 8 prompts, with 8
+responses to each, 48 new tokens, microbatches of 16 rows, and the same reward function. TRL is
+configured for speed: no gradient checkpointing, one generate call per step, SDPA, float32, no
+logging. Our side is one colocated worker. It does everything that it does in a trial except Ray: it
+publishes and loads weights and scores responses. The rewards are such that every group has a
+signal, so no group is left out.
 
-The contests: `step` (one gradient step per batch), `k4` (four), and `kl` (KL of 0.04 in the loss,
-so a reference is computed). For each and each number of threads both programs are started once,
-warm up, and then take turns, with the order swapped from repeat to repeat. A pair during which
-others took more than a tenth of the machine is left out and run again. The ratio is the median over
-pairs; the interval is the range of the pairs, which holds the true median with a probability of
-1 - 2^(1 - repeats).
+The contests are `step` (one gradient step per batch), `k4` (four), and `kl` (KL of 0.04 in the
+loss, which needs a reference). For each contest and each number of threads, both programs start
+once, warm up, and then take turns. The order alternates from repeat to repeat. If other processes
+took more than a tenth of the machine during a pair of turns, the pair is left out and run again.
+The ratio is the median over pairs. The interval is the range of the pairs; it contains the true
+median with probability 1 - 2^(1 - repeats).
 
-TRL's side is `trl_peer.py`, in an environment with TRL and without Ray and this package, which pin
-other versions. `make bench-peers` makes it and runs this.
+TRL's side is `trl_peer.py`. It runs in another environment, with TRL but without Ray and this
+package, because these pin other versions. `make bench-peers` creates the environment and runs this.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ PEER = ROOT / ".venv-trl" / "bin" / "python"
 CONTESTS = ("step", "k4", "kl")
 OURS, TRL = "ours", "trl"
 SCRIPTS = {OURS: ["peers.py", "--job"], TRL: ["trl_peer.py", "race"]}
-# From 0 to 1, depends on all of the response and means nothing, so that every group has a signal.
-# `trl_peer.py` has the same.
+# A meaningless reward from 0 to 1 that depends on the whole response, so every group has a signal.
+# `trl_peer.py` has the same reward.
 REWARD = """
 import zlib
 
@@ -54,7 +55,7 @@ def score(response, ground_truth):
     return zlib.crc32(response.encode()) / 2**32
 """
 WARM_UP = 2
-TRIES = 3  # times the repeats, for pairs that are disturbed
+TRIES = 3  # limit of turns, as a multiple of the repeats, because some pairs are disturbed
 
 
 def main() -> None:
@@ -79,22 +80,22 @@ def parse_arguments() -> argparse.Namespace:
     parser = parser_of(
         __doc__,
         "peers.json",
-        seed="of weights, prompts and draws",
-        counts={"repeats": (7, "pairs of each contest")},
+        seed="seed of weights, prompts and random draws",
+        counts={"repeats": (7, "number of pairs of each contest")},
     )
     add = parser.add_argument
-    add("--contests", nargs="+", choices=CONTESTS, default=CONTESTS, help="(all)")
-    add("--threads", nargs="+", type=int, default=THREADS, help="of both programs (1 2)")
+    add("--contests", nargs="+", choices=CONTESTS, default=CONTESTS, help="contests to run (all)")
+    add("--threads", nargs="+", type=int, default=THREADS, help="threads of each program (1 2)")
     add("--peer", type=Path, default=PEER, help="Python of TRL's environment (.venv-trl)")
     add("--job", nargs=3, metavar=("JOB", "CONTEST", "THREADS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.job is None and not args.peer.exists():
-        raise UsageError(f"--peer {args.peer}: no such file; `make bench-peers` makes it")
+        raise UsageError(f"--peer {args.peer}: no such file; run `make bench-peers` to create it")
     return args
 
 
 def versions(python: Path) -> dict[str, str]:
-    """The packages that the peer's speed rests on."""
+    """Return the versions of the packages that determine TRL's speed."""
     asked = "import importlib.metadata as m, json; print(json.dumps({name: m.version(name) for"
     asked += " name in ('trl', 'transformers', 'accelerate', 'torch')}))"
     done = subprocess.run([python, "-c", asked], stdout=subprocess.PIPE, text=True, check=True)
@@ -105,7 +106,7 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
-    """What both programs are told; the model is written where TRL reads it."""
+    """Return the job for both programs, and write the model where TRL reads it."""
     from grpo_trainable.config import GRPOConfig
     from grpo_trainable.models.directory import read_tokenizer
     from grpo_trainable.models.model_config import PRESETS
@@ -139,7 +140,7 @@ def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 
 def take_turns(job_file: str, contest: str, threads: str) -> None:
-    """Take a turn for every line of input, and print how long it took."""
+    """Take a turn for every line of input, and print its seconds."""
     job = json.loads(Path(job_file).read_text())
     turn = steps(job, contest, float(threads))
     for _ in sys.stdin:
@@ -181,12 +182,12 @@ def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
     prompts = Prompts(config, task, policy_tokenizer(config.model))
     requests = [prompts.request("train", index) for index in range(len(job["prompts"]))]
     said = [str(task.train_example(index).prompt) for index in range(len(requests))]
-    assert said == job["prompts"], "the peer was told other prompts"
+    assert said == job["prompts"], "TRL was given other prompts"
     return requests
 
 
 def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], None]:
-    """A round of one colocated worker: publish, load, sample, score, and k gradient steps."""
+    """Return a round of one colocated worker: publish, load, sample, score, k gradient steps."""
     from grpo_trainable.cluster.colocated import Colocated
     from grpo_trainable.protocol.messages import Sampled
     from grpo_trainable.transports.in_process import InProcess
@@ -198,7 +199,7 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
 
     def turn() -> None:
         worker.load(worker.publish().handle)
-        # Other indices have other draws, for the same prompts.
+        # New indices give new random draws for the same prompts.
         ahead = next(rounds) * len(first)
         requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
         sampled = worker.generate(requests)
@@ -215,22 +216,22 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
 
 
 class Racer:
-    """One of the programs: takes a turn when it is told to."""
+    """One of the programs, which takes a turn on request."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.pid = process.pid
 
     def turn(self) -> dict[str, float]:
-        """Seconds of one turn, and the highest resident memory until now, in units of 10⁶ bytes."""
+        """Take a turn; return its seconds and the peak memory so far, in units of 10⁶ bytes."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
-            if line.startswith("{"):  # libraries print as well
+            if line.startswith("{"):  # libraries print other lines
                 return json.loads(line)
-        sys.exit(f"{shlex.join(map(str, self._process.args))}: it ended")  # type: ignore[arg-type]
+        sys.exit(f"{shlex.join(map(str, self._process.args))}: ended early")  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -268,7 +269,10 @@ def race(
 def undisturbed(
     racers: dict[str, Racer], repeats: int
 ) -> tuple[list[dict[str, dict[str, float]]], int]:
-    """Pairs of turns, and how many were left out because others took a part of the machine."""
+    """Return undisturbed pairs of turns, and the number of pairs that were left out.
+
+    A pair is left out if other processes took too much of the machine.
+    """
     meter = Meter([one.pid for one in racers.values()])
     pairs: list[dict[str, dict[str, float]]] = []
     for tried in range(TRIES * repeats):
@@ -276,12 +280,12 @@ def undisturbed(
         meter.start_measuring()
         pair = {name: racers[name].turn() for name in order}
         others = meter.take()
-        assert others is not None, "this machine does not tell what its cores do"
+        assert others is not None, "this machine does not report the load of its cores"
         if others.fraction <= DISTURBED_ABOVE:
             pairs.append(pair)
         if len(pairs) == repeats:
             return pairs, tried + 1 - repeats
-    sys.exit(f"only {len(pairs)} of {repeats} pairs were undisturbed: is the machine in use?")
+    sys.exit(f"only {len(pairs)} of {repeats} pairs were undisturbed; stop other work and retry")
 
 
 def summary(pairs: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""The run that README and quickstart show: the main job, as `make tune` starts it.
+"""Record the run that README and quickstart show: the main job, as `make tune` starts it.
 
     python benchmarks/quickstart.py            a quarter of an hour on two idle cores
-    python benchmarks/quickstart.py --no-run   tables and pictures of the run that is there
+    python benchmarks/quickstart.py --no-run   only tables and pictures, from the existing run
 
-Keeps in docs/quickstart/ what the run printed (paths shortened), its report.json, and pictures of
-the report; puts the table that it ended with into both pages, each with the columns that it has;
-and writes benchmarks/results/quickstart.json, which says what all of it comes from, with the
-SHA-256 of report.json. The picture of the page itself needs Chromium: without it the old one stays,
-and that is said.
+- Writes the output of the run (with short paths), its report.json and pictures of the report to
+  docs/quickstart/.
+- Puts the run's final table into both pages. Each page keeps its columns.
+- Writes the origin of the run to benchmarks/results/quickstart.json, with the SHA-256 of
+  report.json.
+
+The picture of the report page needs Chromium. Without it, the old picture stays, and a message says
+so.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ DOCS = ROOT / "docs"
 KEPT = DOCS / "quickstart"
 PAGES = (ROOT / "README.md", DOCS / "quickstart.md")
 PLOTS = ("reward_wall_clock", "stages", "legend")
-# What the picture of the page leaves out, and its size.
+# The parts of the page that its picture hides, and the size of the picture.
 HIDDEN = "section:not(#arms):not(:has(figure#reward_rounds)), #arms p { display: none }"
 SIZE = "1260,1312"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -45,9 +48,11 @@ QUIET = [
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "quickstart.json", seed="of the trials")
-    parser.add_argument("--storage", type=Path, default=STORAGE, help=f"of the run ({STORAGE})")
-    parser.add_argument("--no-run", action="store_true", help="put the run that is there in place")
+    parser = parser_of(__doc__, "quickstart.json", seed="seed of the trials")
+    parser.add_argument(
+        "--storage", type=Path, default=STORAGE, help=f"storage path of the run ({STORAGE})"
+    )
+    parser.add_argument("--no-run", action="store_true", help="use the existing run")
     args = parser.parse_args()
     if not args.no_run:
         origin = provenance(args)
@@ -66,7 +71,7 @@ def main() -> None:
 
 
 def log_of_a_run(storage: Path, seed: int) -> str:
-    """What the command prints, shown meanwhile, with short paths."""
+    """Run the command, show its output, and return the output with short paths."""
     shutil.rmtree(storage / NAME, ignore_errors=True)
     command = [
         *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
@@ -84,11 +89,11 @@ def log_of_a_run(storage: Path, seed: int) -> str:
 
 
 def table_of(log: str) -> list[dict[str, str]]:
-    """The table that the command ended with: a row an arm, its cells by the titles."""
+    """Return the final table of a log: for each arm, title -> cell."""
     _, found, after = log.rpartition("\narm ")
     assert found, "the command ends with a table of arms"
     header, *lines = f"arm {after}".splitlines()
-    # All columns but the first are aligned to the right, and a cell may be empty.
+    # All columns except the first are aligned to the right, and a cell may be empty.
     titles = [(found[0], found.end()) for found in re.finditer(r"\S+(?: \S+)*", header)]
     rows = []
     for line in itertools.takewhile(lambda line: "  " in line, lines):
@@ -100,7 +105,7 @@ def table_of(log: str) -> list[dict[str, str]]:
 
 
 def put(page: Path, table: Sequence[Mapping[str, str]]) -> None:
-    """Puts the table in the place of the one that the page has, with the columns of that."""
+    """Replace the page's table of arms by `table`, with the columns that the page has."""
     text = page.read_text(encoding="utf-8")
     found = re.search(r"(?<=```text\n)(?P<titles>arm\s+rounds.*)\n(?:.+\n)*?(?=```)", text)
     if found is None:
@@ -111,10 +116,10 @@ def put(page: Path, table: Sequence[Mapping[str, str]]) -> None:
 
 
 def picture(report: Path, out: Path) -> None:
-    """The table and the first plots of the page."""
+    """Take a picture of the table and the first plots of the report page."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        print(f"no Chromium here: {out.relative_to(ROOT)} stays as it is")
+        print(f"Chromium is missing: {out.relative_to(ROOT)} is unchanged")
         return
     with tempfile.TemporaryDirectory() as place:
         page = Path(place, "report.html")

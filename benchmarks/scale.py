@@ -1,9 +1,9 @@
 """Does the driver's work grow with the number of generators?
 
-A trial's own process asks 1 to 64 generators for chunks of one prompt, receives them, passes them
-through gate and buffer, and hands them to the learner. Actors are virtual and take no time
-(`grpo_trainable/simulation`), so that the CPU seconds of the driver's thread are the pipeline's own
-work, without Ray's calls. They limit how many generators one driver can serve.
+The process of a trial requests chunks of one prompt from 1 to 64 generators, receives them, passes
+them through gate and buffer, and hands them to the learner. Actors are virtual and use no CPU time
+(`grpo_trainable/simulation`). So the CPU seconds of the driver's thread are the work of the
+pipeline, without Ray's calls. They limit the number of generators that one driver can serve.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from measure import parser_of, provenance, run_benchmark, write
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.trial import virtual_trial
 
-CHUNKS = 4  # a round for each generator, of one prompt
+CHUNKS = 4  # chunks of one prompt, for each generator and round
 RESPONSES = 8  # responses to a prompt
 WARM_UP = 2  # rounds
-SPARE = 4  # rounds at the end, in which less and less is asked for
+SPARE = 4  # rounds at the end, which request fewer and fewer chunks
 GENERATORS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -41,7 +41,7 @@ def config_of(generators: int, rounds: int) -> GRPOConfig:
 
 
 def seconds_a_chunk(generators: int, chunks: int, seed: int) -> float:
-    """CPU seconds of this thread for each chunk."""
+    """Return the CPU seconds of this thread for each chunk."""
     rounds = max(2, chunks // (generators * CHUNKS))
     trial = virtual_trial(config_of(generators, rounds), seed=seed, max_waits=10**9)
     trial.pipeline.send_first_weights()
@@ -54,7 +54,10 @@ def seconds_a_chunk(generators: int, chunks: int, seed: int) -> float:
 
 
 def main() -> None:
-    counts = {"repeats": (3, "of each number of generators"), "chunks": (512, "of a repeat")}
+    counts = {
+        "repeats": (3, "number of repeats for each number of generators"),
+        "chunks": (512, "number of chunks in each repeat"),
+    }
     args = parser_of(__doc__, "scale.json", counts=counts).parse_args()
     rows = []
     for generators in GENERATORS:
@@ -65,7 +68,7 @@ def main() -> None:
         rows.append({"generators": generators, "thread_s_a_chunk": found})
         print(
             f"{generators:>2} generators: {1e3 * statistics.median(found):.2f} ms of the driver's "
-            f"thread a chunk ({1e3 * min(found):.2f}-{1e3 * max(found):.2f})",
+            f"thread per chunk ({1e3 * min(found):.2f}-{1e3 * max(found):.2f})",
             flush=True,
         )
     workload = {"chunks": args.chunks, "responses": RESPONSES}

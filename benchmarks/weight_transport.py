@@ -1,13 +1,18 @@
-"""How fast weights travel, beside what the machine can do at best.
+"""Measure how fast weights travel, compared with the limits of the machine.
 
-A real learner and real generators, one thread each, under Ray. For each size and transport, some
-syncs one after the other: from the driver's call until the weights stand, checked, in every
-generator. Between any two syncs the generator's process copies as many bytes within its memory
-(`memcpy`, one thread, warm), copies them as a snapshot is copied, summed on the way, sums them, and
-takes an empty call of each actor, so that a sync and its limits see the same minute of the machine.
-Then the same beside a process that keeps one core busy, and some seconds in which nothing is asked
-of anybody. Each transport gets its turn several times. Sizes are those of whole policies: tiny,
-small, one of 64 MB, and `course`.
+A real learner and real generators run under Ray, with one thread each. For each size and transport,
+the benchmark times several syncs in sequence. A sync lasts from the driver's call until the checked
+weights are in every generator. After each sync, it times the limits, so both see the same state of
+the machine:
+
+- `memcpy`: the generator's process copies as many bytes within its memory (one thread, warm);
+- `summed_copy`: it copies them as a snapshot is copied, with the checksum;
+- `checksum`: it only computes the checksum;
+- `empty_calls`: an empty call of the learner, then one of a generator.
+
+Then it repeats all of this while another process keeps one core busy. Finally it measures the CPU
+time of the idle processes for some seconds. Each transport has several turns. Sizes are those of
+whole policies: tiny, small, one of 64 MB, and `course`.
 """
 
 from __future__ import annotations
@@ -54,12 +59,12 @@ SIZES = {"4 MB": "tiny", "16 MB": "small", "64 MB": SIXTY_FOUR_MB, "240 MB": "co
 TRANSPORTS = ("shm", "object_store", "gloo", "nixl")
 DEADLINE_S = 120.0
 IDLE_S = 3.0
-WARM_UP = 3  # syncs after the first, which is told apart
+WARM_UP = 3  # syncs after the first one, which is reported separately
 
 
 class TimedLearner(Learner):
     def step(self) -> None:
-        """Every weight written anew, as an optimizer step does."""
+        """Change every weight, as an optimizer step does."""
         with torch.no_grad():
             for parameter in self.policy.parameters():
                 parameter.mul_(1.0001)
@@ -78,12 +83,12 @@ class TimedGenerator(Generator):
         pass
 
     def limits(self) -> dict[str, float]:
-        """Return the seconds that the policy's bytes take without any transport."""
+        """Return the seconds of copying and summing the policy's bytes without a transport."""
         parameters = unique_parameters(self.engine.model)  # type: ignore[attr-defined]
         layout = layout_for(parameters)
         if not hasattr(self, "_memory"):
             self._memory = [torch.ones(layout.size, dtype=torch.uint8) for _ in range(2)]
-        # Words are copied: torch is slower than memcpy with single bytes.
+        # Copy words, because torch copies single bytes more slowly than memcpy.
         source, target = (memory.view(torch.int32) for memory in self._memory)
         copies = layout.of(self._memory[1])
         return {
@@ -100,7 +105,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 class Pair:
-    """A learner and its generators on one transport."""
+    """A learner and its generators with one transport."""
 
     def __init__(self, transport: Transport, config: GRPOConfig) -> None:
         self._runtime = RayRuntime()
@@ -126,7 +131,7 @@ class Pair:
             self._group = CollectiveGroup(name, [a.handle for a in self.actors], DEADLINE_S)
         staged = partial(self.learner.tensors, name, "staged") if transport.two_sided else None
         self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
-        self._round = 0  # the weights that the generators have are of this round
+        self._round = 0  # round of the weights in the generators
 
     def ask(self, call: Any) -> Any:
         return await_call(self._runtime, call, DEADLINE_S)
@@ -147,14 +152,14 @@ class Pair:
         }
 
     def empty_calls(self) -> float:
-        """Two, one after the other, as publish and load are."""
+        """Return the seconds of two empty calls in sequence, like publish and load."""
         start = time.perf_counter()
         self.ask(self.learner.submit("sync", "nothing"))
         self.ask(self.generators[0].submit("sync", "nothing"))
         return time.perf_counter() - start
 
     def idle_cores(self) -> float:
-        """Cores that a process of the pair keeps busy while nothing is asked of it; the mean."""
+        """Return the mean number of cores that an idle process of the pair keeps busy."""
         before, start = self._cpu_s(), time.perf_counter()
         time.sleep(IDLE_S)
         return (self._cpu_s() - before) / (time.perf_counter() - start) / len(self.actors)
@@ -191,7 +196,7 @@ def config_of(preset: str | ModelConfig, directory: Path, generators: int, seed:
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """Keep a core busy with a process that computes without a pause."""
+    """Keep a core busy with a process that never pauses."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -201,7 +206,7 @@ def busy_core() -> Iterator[None]:
 
 
 def measure(name: str, config: GRPOConfig, syncs: int) -> dict[str, Any]:
-    """One turn of a transport: with both cores free, then beside a busy one."""
+    """Run one turn of a transport: with both cores free, then with one of them busy."""
     pair = Pair(RECORDS[name], config)
     try:
         first = pair.sync()["total"]
@@ -230,7 +235,7 @@ def beside_limits(pair: Pair, syncs: int) -> dict[str, list[float]]:
 
 
 def summarise(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Milliseconds over all turns; ratios are of the medians."""
+    """Return median milliseconds over all turns, and ratios of these medians."""
     result: dict[str, Any] = {
         "bytes": turns[0]["bytes"],
         "first_ms": 1e3 * statistics.median(turn["first_s"] for turn in turns),
@@ -252,7 +257,7 @@ def summarise(turns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _unchecked(ms: dict[str, float]) -> float:
-    """A sync without what proves it whole: the sums on the way out, the pass over what arrived."""
+    """Return the time of a sync without its two checksums, in the learner and in the generator."""
     return ms["total"] - (ms["summed_copy"] - ms["memcpy"]) - ms["checksum"]
 
 
@@ -272,8 +277,11 @@ def main() -> None:
     parser = parser_of(
         __doc__,
         "weight_transport.json",
-        seed="of the random weights",
-        counts={"turns": (3, "of every transport"), "syncs": (20, "of a turn, in each condition")},
+        seed="seed of the random weights",
+        counts={
+            "turns": (3, "number of turns of every transport"),
+            "syncs": (20, "number of syncs of a turn in each condition"),
+        },
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
@@ -294,7 +302,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
 
         def measured(label: str, generators: int) -> dict[str, Any]:
-            """All transports in turns."""
+            """Measure all transports in turns."""
             config = config_of(SIZES[label], Path(directory), generators, args.seed)
             turns: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for _ in range(args.turns):

@@ -1,1 +1,1 @@
-"""What actors exchange: rollouts, messages, calls, weights, and the records of a round."""
+"""Data that actors exchange: rollouts, messages, calls, weights, and the records of a round."""

@@ -1,4 +1,4 @@
-"""What an actor and a call are, to code that imports no Ray: submit, wait, and know what failed."""
+"""Actors and calls for code that imports no Ray: submit a call, wait for it, name what failed."""
 
 from __future__ import annotations
 
@@ -8,91 +8,103 @@ from typing import Any, Protocol
 
 
 class ActorFailed(RuntimeError):
-    """An actor died, raised or did not answer; the message names stage and actor.
+    """An actor died, raised an exception or did not answer; the message names stage and actor.
 
-    Never Ray's own `RayActorError`: leaving `step()`, Tune would take that for the death of the
-    Trainable itself and skip its `cleanup()`.
+    Ray's own `RayActorError` must never leave `step()`: Tune would treat it as the death of the
+    Trainable and skip its `cleanup()`.
     """
 
 
 class ActorLost(ActorFailed):
-    """The actor died, stayed silent, or weights do not reach it. Another actor in its place may do
-    better, unlike after an exception that the work itself raised."""
+    """The actor died, stayed silent, or weights do not reach it.
+
+    A replacement for the actor may succeed, whereas an exception of the work itself would repeat.
+    """
 
 
 class DeliveryFailed(RuntimeError):
-    """Raised in an actor that data does not reach. Another actor in its place may get it."""
+    """Raised in an actor when data does not reach it. A replacement may receive the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
-    """Tensors that travel past the object store: an argument that becomes three of the call."""
+    """Tensors that bypass the object store; this argument becomes three arguments of the call."""
 
-    described: Any  # what the receiver has to know of them
-    ref: Any  # the reference by which it gets them
+    described: Any  # the description of the tensors that the receiver needs
+    ref: Any  # the reference with which it gets them
     sent_at: float  # when they could begin to travel, in seconds since 1970
 
     def later(self, seconds: float) -> OutOfBand:
-        """The same by a clock that is so many seconds ahead."""
+        """Return the same by a clock that is `seconds` ahead."""
         return replace(self, sent_at=self.sent_at + seconds)
 
 
 class Call(Protocol):
-    """A submitted call that has not been collected yet."""
+    """A submitted call whose answer has not been collected yet."""
 
     @property
-    def actor(self) -> Actor: ...
+    def actor(self) -> Actor:
+        """The actor that answers the call."""
+        ...
 
     @property
-    def stage(self) -> str: ...
+    def stage(self) -> str:
+        """The stage to which the call belongs."""
+        ...
 
 
 class Actor(Protocol):
-    """Works through its calls in the order they were submitted.
+    """Works through its calls in the order in which they were submitted.
 
-    Its method `progress` is answered at once, whatever the actor is at, with a number that changes
-    while it works.
+    An actor answers its method `progress` at once, even while another call runs. The answer is a
+    number that changes while the actor works.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the actor in messages and metrics."""
+        ...
 
-    def submit(self, stage: str, method: str, *args: Any) -> Call: ...
+    def submit(self, stage: str, method: str, *args: Any) -> Call:
+        """Submit a call of `method`, and return it without waiting."""
+        ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Kill the actor."""
+        ...
 
 
 class Runtime(Protocol):
-    """Waits for calls, and tells the time."""
+    """Waits for calls, and reads the clock."""
 
     def now(self) -> float:
-        """Seconds on a clock that never runs backwards."""
+        """Return the seconds of a clock that never runs backwards."""
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Waits for the first of `calls`, at most `timeout_s`. Returns those that are done."""
+        """Wait at most `timeout_s` for the first of `calls`, and return those that are done."""
         ...
 
     def share(self, value: Any) -> Any:
-        """An argument for calls of several actors, which is stored once for all of them."""
+        """Return an argument for calls of several actors that is stored once for all of them."""
         ...
 
     def result(self, call: Any) -> Any:
-        """The value of a call that is done.
+        """Return the value of a call that is done.
 
         Raises:
-            ActorFailed: the call raised, or its value is gone.
-            ActorLost: its actor is gone.
+            ActorFailed: The call raised an exception, or its value is gone.
+            ActorLost: The actor is gone.
         """
         ...
 
 
 def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
-    """The value of one call.
+    """Wait for one call, and return its value.
 
     Raises:
-        ActorLost: it took longer than `deadline_s`; the message names stage and actor.
-        ActorFailed: as `Runtime.result`.
+        ActorLost: The call took longer than `deadline_s`; the message names stage and actor.
+        ActorFailed: As in `Runtime.result`.
     """
     if not runtime.wait([call], deadline_s):
         raise no_answer([call], deadline_s)
@@ -100,6 +112,6 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
 
 
 def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorLost:
-    """The error for calls of one or more actors that stayed silent."""
+    """Return the error for calls of one or more actors that did not answer."""
     waiting = ", ".join(sorted({f"{call.actor.name} ({call.stage})" for call in calls}))
     return ActorLost(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")

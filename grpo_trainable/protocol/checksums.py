@@ -1,4 +1,4 @@
-"""Checksums that tell torn and mixed-up weights from whole ones."""
+"""Checksums that detect torn and mixed-up weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 BLOCK_BYTES = 4096  # bytes covered by one partial sum
-# Bytes that are summed and then copied, by which time they are in a cache; a multiple of the block.
-# Smaller pieces cost more in calls than they save in memory.
+# Bytes that are summed and then copied while they are in a cache; a multiple of BLOCK_BYTES.
+# With smaller pieces, the calls cost more than the cache saves.
 PIECE_BYTES = 4 << 20
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """CRC-32 of names, shapes, types and bytes, in name order, as 8 hexadecimal digits.
+    """Return the CRC-32 of names, shapes, types and bytes, in name order, as 8 hexadecimal digits.
 
-    It finds torn and mixed-up weights, not forged ones; checkpoints carry SHA-256.
+    It detects torn and mixed-up weights, but not forged ones. Checkpoints carry SHA-256.
     """
     crc = 0
     for name in sorted(tensors):
@@ -31,23 +31,28 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
-    """A checksum of weights at the speed of memory, as 16 hexadecimal digits.
+    """Return a checksum of weights, computed at the speed of memory, as 16 hexadecimal digits.
 
-    The first eight are the CRC-32 of names, shapes, types and the order in which dimensions are
-    stored. The others are the CRC-32 of sums: every 4 KiB, as they are stored, are summed as 64-bit
-    integers on the device of the tensors, and the bytes left over at the end of a tensor follow.
-    Another order of the words within 4 KiB goes unseen.
+    The first eight digits are the CRC-32 of names, shapes, types and the order in which dimensions
+    are stored. The last eight are the CRC-32 of sums: the device of the tensors sums every 4 KiB,
+    in the order of storage, as 64-bit integers. The bytes left over at the end of each tensor
+    follow the sums. The checksum does not detect a changed order of the words within 4 KiB.
     """
     return copy_with_checksum(tensors, {})
 
 
 def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> str:
-    """Copies the tensors that have a place in `copies`; returns the `storage_checksum` of all.
+    """Copy the tensors that have a destination, and return the `storage_checksum` of all tensors.
 
-    A copy has the shape and type of its tensor and begins at a word of 8 bytes. Where it is stored
-    like the tensor, without gaps, each piece is summed and copied while it is in a cache, which
-    takes little longer than the copy by itself. Sum and copy then agree even if somebody writes to
-    the tensor meanwhile: it is up to the caller that nobody does.
+    If a copy is stored like its tensor, without gaps, each piece is summed and copied while it is
+    in a cache. This takes little longer than the copy alone. If another thread writes to a tensor
+    meanwhile, sum and copy still agree, so the checksum does not detect it: the caller must prevent
+    such writes.
+
+    Args:
+        tensors: the weights, by name.
+        copies: destinations by name. Each has the shape and type of its tensor and begins at a
+            multiple of 8 bytes.
     """
     described, summed = 0, _Sums()
     for name in sorted(tensors):
@@ -67,10 +72,11 @@ def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tenso
 def _storage(
     name: str, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[bytes, tuple[int, ...], bool]:
-    """The description of a tensor in a checksum, and how it is stored.
+    """Describe a tensor and how it is stored.
 
-    That is: the order of its dimensions in memory, the slowest first, and whether its elements
-    follow each other without gaps in that order.
+    Returns:
+        The description for the checksum; the order of the dimensions in memory, the slowest first;
+        and True if the elements follow each other without gaps in that order.
     """
     order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
     told = [d for d in order if shape[d] > 1]
@@ -80,7 +86,7 @@ def _storage(
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor without gaps, as (bytes,) uint8 in the order in which it is stored."""
+    """Return the bytes of a tensor without gaps, (bytes,) uint8, in the order of storage."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -89,16 +95,16 @@ def _pieces(memory: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 class _Sums:
-    """Sums of blocks and the bytes left over, gathered so that they leave the device once."""
+    """Collects the sums of blocks and the left-over bytes, so they leave the device once."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # (blocks,) int64 each
         self._rests: list[Tensor] = []  # (bytes,) uint8 each
 
     def add(self, stored: Tensor, room: Tensor | None) -> None:
-        """Adds `stored`, (bytes,) uint8; each piece is copied to `room` once it has been summed."""
+        """Add `stored`, (bytes,) uint8; copy each piece to `room` after it has been summed."""
         if stored.data_ptr() % 8 or stored.storage_offset() % 8:
-            stored = stored.clone()  # which begins at a word
+            stored = stored.clone()  # a clone is aligned to 8 bytes
         size = PIECE_BYTES if stored.device.type == "cpu" else stored.numel()
         targets = () if room is None else _pieces(room, size)
         for piece, target in zip_longest(_pieces(stored, size), targets):
@@ -112,10 +118,11 @@ class _Sums:
             if piece.numel():
                 words = piece.view(torch.int64)
                 self._blocks.append(words.view(-1, BLOCK_BYTES // 8).sum(dim=1))
-                if target is not None:  # copying words is faster than copying bytes
+                if target is not None:  # words are copied faster than bytes
                     target.view(torch.int64).copy_(words)
 
     def crc(self) -> int:
+        """Return the CRC-32 of the sums, followed by the left-over bytes."""
         crc = 0
         for gathered in (self._blocks, self._rests):
             if gathered:

@@ -1,6 +1,6 @@
-"""The messages between the actors of a trial and its pipeline: what each call answers.
+"""The messages with which the actors of a trial answer its pipeline's calls.
 
-The pipeline knows actors by their answers alone. Moments are in seconds since 1970.
+The pipeline knows actors only by their answers. Moments are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grpo_trainable.telemetry.timers import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A generator computes with new weights."""
+    """A generator now computes with new weights."""
 
     version: int
     round: int
@@ -33,34 +33,34 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deposited:
-    """A generator has new weights in its mailbox, where the next token finds them."""
+    """A generator has new weights in its mailbox; it takes them in before the next token."""
 
     version: int
     round: int
     bytes: int
-    spans: list[Span]  # concurrent with whatever else the generator did
+    spans: list[Span]  # concurrent with other work of the generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Responses that wait in their generator for its `score`."""
+    """Responses that wait in their generator until `score` is called."""
 
-    number: int  # by which `score` knows them
+    number: int  # identifies them in the call of `score`
     loaded: list[Loaded]  # weights taken in between two tokens; their spans are in `spans`
     spans: list[Span]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What came of some requests, in their order."""
+    """The results of several requests, in the order of the requests."""
 
     groups: list[RolloutGroup]  # scored
-    failed: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
-    reward_errors: int  # responses it failed on
-    unverified: int  # responses that count as wrong because they could not be judged
+    failed: list[tuple[int, str]]  # (prompt index, reason) of groups whose reward function failed
+    reward_errors: int  # number of responses on which the reward function failed
+    unverified: int  # number of responses counted as wrong because they could not be judged
     loaded: list[Loaded]  # see `Sampled`
     spans: list[Span]
-    completions: int = 0  # responses that were sampled and scored to value states
+    completions: int = 0  # number of responses sampled and scored to estimate values of states
 
 
 # ---- Answers of a learner ----------------------------------------------------------------------
@@ -68,48 +68,49 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """KL from the policy to another one, estimated on responses that were trained on.
+    """KL from the policy to another policy, estimated on responses that were trained on.
 
-    In nats: sums over a response, means over the responses.
+    Values are in nats, summed over a response and averaged over the responses.
     """
 
-    k1: float  # an estimate of either sign
-    k3: float  # never negative
+    k1: float  # an estimate that may have either sign
+    k3: float  # an estimate that is never negative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticStep:
-    """What one optimizer step saw of a critic. Means run over the response tokens."""
+    """Figures of the critic in one optimizer step. Means are over the response tokens."""
 
     loss: float
     clip_fraction: float
-    grad_norm: float  # its norm before it was limited
+    grad_norm: float  # before clipping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticFigures:
-    """What a critic said, before the round, of the states that the round trains on."""
+    """The critic's values, before the round, of the states that the round trains on."""
 
     value_mean: float
     return_mean: float  # mean of the discounted rewards that followed
-    explained_variance: float | None  # share of the returns' variance; None where all are equal
+    explained_variance: float | None  # share of the returns' variance; None if all are equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientStep:
-    """What one optimizer step saw. Sums and means run over all of its response tokens."""
+    """Figures of one optimizer step. Sums and means are over all response tokens of the step."""
 
     loss: float
     grad_norm: float
     entropy_nats: float  # mean per response token
     clip_fraction: float  # share of response tokens
-    weights_bounded_fraction: float  # share of response tokens that the rule bounded
+    weights_bounded_fraction: float  # share of response tokens whose importance weight was bounded
     ratio_max: float
     bounded_tokens: int  # response tokens whose ratio was held at e^20 (`algo.ratios`)
-    ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
+    ratio_counts: tuple[int, ...]  # number of response tokens in each bin of `RATIO_EDGES`
     lr: float
-    skipped: bool  # loss or gradient was not finite: nothing was changed
-    kl: dict[str, Drift]  # drift of the policy before the step, on its rows; empty if not monitored
+    skipped: bool  # loss or gradient was not finite, so the step changed nothing
+    # KL of the policy before the step, on the rows of the step; empty if not monitored.
+    kl: dict[str, Drift]
     critic: CriticStep | None = None  # None without a critic
 
 
@@ -117,12 +118,12 @@ class GradientStep:
 class ResponseFigures:
     """Figures of each response that was trained on: (N,) float32 arrays for N responses.
 
-    They are in the order of the groups and of their responses. Log-probs are sums over a response's
-    tokens, in nats; None when nothing asked for them.
+    They are in the order of the groups and of the responses in each group. Log-probs are sums over
+    a response's tokens, in nats. They are None if no setting needs them.
     """
 
     advantages: np.ndarray
-    policy_log_probs: np.ndarray | None  # those of the policy after the round
+    policy_log_probs: np.ndarray | None  # under the policy after the round
     reference_log_probs: np.ndarray | None
 
 
@@ -130,16 +131,17 @@ class ResponseFigures:
 class Updated:
     """The learner has trained a round."""
 
-    round: int  # rounds trained so far
+    round: int  # number of rounds trained so far
     version: int
     steps: list[GradientStep]
     skipped_steps: int  # so far
     reference_nll_nats: float | None  # per response token; None without a reference
-    kl: dict[str, Drift]  # drift from "reference", "previous", "behaviour"; may be empty, see above
+    kl: dict[str, Drift]  # KL to "reference", "previous", "behaviour"; empty if not monitored
     responses: ResponseFigures
-    # KL from the sampler to the learner of the same weights, k3; None where none were the same
+    # KL from sampler to learner on tokens for which both have the same weights, k3. None without
+    # such tokens.
     sampler_mismatch_nats: float | None = None
-    # KL of a response from the sampler to the teacher, in nats; None without one
+    # KL of a response from the sampler to the teacher, in nats. None without a teacher.
     teacher_nats: float | None = None
     kl_coefficient: float  # β in this round
     critic: CriticFigures | None = None  # None without a critic
@@ -151,7 +153,7 @@ class Updated:
 class Published:
     """The learner has published a snapshot."""
 
-    handle: Any  # receivers of the transport fetch it by this
+    handle: Any  # with which receivers of the transport fetch the snapshot
     version: int
     round: int
     spans: list[Span]
@@ -159,7 +161,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState:
-    """What a checkpoint keeps of the learner."""
+    """The learner's part of a checkpoint."""
 
     policy: dict[str, Tensor]
     optimizer: dict[str, Tensor]

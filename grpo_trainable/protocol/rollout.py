@@ -1,4 +1,4 @@
-"""The containers that carry everything, and the one place that pads and shifts.
+"""The containers for requests, groups, batches and weights, and the code that pads and shifts.
 
 Shapes: G responses per prompt, B rows, P prompt tokens, R response tokens (padded), S the longest
 prompt + response of a batch, minus 1.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-# Torch is imported where tensors are made: the command makes requests, and no tensors.
+# Functions that make tensors import torch. The command line makes requests but no tensors.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """What a response is fed that has thought for too long.
+    """The tokens that are fed to a response that has thought for too long.
 
-    A response that has neither ended after `after_tokens` tokens, nor has one of `answer_ids` or of
-    `answer_strings` among them, reads `ids` next, which it has not sampled: a hole in its mask.
+    A response is interrupted if, after `after_tokens` tokens, it has neither ended nor contains any
+    of `answer_ids` or `answer_strings`. It then reads `ids` next. These tokens are not sampled, so
+    they are a hole in its mask.
     """
 
     after_tokens: int
@@ -34,39 +35,40 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
-    """How a response is sampled and where it ends.
+    """Settings for the sampling of a response and for its end.
 
-    Temperature 1 is the model's own law. Temperature 0 takes the most likely token; log-probs are
-    then those of temperature 1.
+    Temperature 1 is the model's own distribution. Temperature 0 takes the most likely token, but
+    log-probs are still those of temperature 1.
 
-    It ends after the first token that is one of `end_ids` or completes one of `stop_strings` in
-    its text, and is finished then; otherwise it is cut off after `max_new_tokens`. It cannot end
-    before token number `min_new_tokens`: end ids are impossible among the tokens before it, and a
-    string that one of them completes does not count, then or later.
+    A response is finished after the first token that is one of `end_ids` or completes one of
+    `stop_strings` in the text. Otherwise it is cut off after `max_new_tokens`. It cannot end before
+    token number `min_new_tokens`: before that token, end ids have probability 0, and an occurrence
+    of a stop string that is complete by then never counts.
     """
 
     min_new_tokens: int
     max_new_tokens: int
     temperature: float
-    end_ids: tuple[int, ...]  # the tokenizer's end ids are among them
-    stop_strings: tuple[str, ...] = ()  # they stay in the text of the response
-    interruption: Interruption | None = None  # its tokens are among `max_new_tokens`
+    end_ids: tuple[int, ...]  # include the tokenizer's end ids
+    stop_strings: tuple[str, ...] = ()  # stay in the text of the response
+    interruption: Interruption | None = None  # its tokens count towards `max_new_tokens`
 
 
 class StateOf(NamedTuple):
-    """A state within a response, which completions are sampled from to see what it is worth."""
+    """A state within a response. Completions are sampled from it to estimate its value."""
 
-    response: int  # index in its group; 0 where it is the prompt itself
-    tokens: int  # its tokens, the last of the prompt_ids of its request
+    response: int  # index in its group; 0 if the state is the prompt itself
+    tokens: int  # number of response tokens in the state: the last of the request's prompt_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to sample `group_size` responses for: asked for and counted as one.
+    """A request to sample `group_size` responses to one prompt; the unit of dispatch and counting.
 
-    (stream, prompt_index) names the prompt and, with the seed, every random draw of its responses:
-    asked for again, it gives the same tokens under the same weights. With a `state` that is part of
-    the key, and `limits` are those of the tokens that are still to come.
+    (stream, prompt_index) identifies the prompt. Together with the seed, it is the key of every
+    random draw of its responses, so a repeated request gives the same tokens under the same
+    weights. If there is a `state`, it is part of the key, and `limits` apply to the tokens that are
+    still to come.
     """
 
     stream: str  # "train", "eval" or, with a state, "vine"
@@ -74,59 +76,62 @@ class Request:
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
-    # The stream's example that the prompt is; None: the one at `prompt_index`.
+    # Index in the stream of the prompt's example. None: the same as `prompt_index`.
     example_index: int | None = None
     state: StateOf | None = None
 
     @property
     def example(self) -> int:
-        """The index of the example that the prompt is."""
+        """Index of the example of the prompt."""
         return self.prompt_index if self.example_index is None else self.example_index
 
     @property
     def answered(self) -> tuple[int, ...]:
-        """The tokens of the response that the prompt ends with; none without a state."""
+        """The response tokens at the end of `prompt_ids`; empty without a state."""
         count = 0 if self.state is None else self.state.tokens
         return self.prompt_ids[len(self.prompt_ids) - count :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """G responses to one prompt. Every token knows the weights that sampled it.
+    """G responses to one prompt, with the weights that sampled each token.
 
-    `rewards` is NaN from the engine until the scorer has filled it in, and never changes again.
+    The engine leaves `rewards` at NaN. The scorer sets them once; they never change again.
     """
 
     prompt_index: int
     prompt_ids: Tensor  # (P,) int64
-    response_ids: Tensor  # (G, R) int64; in a hole what was fed, pad behind the last sampled token
-    response_mask: Tensor  # (G, R) bool, the sampled tokens, what ended it included. Its holes are
-    #                        tokens that the policy read within its response and did not sample
+    # (G, R) int64. Holes contain the tokens that were fed. Pad follows the last sampled token.
+    response_ids: Tensor
+    # (G, R) bool: the sampled tokens, including the one that ended the response. Holes are tokens
+    # that the policy read within its response but did not sample.
+    response_mask: Tensor
     behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
     rewards: Tensor  # (G,) float32
-    finished: Tensor  # (G,) bool, ended by an end id, a stop string or, an episode, by its
-    #                   environment rather than by length
-    token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled it
+    # (G,) bool: ended by an end id, a stop string or, for an episode, by the environment; not by
+    # length.
+    finished: Tensor
+    token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled the token
     token_rounds: Tensor  # (G, R) int32, rounds of those weights
-    reference_log_probs: Tensor | None = None  # (G, R) float32, nats, 0 off the mask; None where
-    #                                            the learner makes the pass of the reference
-    # (G, K) float32, the parts that `task.reward_weights` names, in its order; None without it.
+    # (G, R) float32, nats, 0 off the mask. None if the learner runs the reference.
+    reference_log_probs: Tensor | None = None
+    # (G, K) float32: the parts that `task.reward_weights` names, in its order. None without it.
     reward_parts: Tensor | None = None
-    # (G,) float64, the parts of the reward that every task tells, as it tells them; None until the
-    # scorer has filled them in.
+    # (G,) float64: the two parts of the reward that every task reports, unchanged. None until the
+    # scorer has set them.
     format_rewards: Tensor | None = None
     answer_rewards: Tensor | None = None
-    # (G, R) float32, what the state before a token is worth, from completions that were sampled
-    # there; NaN where none were; None where nobody asks for it.
+    # (G, R) float32: the value of the state before a token, estimated from completions that were
+    # sampled from it; NaN without completions. None if nothing needs values.
     state_values: Tensor | None = None
-    # (G, R) float32, of an episode: what an action earned, at its last token; NaN at all others;
-    # None where responses are not played.
+    # (G, R) float32: in an episode, the reward of each action, at its last token; NaN elsewhere.
+    # None if responses are not episodes.
     turn_rewards: Tensor | None = None
-    # What a control policy saw before each action, (G, R, …), and its actions of numbers before
-    # they are squeezed, (G, R, A) float32; discrete ones are the response_ids. None for text.
+    # Of a control policy: the observation before each action, (G, R, …), and continuous actions
+    # before tanh, (G, R, A) float32. Discrete actions are the response_ids. None for text.
     observations: Tensor | None = None
     actions: Tensor | None = None
-    uses: int = 0  # gradient-step batches it has been in
+    uses: int = 0  # number of gradient-step batches that contained the group
     example_index: int | None = None  # see `Request`
 
     @classmethod
@@ -141,7 +146,7 @@ class RolloutGroup:
         token_versions: Tensor,
         token_rounds: Tensor,
     ) -> RolloutGroup:
-        """Return what an engine has sampled for a request, unscored. The tensors are on the CPU."""
+        """Return the unscored group that an engine sampled for a request, on the CPU."""
         import torch
 
         return cls(
@@ -159,51 +164,51 @@ class RolloutGroup:
 
     @property
     def example(self) -> int:
-        """The index of the example that the prompt is."""
+        """Index of the example of the prompt."""
         return self.prompt_index if self.example_index is None else self.example_index
 
     @property
     def oldest_round(self) -> int:
-        """The round of the weights that sampled the group's oldest token."""
+        """Round of the weights that sampled the group's oldest token."""
         return int(self.token_rounds[self.response_mask].min())
 
     @property
     def oldest_version(self) -> int:
-        """The version of the weights that sampled the group's oldest token."""
+        """Version of the weights that sampled the group's oldest token."""
         return int(self.token_versions[self.response_mask].min())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of tokens that were sampled."""
         return int(self.response_mask.sum())
 
     @property
     def extents(self) -> Tensor:
-        """(G,) int64, how far each response reaches: `extents` of its mask."""
+        """(G,) int64: number of tokens of each response up to the last sampled one."""
         return extents(self.response_mask)
 
     @property
     def format_mean(self) -> float:
-        """The mean format reward of a scored group."""
+        """Mean format reward of a scored group."""
         return _mean(self.format_rewards)
 
     @property
     def answer_mean(self) -> float:
-        """The mean answer reward of a scored group."""
+        """Mean answer reward of a scored group."""
         return _mean(self.answer_rewards)
 
     def responses(self) -> list[list[int]]:
-        """The tokens of each response up to the last that was sampled, those in holes included."""
+        """Return the tokens of each response up to the last sampled one, holes included."""
         lengths = self.extents.tolist()
         return [ids[:n] for ids, n in zip(self.response_ids.tolist(), lengths, strict=True)]
 
     @property
     def has_signal(self) -> bool:
-        """Whether the rewards differ, so that the responses can be told apart."""
+        """True if the rewards differ, so the group teaches which responses are better."""
         return bool((self.rewards != self.rewards[0]).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A group travels between actors as numpy arrays: pickling its tensors one by one took a
+        # A group travels between actors as numpy arrays. Pickling its tensors one by one took a
         # tenth of a round.
         from torch import Tensor
 
@@ -222,7 +227,7 @@ def _group_from_arrays(*values: Any) -> RolloutGroup:
     import torch
 
     names = (item.name for item in fields(RolloutGroup))
-    # Copied: what Ray hands out is mapped read-only.
+    # Copy the arrays, because Ray maps them read-only.
     arguments: dict[str, Any] = {
         name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
         for name, value in zip(names, values, strict=True)
@@ -235,19 +240,20 @@ class TrainBatch:
     """Rows for one gradient step. Every field is aligned with `target_ids`."""
 
     input_ids: Tensor  # (B, S) int64
-    target_ids: Tensor  # (B, S) int64, the input shifted left once, here
+    target_ids: Tensor  # (B, S) int64, the input shifted left once
     response_mask: Tensor  # (B, S) bool
     behaviour_log_probs: Tensor  # (B, S) float32, 0 off the mask
     advantages: Tensor  # (B, S) float32, 0 off the mask
-    observations: Tensor | None = None  # (B, S, …), what is seen before `target_ids`; None for text
-    actions: Tensor | None = None  # (B, S, A), in place of `target_ids` where they are numbers
+    observations: Tensor | None = None  # (B, S, …), the observation before the action; None: text
+    actions: Tensor | None = None  # (B, S, A), continuous actions, in place of `target_ids`
 
     @property
     def num_rows(self) -> int:
+        """Number of rows, B."""
         return self.input_ids.shape[0]
 
     def select(self, rows: slice | Tensor) -> TrainBatch:
-        """Some of the rows, cut to their own longest row: trailing padding costs nothing."""
+        """Return the rows at `rows`, cut to the longest of them, so padding costs nothing."""
         mask = self.response_mask[rows]
         used = mask.any(dim=0).nonzero()
         length = int(used[-1]) + 1 if len(used) else 1
@@ -261,6 +267,7 @@ class TrainBatch:
         )
 
     def to(self, device: torch.device) -> TrainBatch:
+        """Return the batch on `device`."""
         return TrainBatch(
             input_ids=self.input_ids.to(device),
             target_ids=self.target_ids.to(device),
@@ -271,15 +278,17 @@ class TrainBatch:
         )
 
     def _of_control(self) -> list[tuple[str, Tensor]]:
-        """What only a control policy's rows have, by name."""
+        """Return the tensors that only rows of a control policy have, by name."""
         named = (("observations", self.observations), ("actions", self.actions))
         return [(name, values) for name, values in named if values is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWeights:
-    """What a snapshot is taken of: tensors that the next gradient step changes. It may not begin
-    before the snapshot is whole, which no checksum tells."""
+    """The learner's tensors, from which a snapshot is taken. The next gradient step changes them.
+
+    The step must not begin before the snapshot is complete; no checksum would detect that.
+    """
 
     version: int
     round: int
@@ -288,31 +297,42 @@ class LiveWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyWeights:
-    """A snapshot. Version, round and checksum are inside: they cannot come apart from it."""
+    """A snapshot of the weights, together with its version, round and checksum."""
 
     version: int
     round: int
     checksum: str
-    tensors: dict[str, Tensor]  # unique named parameters: a tied head once
+    tensors: dict[str, Tensor]  # unique named parameters; a tied head appears once
 
 
 def extents(mask: Tensor) -> Tensor:
-    """(G,) int64: the tokens of each row of a mask (G, R) up to its last one, holes included."""
+    """Return the length of each row of a mask up to its last True, holes included.
+
+    Args:
+        mask: (G, R) bool.
+
+    Returns:
+        (G,) int64; 0 for a row without True.
+    """
     import torch
 
     position = torch.arange(mask.shape[1] + 1, device=mask.device)
-    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # rows may be without any token
+    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # a row may have no token
     return (padded * position).amax(dim=1)
 
 
 def collate(
     groups: Sequence[RolloutGroup], advantages: Sequence[Tensor], pad_id: int
 ) -> TrainBatch:
-    """The groups' responses as rows, right-padded, shifted once.
+    """Return the responses of the groups as rows, right-padded and shifted once.
 
-    `advantages`: one tensor a group, (G,) for its responses or (G, R) for their tokens.
-    A row is its prompt followed by its response up to the last token of the mask. Position s
-    predicts token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.
+    A row is a prompt followed by its response up to the last token of the mask. Position s predicts
+    token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.
+
+    Args:
+        groups: the groups, each with G responses.
+        advantages: one tensor for each group, (G,) for its responses or (G, R) for their tokens.
+        pad_id: the token that fills the rows.
     """
     import torch
 
@@ -331,7 +351,7 @@ def collate(
         mask = group.response_mask[g, :length]
         response_mask[b, here] = mask
         behaviour_log_probs[b, here] = group.behaviour_log_probs[g, :length].where(mask, 0.0)
-        advantage = advantages[place.group][g]  # the response's, or one for each of its tokens
+        advantage = advantages[place.group][g]  # of the response, or of each of its tokens
         if advantage.ndim:
             advantage = advantage[:length]
         row_advantages[b, here] = advantage.to(torch.float32) * mask
@@ -349,14 +369,21 @@ def collate(
 def _as_known_rows(
     groups: Sequence[RolloutGroup], values: Sequence[Tensor | None]
 ) -> Tensor | None:
-    """As `as_rows`; None where the groups have none."""
+    """Return the values as `as_rows` does, or None if the groups have none."""
     known = [value for value in values if value is not None]
     return as_rows(groups, known) if known else None
 
 
 def as_rows(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Tensor:
-    """`values`, (G, R, …) for each group, where `collate` puts the tokens: (B, S, …), 0
-    elsewhere."""
+    """Return values of response tokens as rows, at the positions where `collate` puts the tokens.
+
+    Args:
+        groups: the groups, each with G responses.
+        values: one tensor for each group, (G, R, …).
+
+    Returns:
+        (B, S, …), 0 elsewhere.
+    """
     import torch
 
     places = _places(groups)
@@ -367,7 +394,7 @@ def as_rows(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Tensor:
 
 
 def by_group(groups: Sequence[RolloutGroup], rows: Tensor) -> list[Tensor]:
-    """The inverse of `as_rows`: `rows` (B, S) as a (G, R) tensor for each group."""
+    """Invert `as_rows`: return `rows`, (B, S), as a (G, R) tensor for each group."""
     import torch
 
     values = [torch.zeros(group.response_ids.shape, dtype=rows.dtype) for group in groups]
@@ -378,7 +405,7 @@ def by_group(groups: Sequence[RolloutGroup], rows: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a response stands in a batch: `here` are the positions that predict its tokens."""
+    """The position of a response in a batch; the positions `here` predict its tokens."""
 
     group: int
     response: int
@@ -390,10 +417,10 @@ class _Place:
 
 
 def _places(groups: Sequence[RolloutGroup]) -> list[_Place]:
-    """One for each row of a batch, in the order of the groups and of their responses."""
+    """Return the place of each row of a batch, in the order of the groups and their responses."""
     places = []
     for i, group in enumerate(groups):
-        start = len(group.prompt_ids) - 1  # predicts the first response token
+        start = len(group.prompt_ids) - 1  # this position predicts the first response token
         for g, length in enumerate(group.extents.tolist()):
             places.append(_Place(i, g, slice(start, start + length)))
     return places

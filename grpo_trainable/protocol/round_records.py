@@ -1,7 +1,7 @@
-"""Everything a round leaves besides its metrics, as plain columns that callbacks write to files.
+"""The details of a round besides its metrics, as plain columns that callbacks write to files.
 
-It rides in a row under `DETAILS` from the Trainable to the driver, where the last callback that
-needs it takes it out again.
+The Trainable sends them to the driver in a row, under the key `DETAILS`. The last callback that
+needs them removes them from the row.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ import pyarrow as pa
 from grpo_trainable.protocol.versions import Sync, VersionChange
 from grpo_trainable.telemetry.metrics import KL_TO, ActorSpan
 
-if TYPE_CHECKING:  # callbacks have the columns alone, and need no torch
+if TYPE_CHECKING:  # callbacks use only the columns, so they need no torch
     from grpo_trainable.protocol.messages import Updated
     from grpo_trainable.protocol.rollout import RolloutGroup
 
 DETAILS = "details"
 
-Columns = dict[str, list[Any]]  # name -> one value a response, or a gradient step
+Columns = dict[str, list[Any]]  # name -> one value for each response or gradient step
 
-# ---- The columns of the Parquet files, for those who write and for those who read them ---------
+# ---- The columns of the Parquet files, for code that writes or reads them ----------------------
 
 _RESPONSE = {
-    "round": pa.int32(),  # round that trained on it; for held-out ones, rounds trained before
+    "round": pa.int32(),  # round that trained on it; if held out, rounds trained before
     "cursor": pa.int64(),  # index of the prompt in its stream
     "response_index": pa.int32(),  # index among the responses to one prompt
-    "task": pa.string(),  # task of the prompt, where the trial mixes several
+    "task": pa.string(),  # task of the prompt, if the trial mixes several
     "prompt": pa.string(),
     "response": pa.string(),
     "ground_truth": pa.string(),  # the true answer, as JSON
     "reward": pa.float32(),
-    "format_reward": pa.float32(),  # of a task that tells the two apart, such as mathematics
+    "format_reward": pa.float32(),  # of a task that separates the two, such as mathematics
     "answer_reward": pa.float32(),
     "finished": pa.bool_(),  # ended with end-of-text, or by its environment, not by length
-    "tokens": pa.int32(),  # tokens that were sampled
+    "tokens": pa.int32(),  # number of sampled tokens
     "turns": pa.string(),  # an episode as JSON: action, its reward, observation; else null
 }
-# The directory of a trial that the files are in -> their columns.
+# Directory in a trial's directory -> the columns of its files.
 SCHEMAS = {
     "evaluations": pa.schema(_RESPONSE),
     "rollouts": pa.schema(
         {
             **_RESPONSE,
             "advantage": pa.float32(),
-            "uses": pa.int32(),  # times the group was trained on, this one included
+            "uses": pa.int32(),  # number of times the group was trained on, this time included
             "version": pa.int32(),  # version of the weights that sampled the oldest token
             "weights_round": pa.int32(),  # round of those weights
-            "lag": pa.int32(),  # rounds trained before this one - weights_round
+            "lag": pa.int32(),  # rounds trained before this one, minus weights_round
             "first_use": pa.bool_(),
             # Log-prob sums in nats: when sampled, after the round, and under the reference.
             "behaviour_log_prob": pa.float32(),
@@ -65,7 +65,7 @@ SCHEMAS = {
     "steps": pa.schema(
         {
             "round": pa.int32(),
-            "step": pa.int32(),  # number within the round, from 1
+            "step": pa.int32(),  # number of the step within the round, from 1
             "version": pa.int32(),  # version of the policy before the step
             "skipped": pa.bool_(),  # loss or gradient was not finite
             "loss": pa.float32(),
@@ -76,9 +76,9 @@ SCHEMAS = {
             "ratio_max": pa.float32(),
             "bounded_tokens": pa.int64(),  # tokens whose ratio was held at e^20
             "lr": pa.float32(),
-            # The critic's figures, where there is one; its loss is before any coefficient.
+            # The critic's figures, if there is a critic. Its loss is not multiplied by critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
-            # KL of the policy before the step, on the responses it trains on; sums over a response.
+            # KL of the policy before the step, summed over each response that the step trains on.
             **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
         }
     ),
@@ -94,8 +94,8 @@ SCHEMAS = {
             "transport": pa.string(),
             "bytes": pa.int64(),
             "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
-            "transfer_s": pa.float64(),  # seconds until their memory is in the generator
-            "load_s": pa.float64(),  # seconds until they are its checked parameters
+            "transfer_s": pa.float64(),  # seconds until they are in the generator's memory
+            "load_s": pa.float64(),  # seconds until they are checked and are its parameters
         }
     ),
 }
@@ -105,7 +105,7 @@ def table(kind: str, columns: Columns) -> pa.Table:
     """Return columns as the content of a file in the directory `kind`.
 
     Raises:
-        KeyError: a column is missing.
+        KeyError: A column is missing.
     """
     return pa.Table.from_pydict(columns, SCHEMAS[kind])
 
@@ -115,23 +115,26 @@ def table(kind: str, columns: Columns) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RoundDetails:
-    round: int  # rounds trained so far
-    rollouts: Columns  # what the round trained on
-    evaluations: Columns  # held-out responses of the evaluations within the round; often none
+    """The details of one round."""
+
+    round: int  # number of rounds trained so far
+    rollouts: Columns  # the responses that the round trained on
+    evaluations: Columns  # held-out responses of the evaluations within the round; often empty
     steps: Columns  # the gradient steps
     versions: list[VersionChange]  # oldest first
     spans: list[ActorSpan]
-    notes: list[str]  # what the user should hear of: an actor replaced, a checkpoint not written
-    lags: dict[int, int]  # lag -> groups trained for the first time
-    ratio_counts: list[int]  # response tokens between metrics.RATIO_EDGES, all gradient steps
+    notes: list[str]  # messages to the user, such as an actor replaced, a checkpoint not written
+    lags: dict[int, int]  # lag -> number of groups trained on for the first time
+    # Number of response tokens in each bin of metrics.RATIO_EDGES, over all gradient steps.
+    ratio_counts: list[int]
 
     def __repr__(self) -> str:
-        # A logger that does not know about details writes this; Tune formats every row for its own.
+        # A logger that does not know about details prints this, and Tune formats every row.
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 
-# Example -> the text of the prompt; the task of a mix that it is of, None without a mix; and its
-# true answer, as JSON.
+# Example -> the text of its prompt, its task in the mix (None without a mix), and its true answer
+# as a value for JSON.
 Prompt = Callable[[int], "tuple[str, str | None, Any]"]
 Decode = Callable[[list[int]], str]
 
@@ -146,10 +149,16 @@ def rollout_columns(
     policy_log_probs: np.ndarray | None,
     reference_log_probs: np.ndarray | None,
 ) -> Columns:
-    """One entry a response of the groups, in order; the arrays are (N,) in that order.
+    """Return columns with an entry for each of the N responses of the groups, in order.
 
-    `learner_round`: rounds trained before. Log-probs are sums over the response, in nats; None
-    where they were not measured.
+    Args:
+        groups: the groups that the round trained on.
+        learner_round: number of rounds trained before this one.
+        prompt: returns the text, task and true answer of an example.
+        decode: returns the text of tokens.
+        advantages: (N,), in the order of the responses.
+        policy_log_probs: (N,), sums over each response, in nats; None if not measured.
+        reference_log_probs: likewise.
     """
     columns = response_columns(groups, learner_round + 1, prompt, decode)
     count = len(columns["reward"])
@@ -179,7 +188,14 @@ def rollout_columns(
 def response_columns(
     groups: Sequence[RolloutGroup], round_: int, prompt: Prompt, decode: Decode
 ) -> Columns:
-    """Columns that every response has, sampled for training or for an evaluation in `round_`."""
+    """Return the columns that responses for training and for evaluation share.
+
+    Args:
+        groups: the groups of responses.
+        round_: the value of the column `round`.
+        prompt: returns the text, task and true answer of an example.
+        decode: returns the text of tokens.
+    """
     rows = [row for group in groups for row in _response_rows(group, round_, prompt, decode)]
     return {name: [row[name] for row in rows] for name in _RESPONSE}
 
@@ -213,7 +229,7 @@ def _response_rows(
 
 
 def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str:
-    """The text of a response; of actions that are numbers, these between -1 and 1."""
+    """Return the text of a response; of continuous actions, the numbers between -1 and 1."""
     if group.actions is None:
         return decode(ids)
     actions = group.actions[response, : len(ids)].tanh().tolist()
@@ -221,10 +237,13 @@ def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) ->
 
 
 def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str | None:
-    """The turns of a response with tokens `ids` as JSON: what the policy wrote, what that earned
-    (null where the action was cut off), and what it read then. None where it was not played."""
+    """Return the turns of an episode as JSON, or None if the response is not an episode of text.
+
+    A turn has the text of the action, its reward (null if the action was cut off), and the text of
+    the observation that followed.
+    """
     if group.turn_rewards is None or group.observations is not None:
-        return None  # an episode of control has hundreds, which the response names
+        return None  # an episode of control has hundreds of turns; its response lists the actions
     turns: list[dict[str, Any]] = []
     for actions, span, reward in _spans(group, response, ids):
         if actions:
@@ -237,8 +256,10 @@ def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -
 def _spans(
     group: RolloutGroup, response: int, ids: list[int]
 ) -> Iterator[tuple[bool, list[int], float | None]]:
-    """(whether it was sampled, its tokens, its reward) of each action and observation, in turn. A
-    response begins with an action."""
+    """Yield (was sampled, tokens, reward) of each action and each observation, in order.
+
+    A response begins with an action.
+    """
     assert group.turn_rewards is not None, "only episodes have turns"
     sampled = group.response_mask[response].tolist()
     rewards = group.turn_rewards[response].tolist()
@@ -251,15 +272,15 @@ def _spans(
 
 
 def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[int, int]:
-    """How many groups were trained for the first time at each lag."""
+    """Return, for each lag, the number of groups that were trained on for the first time."""
     return dict(Counter(learner_round - g.oldest_round for g in groups if g.uses == 1))
 
 
 def step_columns(updated: Updated) -> Columns:
-    """Columns with an entry for each gradient step of a round.
+    """Return columns with an entry for each gradient step of a round.
 
-    `version` and KL are of the policy before the step; KL is measured on what the step trains on,
-    None if it is not monitored.
+    `version` and KL are those of the policy before the step. KL is measured on the rows that the
+    step trains on; it is None if it is not monitored.
     """
     steps = updated.steps
     taken = [not step.skipped for step in steps]
@@ -275,13 +296,13 @@ def step_columns(updated: Updated) -> Columns:
         columns[f"kl_{other}_nats"] = [drift and drift.k1 for drift in drifts]
         columns[f"kl_{other}_k3_nats"] = [drift and drift.k3 for drift in drifts]
     for name in SCHEMAS["steps"].names:
-        if name not in columns:  # the others have the names of `GradientStep`
+        if name not in columns:  # the other columns are fields of `GradientStep`
             columns[name] = [getattr(step, name) for step in steps]
     return columns
 
 
 def version_columns(changes: Sequence[VersionChange], round_: int) -> Columns:
-    """Columns with an entry for each change of weights in a round."""
+    """Return columns with an entry for each change of weights in a round."""
     syncs = [change.sync for change in changes]
     return {
         "at": [change.at for change in changes],

@@ -1,4 +1,4 @@
-"""The lag rule, in one place, and the record of a change of weights."""
+"""The lag rule, and the record of a change of weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class StalenessGate:
-    """Admits groups: first training within `lag` rounds of their weights, any within `max_age`.
+    """Decides which groups may be generated and trained on.
 
-    `learner_round` is the number of rounds trained so far, which is also the index of the next
-    round and the round of the newest weights. The gate is asked three times: before a group is
-    generated (`Pipeline._dispatch`), before it is trained on (`ReplayBuffer.sample`), and after
-    each round, about every group that is kept (`ReplayBuffer.evict`). Admission before generation
-    keeps the bound alone only while every group is trained on once and in order.
+    A group is first trained on within `lag` rounds of its weights, and again within `max_age`.
+    `learner_round` is the number of rounds trained so far. It is also the index of the next round
+    and the round of the newest weights.
+
+    The gate is asked three times: before a group is generated (`Pipeline._dispatch`), before it is
+    trained on (`ReplayBuffer.sample`), and after each round, about every group that is kept
+    (`ReplayBuffer.evict`). The first check alone would keep the bound only if every group were
+    trained on once and in order.
     """
 
     lag: int
@@ -21,37 +24,47 @@ class StalenessGate:
     learner_round: int = 0
 
     def may_generate(self, weights_round: int, rounds_ahead: int) -> bool:
-        """Whether a group may be started with weights of this round. `rounds_ahead`: rounds that
-        will be trained before it."""
+        """Return True if a group may be started with weights of round `weights_round`.
+
+        Args:
+            weights_round: the round of the weights that will sample the group.
+            rounds_ahead: number of rounds that will be trained before the group.
+        """
         return self.learner_round + rounds_ahead - weights_round <= self.lag
 
     def may_train(self, oldest_round: int, *, first_use: bool) -> bool:
-        """Whether the next round may train on a group whose oldest token is of `oldest_round`."""
+        """Return True if the next round may train on a group.
+
+        Args:
+            oldest_round: the round of the weights that sampled the group's oldest token.
+            first_use: True if the group has not been trained on yet.
+        """
         return self.learner_round - oldest_round <= (self.lag if first_use else self.max_age)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:
-    """How weights came from the learner into a generator."""
+    """The transport, size and times of one transfer of weights from the learner to a generator."""
 
     transport: str
     bytes: int
-    publish_s: float  # the learner takes the snapshot and its checksum
-    transfer_s: float  # the weights come into the generator's memory
-    load_s: float  # they become its parameters, checksum included
+    publish_s: float  # the learner takes the snapshot and computes its checksum
+    transfer_s: float  # the weights travel into the generator's memory
+    load_s: float  # the generator checks them and makes them its parameters
 
     @property
     def seconds(self) -> float:
+        """Seconds of all three steps."""
         return self.publish_s + self.transfer_s + self.load_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """An actor computes with other weights than before."""
+    """An actor computes with new weights from now on."""
 
-    at: float  # seconds since 1970, by the actor's clock
+    at: float  # seconds since 1970, by the clock of the trial's process
     role: str  # "generator" or "learner"
     actor: str
     version: int
     weights_round: int
-    sync: Sync | None = None  # None in the learner, which made the weights
+    sync: Sync | None = None  # None for the learner, which made the weights

@@ -1,4 +1,4 @@
-"""What actors ask of a transport: a sender beside the learner, a receiver beside each generator."""
+"""The interface of a transport: a sender in the learner, a receiver in each generator."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ class WeightSender(Protocol):
     """Takes snapshots of the learner's weights and keeps them until nobody needs them."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
-        """Takes a snapshot, with its checksum, and returns the handle that receivers fetch it by.
+        """Take a snapshot with its checksum, and return the handle by which receivers fetch it.
 
-        The tensors given are the learner's own: they stay as they are during this call and change
-        after it. A published snapshot never changes until it is released. The handle is small and
-        travels through actor calls. Receivers already have the tensors named in `frozen`: these
-        are part of the checksum, and need not travel.
+        A published snapshot does not change before it is released. The handle is small and travels
+        through actor calls.
+
+        Args:
+            weights: the learner's own tensors. They do not change during this call, but they do
+                after it.
+            frozen: names of tensors that receivers already have. These are part of the checksum
+                and need not travel.
         """
         ...
 
     def release(self, before_round: int) -> None:
-        """Tells that nobody will fetch a snapshot of a round before `before_round` any more, or use
-        what was fetched of one."""
+        """Release the snapshots of all rounds before `before_round`.
+
+        Nobody fetches them any more, and nobody uses weights that were fetched from them.
+        """
         ...
 
     def close(self) -> None:
-        """Drops every snapshot: nobody uses any, and the next one belongs to another history."""
+        """Drop every snapshot: none is in use, and the next one belongs to another history."""
         ...
 
 
 class StagingSender(WeightSender, Protocol):
-    """A sender whose snapshots travel when the driver says so."""
+    """A sender whose snapshots travel when the driver starts the transfer."""
 
     def staged(self, round_: int) -> list[Tensor]:
-        """The tensors of the snapshot of this round."""
+        """Return the tensors of the snapshot of this round."""
         ...
 
 
@@ -46,25 +52,31 @@ class WeightReceiver(Protocol):
 
     @property
     def name(self) -> str:
-        """The transport's name; its record gives it, so that a user's receiver need not."""
+        """Name of the transport.
+
+        The transport's record in the table provides it, so a user's receiver need not define it.
+        """
         ...
 
     def fetch(self, handle: Any, received: Any = None) -> PolicyWeights:
-        """The snapshot behind `handle`; `received` is what came with it, where the transport has
-        the learner send instead of the generator fetch.
+        """Return the snapshot behind `handle`.
 
-        Its tensors may be shared with others and read-only. They stay as they are until the
-        snapshot is released, which does not happen while a generator uses it, so nobody needs to
-        copy them.
+        Its tensors may be shared with others and read-only. They do not change before the snapshot
+        is released. That does not happen while a generator uses it, so nobody needs to copy them.
+
+        Args:
+            handle: the value that `publish` returned.
+            received: the data that arrived with the handle, if the transport lets the learner send
+                instead of the generator fetch.
         """
         ...
 
     def release(self, before_round: int) -> None:
-        """Tells that this generator no longer uses what it fetched of earlier rounds."""
+        """Release fetched weights of rounds before `before_round`, which are no longer in use."""
         ...
 
     def close(self) -> None:
-        """Lets go of everything that was fetched."""
+        """Release everything that was fetched."""
         ...
 
 

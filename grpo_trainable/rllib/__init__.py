@@ -1,14 +1,14 @@
-"""GRPO for those who know RLlib: an `Algorithm` and its `AlgorithmConfig`; and text generation as
-an environment in which other algorithms of RLlib train.
+"""GRPO for RLlib: an `Algorithm`, its `AlgorithmConfig`, and a text environment.
 
-Importing this makes "GRPO-RLlib" known to Tune. It needs the extra `rllib`.
+The environment lets other algorithms of RLlib train on text generation. Importing this package
+registers "GRPO-RLlib" with Tune. It needs the extra `rllib`.
 """
 
 try:
     import ray.rllib.algorithms.algorithm  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"grpo_trainable.rllib needs RLlib ({error}); install it by: "
+        f"grpo_trainable.rllib needs RLlib ({error}); install it with: "
         "pip install 'grpo-trainable[rllib]'"
     ) from None
 

@@ -1,4 +1,4 @@
-"""GRPO as an RLlib `Algorithm`: a shell around `Trial`, as Tune's `GRPOTrainable` is."""
+"""GRPO as an RLlib `Algorithm`: a shell around `Trial`, like `GRPOTrainable` for Tune."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from grpo_trainable.storage.ray_private import TRAINING_ITERATION
 from grpo_trainable.trial import Trial, resolved
 
 NAME = "GRPO-RLlib"
-TRIAL = "grpo"  # the part of RLlib's checkpoint that is ours
+TRIAL = "grpo"  # our part of RLlib's checkpoint
 
-# RLlib's names of figures that a row has under ours, besides those of `metrics.RLLIB_NAMES`.
+# RLlib's name -> our name for the same figure, in addition to `metrics.RLLIB_NAMES`.
 RLLIB_NAMES = {
     "env_runners/episode_len_mean": "response/length_mean",
     "env_runners/num_env_steps_sampled_lifetime": "num_env_steps_sampled_lifetime",
@@ -48,21 +48,29 @@ RLLIB_NAMES = {
 
 
 class GRPOAlgorithmConfig(AlgorithmConfig):
-    """RLlib's config for GRPO. What RLlib has no name for is given by `training(grpo={…})`.
+    """RLlib's config for GRPO.
 
-    0 env runners sample and train in one process; 1 or more are generators beside a learner.
+    Use `training(grpo={…})` for settings that have no name in RLlib. With 0 env runners, one
+    process samples and trains. With 1 or more, they are generators, separate from the learner.
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or GRPO)
-        self._is_online = False  # no EnvRunners of RLlib's, so nothing looks for their state
+        self._is_online = False  # keeps RLlib from looking for the state of its EnvRunners
         self.grpo: dict[str, Any] = {}  # nested as in `GRPOConfig.from_dict`
-        # None: the default of the trial, which its task may have a say in.
+        # None means the default of the trial, which may depend on its task.
         self.lr = self.grad_clip = self.seed = None
 
     def training(self, *, grpo: Any = NotProvided, **settings: Any) -> Any:
-        """RLlib's `lr` and `grad_clip`; and `grpo`, nested settings of a trial (docs/config.md),
-        which are added to those of earlier calls. Relative paths in it mean the present directory.
+        """Set options of the training.
+
+        Args:
+            grpo: nested settings of a trial (docs/config.md), merged with those of earlier calls.
+                Relative paths in them are relative to the current directory.
+            settings: settings of RLlib, of which GRPO reads `lr` and `grad_clip`.
+
+        Raises:
+            ConfigError: `grpo` is not a mapping.
         """
         super().training(**settings)
         if grpo is not NotProvided:
@@ -72,11 +80,14 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         return self
 
     def validate(self) -> None:
-        """
+        """Check all settings.
+
         Raises:
-            ConfigError: a setting is unknown, invalid, or not read by GRPO; in one line.
+            ConfigError: A setting is unknown, invalid, or not read by GRPO. The message has one
+                line.
         """
-        # RLlib's own checks are of settings that have their defaults once this has passed.
+        # RLlib's own checks are not needed: once this has passed, the settings that they check have
+        # their defaults.
         refuse_unread(self, type(self)())
         trial_data(self)
 
@@ -84,25 +95,26 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
 class GRPO(Algorithm):
     """GRPO behind RLlib's interface: `build_algo`, `train`, `evaluate`, `save_to_path` and so on.
 
-    One `train()` is one round. Results have RLlib's names and, beside them, those of
-    docs/metrics.md.
+    One `train()` is one round. Results have metrics under RLlib's names, and all metrics of
+    docs/metrics.md under their own.
     """
 
     trial: Trial | None = None
     _report: RoundReport | None = None
 
     def __repr__(self) -> str:
-        # Algorithm's own needs `self.config`: after an error in `__init__` it would fail too, and
-        # Ray could not tell the first one.
+        # Algorithm.__repr__ needs `self.config`. After an error in `__init__`, it would fail too,
+        # and Ray could not report the first error.
         return "GRPO()"
 
     @classmethod
     def get_default_config(cls) -> GRPOAlgorithmConfig:
+        """Return a config with the default settings."""
         return GRPOAlgorithmConfig()
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """A bundle for the algorithm's own process and one for each actor."""
+        """Return a bundle for the process of the algorithm and one for each actor."""
         given = cls.get_default_config().update_from_dict(config)
         trial = GRPOConfig.from_dict(trial_data(given))
         return PlacementGroupFactory(
@@ -110,7 +122,8 @@ class GRPO(Algorithm):
         )
 
     def setup(self, config: AlgorithmConfig) -> None:
-        # Algorithm's own builds an environment, EnvRunners, a Learner and an RLModule.
+        """Start the trial, and call `on_algorithm_init` of the callbacks."""
+        # Not Algorithm.setup: it builds an environment, EnvRunners, a Learner and an RLModule.
         self.callbacks = [callback() for callback in force_list(config.callbacks_class)]
         self.trial = Trial(resolved(trial_data(config)))
         self._set_up_metrics()
@@ -127,21 +140,26 @@ class GRPO(Algorithm):
     # ---- Rounds ------------------------------------------------------------------------------
 
     def training_step(self) -> None:
+        """Run one round."""
         assert self.trial is not None
         self._report = self.trial.run_round()
 
     def step(self) -> dict[str, Any]:
+        """Run one round with RLlib's bookkeeping, and return its result."""
         assert self.trial is not None
         if self.trial.pipeline.ended:
-            # Tune restored the last checkpoint without knowing that it is; the last row stands.
+            # Tune restored the checkpoint of the last round, not knowing that the trial has ended.
+            # The last row is already reported.
             return {RESULT_DUPLICATE: True, "done": True}
         results = super().step()
         assert self._report is not None
         return _merged(results, _results(self._report))
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """The mean reward on the held-out prompts under the present weights. What a round has
-        measured at its end, because it was due, is not measured again."""
+        """Return the mean reward on the held-out prompts under the current weights.
+
+        If the last round ended with an evaluation, return that result without sampling again.
+        """
         assert self.trial is not None
         self._call_back("on_evaluate_start")
         held_out, settings = self.trial.evaluate(), self.trial.config.eval
@@ -153,14 +171,14 @@ class GRPO(Algorithm):
     # ---- Weights -----------------------------------------------------------------------------
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> LanguageModel | None:
-        """The policy with its present weights, in this process; a copy."""
+        """Return a copy of the policy with its current weights, in this process."""
         if module_id != DEFAULT_MODULE_ID:
             return None
         assert self.trial is not None
         return trained_language_model(self.trial.config, self.trial.learner_state().policy)
 
     def get_weights(self, policies: list[str] | None = None) -> dict[str, Any]:
-        """Module id → name → array, of what is trained: all of the policy, or its adapters."""
+        """Return the trained weights as module id → name → array: the policy, or its adapters."""
         if policies is not None and DEFAULT_MODULE_ID not in policies:
             return {}
         assert self.trial is not None
@@ -168,30 +186,38 @@ class GRPO(Algorithm):
         return {DEFAULT_MODULE_ID: {name: tensor.numpy() for name, tensor in trained.items()}}
 
     def set_weights(self, weights: dict[str, Any]) -> None:
+        """Refuse to set weights.
+
+        Raises:
+            NotImplementedError: Always; the message says what to use.
+        """
         raise NotImplementedError(
-            "GRPO starts from a policy by training(grpo={'model': {'path': …}}), and goes on from "
-            "a checkpoint by restore_from_path()"
+            "GRPO does not set weights; use training(grpo={'model': {'path': …}}) to start from a "
+            "policy, or restore_from_path() to continue from a checkpoint"
         )
 
     # ---- Checkpoints: RLlib's files, and ours in a directory beside them ---------------------
 
     def save_to_path(self, path: Any = None, **options: Any) -> str:
+        """Write a checkpoint, and return its path."""
         assert self.trial is not None
         with self.trial.checkpointing():
             return super().save_to_path(path, **options)
 
     def restore_from_path(self, path: Any, *args: Any, **options: Any) -> None:
-        # Algorithm's own sends weights to its EnvRunners.
+        """Continue from a checkpoint."""
+        # Not Algorithm.restore_from_path: it sends weights to its EnvRunners.
         super(Algorithm, self).restore_from_path(path, *args, **options)
 
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
+        """Return the trial as the only component."""
         assert self.trial is not None
         return [(TRIAL, SavedTrial(self.trial))]
 
     def get_state(
         self, components: Any = None, *, not_components: Any = None, **options: Any
     ) -> dict[str, Any]:
-        """What RLlib counts. The state of the trial is files, which only `save_to_path` writes."""
+        """Return RLlib's counters; only `save_to_path` writes the state of the trial, as files."""
         state: dict[str, Any] = {
             COMPONENT_METRICS_LOGGER: self.metrics.get_state(),
             TRAINING_ITERATION: self.training_iteration,
@@ -201,9 +227,10 @@ class GRPO(Algorithm):
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """
+        """Restore RLlib's counters.
+
         Raises:
-            CheckpointError: the trial is at another round than RLlib counted.
+            CheckpointError: The trial is at another round than RLlib's iteration.
         """
         assert self.trial is not None
         super().set_state(state)
@@ -214,13 +241,14 @@ class GRPO(Algorithm):
             )
 
     def cleanup(self) -> None:
+        """End the trial."""
         if self.trial is not None:
             self.trial.end()
         super().cleanup()
 
 
 class SavedTrial(Checkpointable):
-    """A trial as a part of RLlib's checkpoint: the directory that `GRPOTrainable` would write."""
+    """A trial as a part of RLlib's checkpoint, in the same files as those of `GRPOTrainable`."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -233,7 +261,7 @@ class SavedTrial(Checkpointable):
         filesystem: FileSystem | None = None,
         use_msgpack: bool = False,
     ) -> str:
-        """Writes safetensors and JSON, whatever RLlib writes the rest as."""
+        """Write safetensors and JSON, regardless of the format of RLlib's other files."""
         if filesystem is None or isinstance(filesystem, LocalFileSystem):
             self._trial.save(str(path))
         else:
@@ -246,22 +274,24 @@ class SavedTrial(Checkpointable):
     def restore_from_path(
         self, path: Any, *, component: Any = None, filesystem: FileSystem | None = None, **_: Any
     ) -> None:
-        """Raises as `Trial.load` does."""
+        """Load the trial; raise the errors of `Trial.load`."""
         with Checkpoint(Path(path).as_posix(), filesystem).as_directory() as directory:
             self._trial.load(directory)
 
     def get_state(self, components: Any = None, **options: Any) -> dict[str, Any]:
+        """Return an empty dictionary, because the state is in files."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        pass
+        """Do nothing, because the state is in files."""
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        """Return the arguments of the constructor."""
         return (self._trial,), {}
 
 
 def _results(report: RoundReport) -> dict[str, Any]:
-    """A round's metrics, nested at their slashes as RLlib's are."""
+    """Return the metrics of a round, nested at their slashes as RLlib nests its own."""
     row = report.metrics
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
     nested: dict[str, Any] = {"done": report.last}
@@ -275,7 +305,7 @@ def _results(report: RoundReport) -> dict[str, Any]:
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested data of both; where both have a value, that of `second`."""
+    """Merge nested mappings; values of `second` take precedence."""
     both = {**first, **second}
     for key in first.keys() & second.keys():
         if isinstance(first[key], Mapping) and isinstance(second[key], Mapping):
@@ -284,5 +314,5 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 
 
 def register() -> None:
-    """Makes GRPO known to Tune as "GRPO-RLlib"."""
+    """Register GRPO with Tune as "GRPO-RLlib"."""
     register_trainable(NAME, GRPO)

@@ -1,4 +1,4 @@
-"""A language model as an RLlib `RLModule`: from the tokens so far, the law of the next one."""
+"""A language model as an RLlib `RLModule`: it maps the tokens so far to the next-token logits."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.store import build_trained_policy
 
-NO_TOKEN = -1  # fills a row after its tokens so far
+NO_TOKEN = -1  # fills a row after its last token
 
 
 def token_spaces(shape: PolicyShape) -> tuple[Box, Discrete]:
-    """Observations: ids of prompt and response so far, then NO_TOKEN, (context_length,) int32.
-    Actions: the id of the next token."""
+    """Return the observation space and the action space.
+
+    An observation is (context_length,) int32: the ids of prompt and response so far, then NO_TOKEN.
+    An action is the id of the next token.
+    """
     observations = Box(NO_TOKEN, shape.vocab_size - 1, (shape.context_length,), dtype=np.int32)
     return observations, Discrete(shape.vocab_size)
 
 
 class LanguageModel(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
-    """The policy that the settings `model_config["grpo"]` name, and a value head beside it.
+    """The policy named by the settings in `model_config["grpo"]`, with a value head.
 
-    There is no KV cache: each token costs a forward pass of all tokens before it.
+    There is no KV cache: each token costs a forward pass over all tokens before it.
     """
 
     def setup(self) -> None:
+        """Build the policy and a value head that starts at zero."""
         settings = GRPOConfig.from_dict(self.model_config["grpo"])  # pyright: ignore
         self.policy, _ = build_trained_policy(settings.model, settings.seed)
         self.temperature = settings.rollout.temperature
@@ -45,6 +49,7 @@ class LanguageModel(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         nn.init.zeros_(self.value_head.bias)
 
     def get_non_inference_attributes(self) -> list[str]:
+        """Return the names of the attributes that only training needs."""
         return ["value_head"]
 
     def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -55,31 +60,32 @@ class LanguageModel(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         return {Columns.ACTION_DIST_INPUTS: self._logits(hidden), Columns.EMBEDDINGS: hidden}
 
     def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
-        """The expected reward of the response, (B,)."""
+        """Return the expected reward of the response, (B,)."""
         hidden = self._last_hidden(batch) if embeddings is None else embeddings
         return self.value_head(hidden).squeeze(-1)
 
     def _last_hidden(self, batch: dict[str, Any]) -> Tensor:
-        """Hidden states of the last token so far, (B, D)."""
+        """Return the hidden state of the last token of each row, (B, D)."""
         tokens = batch[Columns.OBS].long()  # (B, S)
         lengths = (tokens != NO_TOKEN).sum(dim=1)  # (B,)
-        ids = tokens[:, : int(lengths.max())].clamp(min=0)  # no position sees a later one
+        # Any id may replace NO_TOKEN, because attention is causal.
+        ids = tokens[:, : int(lengths.max())].clamp(min=0)
         hidden = self.policy.hidden_states(ids)  # (B, S, D)
         return hidden[torch.arange(len(ids), device=ids.device), lengths - 1]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the law that responses are sampled by, (B, V)."""
+        """Return the logits from which the next token is sampled, (B, V)."""
         states, head = self.policy.head_operands(hidden)
         return states @ head.t() / self.temperature
 
 
 def language_model_spec(grpo: Mapping[str, Any]) -> RLModuleSpec:
-    """What `AlgorithmConfig.rl_module(rl_module_spec=…)` takes for the policy of these settings."""
+    """Return the `rl_module_spec` for `AlgorithmConfig.rl_module`, for the policy of `grpo`."""
     return RLModuleSpec(module_class=LanguageModel, model_config={"grpo": dict(grpo)})
 
 
 def trained_language_model(config: GRPOConfig, trained: Mapping[str, Tensor]) -> LanguageModel:
-    """The policy of a trial with the weights that its learner has, without a value head."""
+    """Return the policy of a trial with the weights `trained`, without a value head."""
     observations, actions = token_spaces(policy_shape(config.model))
     module = LanguageModel(
         observation_space=observations,

@@ -1,4 +1,4 @@
-"""RLlib's settings as settings of a trial, and those of RLlib that mean nothing here."""
+"""RLlib's settings as settings of a trial, and checks for settings of RLlib that GRPO ignores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from grpo_trainable.config import (
     shown,
 )
 
-# RLlib knows no last round. A trial does: its learning rate may fall until then.
+# RLlib has no last round, but a trial has one, because its learning rate may fall until then.
 ENDLESS = 10**9
 
-# RLlib's names and ours, of settings that are the same in both.
+# RLlib's name -> our name, for settings with the same meaning.
 SAME = {"lr": "optim.lr", "grad_clip": "optim.grad_clip", "seed": "seed"}
 
-# Settings of a trial that are given in RLlib's way, and how.
+# Setting of a trial -> the way to set it in RLlib, for settings that `grpo` may not contain.
 IN_RLLIBS_WAY = {
     "optim.lr": "training(lr=…)",
     "optim.grad_clip": "training(grad_clip=…)",
@@ -32,19 +32,19 @@ IN_RLLIBS_WAY = {
     "resources.num_generators": "env_runners(num_env_runners=…)",
     "resources.num_learners": "learners(num_learners=…)",
     "eval.every": "evaluation(evaluation_interval=…)",
-    "checkpoint.every": "save_to_path(), or by Tune's CheckpointConfig",
+    "checkpoint.every": "save_to_path() or Tune's CheckpointConfig",
     "checkpoint.keep": "Tune's CheckpointConfig",
     "callbacks.kl_band": "callbacks(…)",
     "callbacks.verbose": "callbacks(…)",
 }
 
-# What RLlib calls at all, of its callbacks.
+# The methods of RLlib's callbacks that are called.
 CALLED = (
     *("on_algorithm_init", "on_train_result", "on_checkpoint_loaded"),
     *("on_evaluate_start", "on_evaluate_end"),
 )
 
-# RLlib's settings that are read, under the names that `to_dict` gives them.
+# The settings of RLlib that are read, under their names in `to_dict`.
 READ = {
     *SAME,
     *("num_env_runners", "num_learners", "evaluation_interval", "grpo"),
@@ -52,7 +52,7 @@ READ = {
     *("log_level", "log_sys_usage", "_use_msgpack_checkpoints", "class"),
 }
 
-# Why others are not, or what to use in their place.
+# For other settings: why they are not read, or what to use instead.
 WHY_NOT = {
     "env": "use training(grpo={'task': {…}})",
     "gamma": "a response has one reward, at its end",
@@ -72,15 +72,16 @@ WHY_NOT = {
 
 
 def trial_data(config: Any) -> dict[str, Any]:
-    """The settings of a trial as plain data, from a `GRPOAlgorithmConfig` without search.
+    """Return the settings of a trial as plain data, from a `GRPOAlgorithmConfig` without search.
 
     Raises:
-        ConfigError: one is invalid, or is given in two ways; in one line.
+        ConfigError: A setting is invalid, or `grpo` contains a setting that has a name in RLlib.
+            The message is one line.
     """
     given = flatten(config.grpo)
     for key, way in IN_RLLIBS_WAY.items():
         if key in given:
-            raise ConfigError(f"grpo: {key} is given by {way}")
+            raise ConfigError(f"grpo: {key} cannot be set here; use {way}")
     rounds = given.get("rounds", ENDLESS)
     data: dict[str, Any] = {
         "rounds": rounds,
@@ -95,14 +96,17 @@ def trial_data(config: Any) -> dict[str, Any]:
     settings = GRPOConfig.from_dict(nested)
     if "rounds" not in given and settings.optim.schedule != "constant":
         raise ConfigError(
-            f"optim.schedule={settings.optim.schedule}: needs the number of rounds over which the "
-            "learning rate falls, grpo={'rounds': …}"
+            f"optim.schedule={settings.optim.schedule}: needs grpo={{'rounds': …}}, the number of "
+            "rounds over which the learning rate falls"
         )
     return nested
 
 
 def _actors(config: Any, lag: Any) -> dict[str, Any]:
-    """Where responses are sampled. In RLlib 0 env runners and 0 learners are the process itself."""
+    """Return the settings of placement and actors.
+
+    In RLlib, 0 env runners and 0 learners mean that the process itself does the work.
+    """
     runners, learners = config.num_env_runners, config.num_learners
     if not _is_count(runners):
         raise ConfigError(f"num_env_runners={shown(runners)}: must be a whole number >= 0")
@@ -114,7 +118,7 @@ def _actors(config: Any, lag: Any) -> dict[str, Any]:
             "resources.num_generators": int(runners),
             "resources.num_learners": max(1, int(learners)),
         }
-    needs = "needs env_runners(num_env_runners=…) of 1 or more: with 0, one process does both"
+    needs = "needs env_runners(num_env_runners=…) >= 1; with 0, one process samples and trains"
     if learners:
         raise ConfigError(f"num_learners={shown(learners)}: {needs}")
     if lag:
@@ -127,31 +131,36 @@ def _is_count(value: Any) -> bool:
 
 
 def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
-    """ConfigError where a setting of RLlib is not as in `untouched` and nothing here reads it."""
+    """Refuse settings of RLlib that differ from `untouched` but that GRPO does not read.
+
+    Raises:
+        ConfigError: There is such a setting, an unknown key, or a callback with a method that is
+            never called.
+    """
     defaults = untouched.to_dict()
     for name, value in config.to_dict().items():
         if name in READ or name.startswith("__"):  # Tune's own, such as __stdout_file__
             continue
         shown_name = name.removeprefix("_")
         if name not in defaults:
-            # `update_from_dict`, which Tune uses, takes any name.
+            # Tune uses `update_from_dict`, which accepts any name.
             raise ConfigError(
-                f"{shown(name)}: unknown key; settings of GRPO are given by training(grpo={{…}})"
+                f"{shown(name)}: unknown key; use training(grpo={{…}}) for settings of GRPO"
             )
         if value != defaults[name]:
-            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md says what is")
+            why = WHY_NOT.get(shown_name, "see docs/howto/rllib.md for settings that are")
             raise ConfigError(f"{shown_name}: is not read by GRPO; {why}")
     for callback in force_list(config.callbacks_class):
         _refuse_uncalled(callback)
 
 
 def _refuse_uncalled(callback: type[RLlibCallback]) -> None:
-    """ConfigError where a method of a callback would never be called."""
+    """Raise ConfigError if `callback` has a method that would never be called."""
     for hook in dir(RLlibCallback):
         if not hook.startswith("on_") or hook in CALLED:
             continue
         if getattr(callback, hook) is not getattr(RLlibCallback, hook):
             raise ConfigError(
-                f"callbacks: {callback.__name__}.{hook} is never called, since generators sample "
-                f"the responses; called are {', '.join(CALLED)}"
+                f"callbacks: {callback.__name__}.{hook} is never called, because generators sample "
+                f"the responses; use one of {', '.join(CALLED)}"
             )

@@ -1,5 +1,4 @@
-"""Text generation as a Gymnasium environment: an episode is a response, an action its next
-token."""
+"""Text generation as a Gymnasium environment: an episode is a response, an action is a token."""
 
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ from grpo_trainable.tasks import RewardError
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.trial import resolved
 
-# Settings of a trial that are read here, or by the module that acts.
+# Settings of a trial that the environment reads, or the `LanguageModel` that acts in it.
 READ = ("model", "task", "seed", "rollout.max_new_tokens", "rollout.stop", "rollout.temperature")
 
-PROMPTS = 1 << 20  # an episode draws its prompt among so many of the training stream
+PROMPTS = 1 << 20  # an episode draws its prompt from the first PROMPTS of the training stream
 
 
 @dataclass(frozen=True)
 class World:
-    """What all environments with the same settings share in a process."""
+    """Objects that all environments with the same settings share in a process."""
 
     tokenizer: Tokenizer
     prompts: Prompts
@@ -41,18 +40,20 @@ class World:
 
 
 class TokenEnv(gymnasium.Env):
-    """The task of a trial as an environment, for any algorithm that takes one.
+    """The task of a trial as an environment, for any algorithm that trains in one.
 
-    Observation: ids of prompt and response so far, then −1, (context_length,) int32. Action: the id
-    of the next token. The reward comes with the last action, and is 0 before. A response ends where
-    it would in a trial: at an end id, a stop string or `rollout.max_new_tokens`.
+    An observation is (context_length,) int32: the ids of prompt and response so far, then −1. An
+    action is the id of the next token. The last action gets the reward of the response, all others
+    get 0. A response ends where it would end in a trial: at an end id, a stop string or
+    `rollout.max_new_tokens`.
 
-    `config`: nested settings of a trial, of which `model`, `task`, `seed` and, of `rollout`,
-    `max_new_tokens`, `stop` and `temperature` are read.
+    Args:
+        config: nested settings of a trial. Only `model`, `task`, `seed` and, in `rollout`,
+            `max_new_tokens`, `stop` and `temperature` may be set.
 
     Raises:
-        ConfigError: a setting is invalid, or is not read here.
-        RuntimeError: a response could not be scored.
+        ConfigError: A setting is invalid, or the environment does not read it.
+        RuntimeError: A response could not be scored.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium has it
@@ -70,8 +71,13 @@ class TokenEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins a response to a prompt drawn at random, or to `options["prompt_index"]`, which
-        names it as in a trial."""
+        """Begin a response to a random prompt, or to the prompt `options["prompt_index"]`.
+
+        Prompt indices are those of a trial.
+
+        Raises:
+            ConfigError: Prompt and response may be longer than the model's context.
+        """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(PROMPTS))
         self._index = int((options or {}).get("prompt_index", drawn))
@@ -81,13 +87,16 @@ class TokenEnv(gymnasium.Env):
         if longest > self._context_length:
             raise ConfigError(
                 f"rollout.max_new_tokens={self._world.limits.max_new_tokens}: prompt "
-                f"{self._index} and its response need {longest} tokens, the model has "
-                f"{self._context_length}"
+                f"{self._index} and its response need {longest} tokens, but the model's context "
+                f"has {self._context_length}"
             )
         return self._observation(), {"prompt_index": self._index}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Adds a token. A response that was cut off has its reward too, so it is terminated."""
+        """Add a token.
+
+        A response that is cut off gets its reward too, so it ends as terminated, not as truncated.
+        """
         self._response.append(int(action))
         ended = self._ended()
         return self._observation(), self._reward() if ended else 0.0, ended, False, {}
@@ -118,7 +127,7 @@ class TokenEnv(gymnasium.Env):
 def _settings(config: Mapping[str, Any]) -> GRPOConfig:
     for key in flatten(config):
         if key not in READ and key.partition(".")[0] not in READ:
-            raise ConfigError(f"{key}: is not read by TokenEnv; read are {', '.join(READ)}")
+            raise ConfigError(f"{key}: is not read by TokenEnv; it reads only {', '.join(READ)}")
     return resolved(config)
 
 

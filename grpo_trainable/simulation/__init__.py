@@ -1,1 +1,1 @@
-"""The pipeline in virtual time: schedules of any size without a machine of that size."""
+"""The pipeline in virtual time: it runs schedules of any size on a small machine."""

@@ -1,4 +1,4 @@
-"""The times of a trial that ran, taken from its files to simulate others with."""
+"""The times of a finished trial, read from its files to simulate other trials."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from grpo_trainable.telemetry.stages import IDLE, OTHER_THREADS, TRACE_NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """The seconds of each call of a run, by side and kind, and what the driver adds to them."""
+    """The seconds of each call of a run, by side and kind, and the seconds that the driver adds."""
 
-    calls: dict[tuple[str, str], list[float]]  # oldest first: a slow minute slows both sides
-    reference_s: float  # part of an update that further gradient steps do not repeat
+    calls: dict[tuple[str, str], list[float]]  # oldest first, so a slow minute slows both sides
+    reference_s: float  # the part of an update that is not repeated for further gradient steps
     hop_s: float  # time from the submission of a call to its start
     gap_s: float  # time from the end of a step to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
-        """The durations of the run's calls, in their order and again from the first when used up.
+        """Return the durations of the run's calls in their order, starting again after the last.
 
-        `passes`: how often an update goes over the batch, which the run did once.
+        Args:
+            passes: number of passes of an update over the batch. The run made one pass.
         """
         seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
 
@@ -41,14 +42,14 @@ class Times:
 
 
 def side_of(actor: str, kind: str) -> str:
-    """The side that a call belongs to; a colocated worker is both."""
+    """Return the side to which a call belongs; a colocated worker has calls of both sides."""
     return "learner" if actor == "learner" or kind == UPDATE else "generator"
 
 
 def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any]]) -> Times:
-    """The times of a finished trial, by its rows and the events of its `trace.json`.
+    """Return the times of a finished trial from its rows and the events of its `trace.json`.
 
-    `hop_s` is 0 where rounds overlap: there `time/other_s` does not show what the driver adds.
+    `hop_s` is 0 if rounds overlap, because `time/other_s` then does not show what the driver adds.
     """
     actors = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -70,35 +71,41 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
     return Times(
         calls=dict(calls),
         reference_s=statistics.median(row["time/reference_s"] for row in rows),
-        # A round's load, first chunk, update and publication wait for each other.
+        # Load, first chunk, update and publication of a round wait for each other: four hops.
         hop_s=other / 4 if synchronous else 0.0,
         gap_s=max(0.0, between / (len(rows) - 1)),
     )
 
 
 def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
-    """Seconds that a round of `config` takes with the times of another run.
+    """Return the seconds that a round of `config` takes with the times of another run.
 
-    `passes`: how often an update goes over the batch, where that run did once.
+    Args:
+        config: the trial to simulate.
+        times: the times of the other run.
+        passes: number of passes of an update over the batch. The other run made one pass.
     """
     durations = times.in_order(passes)
     reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)
     return wall_clock_a_round(reports)
 
 
-# ---- How long an actor's calls took, by its spans in trace.json ----------------------------------
+# ---- The durations of an actor's calls, from its spans in trace.json -----------------------------
 
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
-VINE = "vine"  # a part of a call of the first kind, told apart from it
-# A call's kind follows from a stage that only calls of the kind have; a load or a publication has
-# no other.
+VINE = "vine"  # a part of a sampling call that is listed separately
+# A call's kind follows from a stage that only its kind has. `sync` comes last: calls of other kinds
+# may contain it too, but loads and publications have no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """(kind, round, seconds) of an actor's calls, by the spans of its own thread, which waits
-    between any two calls. What a call took to complete states follows it, as `VINE`."""
+    """Return (kind, round, seconds) of an actor's calls, from the spans of its main thread.
+
+    The thread waits between any two calls, which separates their spans. If a call completed states,
+    the seconds of that part follow the call as an entry of kind `VINE`.
+    """
     calls: list[list[dict[str, Any]]] = [[]]
     for event in sorted(events, key=lambda event: event["ts"]):
         if event["name"] == TRACE_NAMES[IDLE]:
@@ -120,8 +127,10 @@ def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
 
 
 def deposits_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """(kind, round, seconds) of the deposits of weights among the spans of an actor's other
-    threads. Each is a call of its own, whatever the actor does meanwhile."""
+    """Return (kind, round, seconds) of deposits of weights, from spans of an actor's other threads.
+
+    Each deposit is a separate call, in parallel with the actor's other work.
+    """
     return [
         (SYNC, event["args"]["round"], event["dur"] / 1e6)
         for event in events

@@ -1,4 +1,4 @@
-"""Groups of made-up responses, with chosen rewards and weights."""
+"""Groups of synthetic responses with given rewards and weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ def group_of(
     uses: int = 0,
     interrupted: Sequence[bool] | None = None,
 ) -> RolloutGroup:
-    """A group whose responses have a token by each of `weights`: (version, round). Their format
-    is right, and their answers earn their `rewards`.
+    """Return a scored group of synthetic responses, all with format reward 1.
 
-    `interrupted`: which of the responses read their second token in place of sampling it, so that
-    no weights have a part in it; None: none does.
+    Args:
+        prompt_index: index of the prompt.
+        rewards: reward of each response, which is also its answer reward.
+        weights: (version, round) of the weights that sampled each token.
+        uses: number of gradient-step batches that contained the group.
+        interrupted: for each response, True if it reads its second token instead of sampling it.
+            None: no response does.
     """
     shape = (len(rewards), len(weights))
     versions, rounds = torch.tensor(weights, dtype=torch.int32).T

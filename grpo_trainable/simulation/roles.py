@@ -1,4 +1,4 @@
-"""What virtual actors answer: generators, learners and colocated workers that only count."""
+"""The roles of virtual actors: generators, learners and colocated workers that only count."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ from grpo_trainable.telemetry.timers import Span
 
 
 class VirtualRequests:
-    """Requests with one-token prompts; notes what was asked for."""
+    """Makes requests with prompts of one token, and records each of them."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
         self.limit = schedule.most_prompts(config)  # every prompt index is below it
         self.asked: list[tuple[str, int]] = []
-        self.train_size = 24  # examples, where difficulty pools are used
-        self.examples: dict[int, int] = {}  # examples of the training prompts, by prompt index
+        self.train_size = 24  # number of examples for difficulty pools
+        self.examples: dict[int, int] = {}  # prompt index -> example, of training prompts
 
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
+        """Return the request for a prompt, and record it."""
         config = self.config
         limit = self.limit if stream == "train" else config.eval.prompts
         assert 0 <= prompt_index < limit, (stream, prompt_index)
         self.asked.append((stream, prompt_index))
         if example_index is not None:
             known = self.examples.setdefault(prompt_index, example_index)
-            assert known == example_index, "another example, asked for again"
+            assert known == example_index, "a repeated request has another example"
         size = config.rollout.group_size if stream == "train" else config.eval.samples
         limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0, end_ids=())
         return Request(
@@ -61,10 +62,10 @@ class VirtualRequests:
 
 @dataclass(frozen=True)
 class GeneratorCall:
-    """One call, as the generator noted it."""
+    """One call, as the generator recorded it."""
 
     actor: str
-    stream: str  # train, eval; load: it fetched weights
+    stream: str  # "train" or "eval"; "load" if the call fetched weights
     prompt_indices: tuple[int, ...]
     weights_round: int
     start: float
@@ -72,7 +73,11 @@ class GeneratorCall:
 
 
 class VirtualGenerator:
-    """A generator whose rewards depend on prompt index and weights alone, as a real one's do."""
+    """A generator whose rewards depend only on prompt index and weights, like those of a real one.
+
+    Its methods mirror those of the real generator, with start and end of the call before the other
+    arguments.
+    """
 
     def __init__(
         self,
@@ -87,33 +92,51 @@ class VirtualGenerator:
         completions: int = 0,
         interrupted: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """`equal_rewards(prompt_index, weights_round)`: whether all responses to a prompt of
-        training earn the same. `slowness(prompt_index)`: how many times as long as others it takes.
-        `takes_deposits`: a response has three tokens, each sampled by the weights that are there
-        then. `scores_apart`: responses are scored in calls of their own, as by a user's reward.
-        `completions`: of each state of training that is valued, which with responses of one token
-        are the prompts; 0: none is. `interrupted(prompt_index, response)`: whether a response to a
-        prompt of training reads the second of its three tokens; None: responses have one token."""
+        """Create a generator without weights.
+
+        Args:
+            name: name of the actor.
+            record: list to which each call is appended.
+            reward_fails: `reward_fails(stream, prompt_index)` is True if the reward function fails
+                on the prompt.
+            equal_rewards: `equal_rewards(prompt_index, weights_round)` is True if all responses to
+                a training prompt earn the same reward.
+            slowness: `slowness(prompt_index)` is the factor by which a training prompt takes longer
+                than usual.
+            takes_deposits: True if a response has three tokens, each sampled with the weights that
+                the generator has at that moment.
+            scores_apart: True if responses are scored in separate calls, as with a user's reward.
+            completions: number of completions of each training state whose value is estimated; 0 if
+                values are not estimated. Responses have one token, so the states are the prompts.
+            interrupted: `interrupted(prompt_index, response)` is True if a response to a training
+                prompt reads the second of its three tokens. None: responses have one token.
+        """
         self.takes_deposits = takes_deposits
         self._scores_apart = scores_apart
         self._completions = completions
         self._interrupted = interrupted
-        self._completing_s = 0.0  # seconds of the call under way
-        self._scored: dict[int, tuple[str, Scored]] = {}  # (stream, …) not yet asked for, by number
+        self._completing_s = 0.0  # seconds in which the current call completes states
+        self._scored: dict[int, tuple[str, Scored]] = {}  # number -> (stream, answer of `score`)
         self._numbers = itertools.count()
         self._name = name
         self._record = record
         self._reward_fails = reward_fails
         self._equal_rewards = equal_rewards
         self._slowness = slowness
-        self._weights: list[tuple[float, int, int]] = []  # (since when, version, round)
-        self._reported = -1  # the version
+        self._weights: list[tuple[float, int, int]] = []  # (time of arrival, version, round)
+        self._reported = -1  # the last version that was reported as loaded
         self._idle_since: float | None = None
 
     def seconds(
         self, seconds_of: Callable[[str], float], stage: str, requests: Sequence[Request]
     ) -> float:
-        """How long a call takes, by what a `stage` of one that is not slow does."""
+        """Return the seconds of a call of `generate`.
+
+        Args:
+            seconds_of: returns the seconds of a stage for prompts of usual length.
+            stage: the stage of the call.
+            requests: the requests of the call.
+        """
         sampling_s, self._completing_s = seconds_of(stage), 0.0
         if requests[0].stream == "eval":
             return sampling_s
@@ -123,6 +146,7 @@ class VirtualGenerator:
         return slowness * sampling_s + self._completing_s
 
     def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
+        """Load the weights (version, round), which are in use from `end` on."""
         self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
         self._weights.append((end, *handle))
         self._reported = handle[0]
@@ -138,20 +162,22 @@ class VirtualGenerator:
         )
 
     def deposit(self, start: float, end: float, handle: tuple[int, int]) -> Deposited:
+        """Deposit the weights (version, round), which are in use from `end` on."""
         assert self.takes_deposits
         self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
         self._weights.append((end, *handle))
         return Deposited(version=handle[0], round=handle[1], bytes=1000, spans=[])
 
     def _at(self, moment: float) -> tuple[int, int]:
-        """The (version, round) of the weights that the generator had at a moment."""
+        """Return (version, round) of the weights that the generator had at `moment`."""
         # Weights arrive in the order of their versions.
         for since, version, round_ in reversed(self._weights):
             if since <= moment:
                 return version, round_
-        raise AssertionError("samples before it has weights")
+        raise AssertionError("the generator samples before it has weights")
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored | Sampled:
+        """Return groups for the requests, or the number by which `score` returns them."""
         scored = self._generate(start, end, requests)
         if not self._scores_apart:
             return scored
@@ -164,6 +190,7 @@ class VirtualGenerator:
         return Sampled(number=number, loaded=scored.loaded, spans=spans)
 
     def score(self, start: float, end: float, number: int) -> Scored:
+        """Return the groups that `generate` sampled under `number`."""
         stream, scored = self._scored.pop(number)
         spans = [Span("eval" if stream == "eval" else "reward", start, end, concurrent=True)]
         return replace(scored, loaded=[], spans=spans)
@@ -175,7 +202,7 @@ class VirtualGenerator:
         weights = [self._at(moment) for moment in ((start, middle, last) if three else (start,))]
         round_ = weights[0][1]
         stream = requests[0].stream
-        assert stream == "train" or len(set(weights)) == 1, "an evaluation of several versions"
+        assert stream == "train" or len(set(weights)) == 1, "an evaluation uses several versions"
         prompt_indices = tuple(request.prompt_index for request in requests)
         self._record.append(GeneratorCall(self._name, stream, prompt_indices, round_, start, end))
         loaded = []
@@ -200,7 +227,7 @@ class VirtualGenerator:
                 failed.append((request.prompt_index, "KeyError: 'apple'"))
                 continue
             rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
-            # Held-out rewards of many magnitudes: their float sum depends on its order.
+            # Held-out rewards have many magnitudes, so their float sum depends on its order.
             scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
             rewards = [scale * rng.random() for _ in range(request.group_size)]
             if stream == "train" and self._equal_rewards(request.prompt_index, round_):
@@ -237,13 +264,13 @@ class VirtualGenerator:
         )
 
     def _reading(self, request: Request) -> list[bool] | None:
-        """Which responses to a request are interrupted; None where none can be."""
+        """Return True for each response that is interrupted, or None if none can be."""
         if self._interrupted is None or request.stream == "eval":
             return None
         return [self._interrupted(request.prompt_index, i) for i in range(request.group_size)]
 
     def _vine(self, start: float) -> list[Span]:
-        """The span in which the call under way completes states, from `start` on."""
+        """Return the span, from `start` on, in which the current call completes states."""
         end = start + self._completing_s
         return [Span("vine", start, end)] if end > start else []
 
@@ -252,28 +279,33 @@ class VirtualGenerator:
         return [] if since is None else [Span(IDLE, since, start)]
 
     def close(self, start: float, end: float) -> None:
-        pass
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """One `update`, as the learner noted it."""
+    """One `update`, as the learner recorded it."""
 
-    round: int  # rounds trained before it
+    round: int  # number of rounds trained before it
     start: float
     end: float
-    prompt_indices: tuple[tuple[int, ...], ...]  # those of each rollout batch
+    prompt_indices: tuple[tuple[int, ...], ...]  # of each rollout batch
     group_rounds: tuple[tuple[int, ...], ...]
     group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
 
     @property
     def all_prompt_indices(self) -> list[int]:
+        """Prompt indices of all rollout batches."""
         return [index for batch in self.prompt_indices for index in batch]
 
 
 class VirtualLearner:
-    """A learner that only counts, and notes what it was given to train on."""
+    """A learner that only counts, and records what it trains on.
+
+    Its methods mirror those of the real learner, with start and end of the call before the other
+    arguments.
+    """
 
     def __init__(
         self, config: GRPOConfig, record: list[TrainingCall], releases: list[tuple[float, int]]
@@ -283,11 +315,12 @@ class VirtualLearner:
         self._releases = releases
         self._version = 0
         self._round = 0
-        self._before = 0, 0  # version and round at the start of the last round
+        self._before = 0, 0  # version and round before the last update
 
     def update(
         self, start: float, end: float, rollout_batches: Sequence[Sequence[RolloutGroup]]
     ) -> Updated:
+        """Train a round: record the groups and count the gradient steps."""
         self._before = self._version, self._round
         groups = [group for batch in rollout_batches for group in batch]
         self._record.append(
@@ -329,7 +362,7 @@ class VirtualLearner:
             skipped_steps=0,
             reference_nll_nats=1.2,
             kl_coefficient=0.0,
-            # The KL grows by a nat in each round.
+            # The KL grows by one nat in each round.
             kl={"reference": Drift(k1=float(self._round), k3=float(self._round))} if k else {},
             responses=ResponseFigures(
                 advantages=np.zeros(rows, dtype=np.float32),
@@ -341,6 +374,7 @@ class VirtualLearner:
         )
 
     def publish(self, start: float, end: float, needed_from: int) -> Published:
+        """Publish a snapshot, and record the release of weights of rounds before `needed_from`."""
         self._releases.append((start, needed_from))
         return Published(
             handle=(self._version, self._round),
@@ -350,29 +384,33 @@ class VirtualLearner:
         )
 
     def state(self, start: float, end: float) -> LearnerState:
+        """Return the state for a checkpoint: version and round."""
         counters = {"version": self._version, "round": self._round}
         return LearnerState(policy={}, optimizer={}, counters=counters)
 
     def load_state(self, start: float, end: float, state: LearnerState) -> None:
+        """Restore version and round."""
         self._version, self._round = state.counters["version"], state.counters["round"]
 
     def leave(self, start: float, end: float) -> None:
-        pass
+        """Do nothing."""
 
     def host(self, start: float, end: float) -> tuple[str, int]:
+        """Return a fixed address and port."""
         return "here", 0
 
     def rejoin(
         self, start: float, end: float, rank: int, size: int, place: tuple[str, int]
     ) -> None:
+        """Restore version and round to those before the last update."""
         self._version, self._round = self._before
 
     def close(self, start: float, end: float) -> None:
-        pass
+        """Do nothing."""
 
 
 class VirtualColocated:
-    """Both roles in one actor, as in a colocated worker."""
+    """Both roles in one actor, like a colocated worker."""
 
     def __init__(self, generator: VirtualGenerator, learner: VirtualLearner) -> None:
         self.generate, self.load = generator.generate, generator.load

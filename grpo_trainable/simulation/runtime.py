@@ -1,4 +1,4 @@
-"""Virtual time: a clock that waiting moves, and actors whose work takes time and costs nothing."""
+"""Virtual time: waiting advances the clock, and the work of actors takes only virtual time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import ActorFailed, ActorLost
 
-MAX_WAITS = 20_000  # a pipeline that waits more often is taken to wait for ever
-TICK = 1 / 64  # the unit of durations in tests: sums of it are exact in floating point
+MAX_WAITS = 20_000  # a pipeline that waits more often is assumed to wait forever
+TICK = 1 / 64  # the unit of durations in tests; its sums are exact in floating point
 
 Durations = Callable[[str, str], float]  # (actor, stage) -> seconds
 
 
 def constant_durations(**ticks: int) -> Durations:
-    """Durations of the ticks given for a stage, and of one tick for any other."""
+    """Return durations: the given ticks for a stage, and one tick for any other stage."""
     return lambda actor, stage: ticks.get(stage, 1) * TICK
 
 
@@ -30,7 +30,7 @@ _END = operator.attrgetter("end")
 
 @dataclass(eq=False)
 class VirtualCall:
-    """A call of a virtual actor; its end is known from the start."""
+    """A call of a virtual actor. Its end is known when it is submitted."""
 
     actor: VirtualActor
     stage: str
@@ -38,34 +38,36 @@ class VirtualCall:
     end: float
     value: Any = None
     error: str | None = None
-    lost: bool = False  # its actor is dead
-    later: Callable[[], Any] | None = None  # computes its value once it is over
+    lost: bool = False  # True if its actor is dead
+    later: Callable[[], Any] | None = None  # computes its value after its end
 
 
 class VirtualRuntime:
-    """A clock that waiting moves to the next answer.
+    """A clock that `wait` advances to the next answer.
 
-    Answers that are ready then come in any order, and now and then only some of them.
+    `wait` returns answers that are ready in random order, and sometimes only some of them.
     """
 
     def __init__(self, *, seed: int = 0, latency: float = 0.0, max_waits: int = MAX_WAITS) -> None:
         self.time = 0.0
         self.latency = latency  # seconds from a call's submission to its earliest start
         self.uncollected: set[VirtualCall] = set()
-        self.kills: list[tuple[str, float]] = []  # (actor, when)
-        self.hangs: list[tuple[str, float]] = []  # (actor, when it came to a standstill)
+        self.kills: list[tuple[str, float]] = []  # (actor, time of the kill)
+        self.hangs: list[tuple[str, float]] = []  # (actor, time from which it hangs)
         self._ends: list[tuple[float, int, VirtualCall]] = []
         self._numbers = itertools.count()
         self._rng = random.Random(seed)
         self._waits_left = max_waits
 
     def now(self) -> float:
+        """Return the virtual time in seconds."""
         return self.time
 
     def wait(self, calls: Sequence[VirtualCall], timeout_s: float) -> list[VirtualCall]:
+        """Advance the clock to the first answer, at most by `timeout_s`, and return calls done."""
         self._waits_left -= 1
-        assert self._waits_left > 0, "waits for ever"
-        assert calls, "waits for nothing"
+        assert self._waits_left > 0, "the pipeline waits forever"
+        assert calls, "the pipeline waits for no call"
         everything = len(calls) == len(self.uncollected)
         first = self._next_end() if everything else min(map(_END, calls))
         if first > self.time + timeout_s:
@@ -76,20 +78,28 @@ class VirtualRuntime:
         return self._rng.sample(ready, self._rng.randint(1, len(ready)))
 
     def submitted(self, call: VirtualCall) -> None:
+        """Note a submitted call."""
         self.uncollected.add(call)
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
-        """The earliest end of all calls: a thousand generators have two thousand under way."""
+        """Return the earliest end of all calls; fast even with thousands of calls under way."""
         while self._ends[0][2] not in self.uncollected:
             heapq.heappop(self._ends)
         return self._ends[0][0]
 
     def share(self, value: Any) -> Any:
+        """Return `value`: virtual actors share memory."""
         return value
 
     def result(self, call: VirtualCall) -> Any:
-        assert call.end <= self.time, "collected before it was done"
+        """Return the value of a call that is done, or raise its error.
+
+        Raises:
+            ActorLost: The actor died.
+            ActorFailed: The call failed.
+        """
+        assert call.end <= self.time, "the answer is collected before the call is done"
         self.uncollected.remove(call)
         if call.lost:
             raise ActorLost(f"{call.stage}: {call.actor.name} died (killed)")
@@ -99,15 +109,20 @@ class VirtualRuntime:
 
 
 class VirtualActor:
-    """Works through its calls in the order they were submitted, one at a time.
+    """Works through its calls in the order in which they were submitted, one at a time.
 
-    `role` has a method for each of ours, with start and end before the arguments. `hangs(stage,
-    n)` says whether the n-th call of a stage is never answered: it goes on until its end, and there
-    it hangs. `dies(stage, n)` says whether the actor dies in it, once it has started. `submitted`
-    counts calls by stage, replaced actors included.
-
-    Every `step_s` of a call is a step of progress. An actor that hangs tells it all the same,
-    unless it is `mute`.
+    Args:
+        runtime: the clock.
+        name: name of the actor.
+        role: has each method of a real actor, with start and end before the other arguments.
+        durations: returns the seconds of a call.
+        hangs: `hangs(stage, n)` is True if the n-th call of a stage is never answered. Such a call
+            works until its normal end and hangs there.
+        dies: `dies(stage, n)` is True if the actor dies in the n-th call of a stage, after the
+            call has started.
+        submitted: number of calls by stage, including calls of actors that this one replaces.
+        step_s: seconds of a call that count as one step of progress.
+        mute: True if an actor that hangs does not answer `progress` either.
     """
 
     def __init__(
@@ -131,12 +146,13 @@ class VirtualActor:
         self._submitted = {} if submitted is None else submitted
         self._dead = False
         self._free_at = 0.0
-        self._thread_free_at = {"deposit": 0.0, "score": 0.0}  # these have threads of their own
+        self._thread_free_at = {"deposit": 0.0, "score": 0.0}  # each of these has its own thread
         self._step_s, self._mute = step_s, mute
         self._worked: list[tuple[float, float]] = []  # (start, end) of each call
         self._hangs_from = math.inf
 
     def submit(self, stage: str, method: str, *args: Any) -> VirtualCall:
+        """Submit a call of `method`, with its start and end in virtual time."""
         if method == "progress":
             return self._ask_progress()
         n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
@@ -161,10 +177,10 @@ class VirtualActor:
         if self._dead or self._dies(stage, n):
             self._dead = call.lost = True
         elif method == "generate" and getattr(self._role, "takes_deposits", False):
-            # Weights that are deposited before it ends count.
+            # The value depends on weights that are deposited before the call ends.
             call.later = functools.partial(getattr(self._role, method), start, end, *args)
         elif end < math.inf:
-            # An answer depends on the actor's own calls alone, so it may be known already.
+            # The answer depends only on the actor's own calls, so it can be computed now.
             try:
                 call.value = getattr(self._role, method)(start, end, *args)
             except RuntimeError as error:
@@ -187,6 +203,7 @@ class VirtualActor:
         return call
 
     def kill(self) -> None:
+        """Kill the actor: its calls are never answered."""
         self.killed = True
         self._runtime.kills.append((self.name, self._runtime.time))
         # Nobody collects the answers of a killed actor.

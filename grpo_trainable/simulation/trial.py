@@ -1,8 +1,8 @@
-"""Whole trials in virtual time: the product's own pipeline over virtual actors.
+"""Whole trials in virtual time: the real pipeline with virtual actors.
 
-Pipeline, gate, buffer and learner group are the product's; actors, calls and the clock are not.
-Unit tests drive the pipeline through timings that no machine would show twice, and
-`benchmarks/schedule_sim.py` holds its time against real trials.
+Pipeline, gate, buffer and learner group are the real ones; actors, calls and the clock are virtual.
+Unit tests drive the pipeline through timings that no machine would reproduce.
+`benchmarks/schedule_sim.py` compares simulated times with those of real trials.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from grpo_trainable.simulation.runtime import (
 )
 from grpo_trainable.telemetry.metrics import stage_seconds
 
-# A `task.reward` whose responses are scored by calls of their own, as a user's are.
+# The value of `task.reward` with which responses are scored in separate calls, as with a user's
+# reward.
 SCORED_APART = "virtual:scored_apart"
 
 
 @dataclass
 class VirtualTrial:
-    """A pipeline over virtual actors, and what these have noted."""
+    """A pipeline with virtual actors, and the calls that these recorded."""
 
     config: GRPOConfig
     runtime: VirtualRuntime
@@ -47,16 +48,16 @@ class VirtualTrial:
     requests: VirtualRequests
     trained: list[TrainingCall] = field(default_factory=list)
     generated: list[GeneratorCall] = field(default_factory=list)
-    # (when, round): from this moment on, weights of an earlier round may be gone.
+    # (time, round): from this time on, weights of earlier rounds may be gone.
     releases: list[tuple[float, int]] = field(default_factory=list)
 
     def run(self, rounds: int) -> list[RoundReport]:
-        """Starts the trial and runs this many rounds."""
+        """Start the trial, and run `rounds` rounds."""
         self.pipeline.send_first_weights()
         return [self.pipeline.run_round() for _ in range(rounds)]
 
     def used_after_release(self) -> list[GeneratorCall]:
-        """Calls that still needed weights that the learner had been told nobody needs."""
+        """Return the calls that still used weights after the learner had released them."""
         return [
             call
             for call in self.generated
@@ -67,6 +68,7 @@ class VirtualTrial:
         ]
 
     def of_stream(self, stream: str) -> list[GeneratorCall]:
+        """Return the generator calls of a stream: "train", "eval" or "load"."""
         return [call for call in self.generated if call.stream == stream]
 
 
@@ -87,15 +89,26 @@ def virtual_trial(
     step_s: float = TICK,
     mute: bool = False,
 ) -> VirtualTrial:
-    """A trial over virtual actors, at round 0.
+    """Return a trial with virtual actors, before its first round.
 
-    `equal_rewards(prompt_index, weights_round)` says whether all responses to a prompt earn the
-    same, `slowness(prompt_index)` how many times as long as others it takes.
-    `interrupted(prompt_index, response)` says with `rollout.overlong=interrupt` whether a response
-    is interrupted.
-    `hangs(actor, stage, n)` says whether the n-th call of a stage to the actors of a name is never
-    answered, `dies(actor, stage, n)` whether the actor dies in it. `room(actor, at_s)` says whether
-    a machine has room for another in place of a lost one.
+    Args:
+        config: settings of the trial.
+        durations: returns the seconds of a call; by default one tick.
+        seed: seed of the order in which answers arrive.
+        latency: seconds from the submission of a call to its earliest start.
+        max_waits: number of waits after which the pipeline is assumed to wait forever.
+        reward_fails: `reward_fails(stream, prompt_index)` is True if the reward function fails.
+        equal_rewards: `equal_rewards(prompt_index, weights_round)` is True if all responses to a
+            prompt earn the same reward.
+        slowness: `slowness(prompt_index)` is the factor by which a prompt takes longer than usual.
+        interrupted: `interrupted(prompt_index, response)` is True if the response is interrupted;
+            only with `rollout.overlong=interrupt`.
+        hangs: `hangs(actor, stage, n)` is True if the n-th call of a stage to actors of this name
+            is never answered.
+        dies: `dies(actor, stage, n)` is True if the actor dies in that call.
+        room: `room(actor, at_s)` is True if a machine has room for a replacement at that time.
+        step_s: seconds of a call that count as one step of progress.
+        mute: True if an actor that hangs does not answer `progress` either.
     """
     durations = durations or constant_durations()
     runtime = VirtualRuntime(seed=seed, latency=latency, max_waits=max_waits)
@@ -147,7 +160,7 @@ def virtual_trial(
         role = VirtualColocated(generator_role("worker"), learner_role)
         learners = generators = [actor("worker", role)]
     else:
-        # What the first notes, the others do as well.
+        # All learners do the same, so only the first one records.
         roles = [learner_role]
         roles += [VirtualLearner(config, [], []) for _ in resources.learner_names(config)[1:]]
         learners = list(map(actor, resources.learner_names(config), roles))
@@ -171,10 +184,14 @@ def virtual_trial(
 def simulate(
     config: GRPOConfig, durations: Durations, *, hop_s: float = 0.0, gap_s: float = 0.0, seed: int
 ) -> list[RoundReport]:
-    """The report of every round of a trial.
+    """Simulate a trial, and return the report of each round.
 
-    `hop_s` are the seconds from a call's submission to its start, `gap_s` those from the end of one
-    `step()` to the start of the next.
+    Args:
+        config: settings of the trial.
+        durations: returns the seconds of a call.
+        hop_s: seconds from the submission of a call to its start.
+        gap_s: seconds from the end of one `step()` to the start of the next.
+        seed: seed of the order in which answers arrive.
     """
     simulated = virtual_trial(
         config, durations=durations, seed=seed, latency=hop_s, max_waits=10**9
@@ -188,6 +205,6 @@ def simulate(
 
 
 def wall_clock_a_round(reports: Sequence[RoundReport]) -> float:
-    """Seconds a round, from the start of the first to the end of the last, without evaluation."""
+    """Return the mean seconds of a round, without evaluation but with the gaps between rounds."""
     evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in reports)
     return (reports[-1].end - reports[0].start - evaluation_s) / len(reports)

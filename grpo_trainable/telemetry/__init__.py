@@ -1,1 +1,1 @@
-"""What a trial measures of itself: stages, clocks, the load of its machine."""
+"""Measurements that a trial takes of itself: stages, clocks, and the load of its machine."""

@@ -1,4 +1,4 @@
-"""How an actor sets up its process: memory, threads, device and clock."""
+"""Set-up of an actor's process: memory, threads, device and clock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep freed memory for the next allocation instead of giving it back.
+    """Make glibc keep freed memory for the next allocation instead of returning it to the system.
 
-    Activations of a few megabytes come and go with every microbatch; taking their pages from the
-    system anew each time costs a fifth of a training step on a virtual machine. Does nothing
-    where the C library is another one.
+    Every microbatch allocates and frees activations of a few megabytes. Getting these pages from
+    the system each time costs a fifth of a training step on a virtual machine. With another C
+    library this function does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -33,7 +33,7 @@ def keep_freed_memory() -> None:
 
 
 class RoleContext:
-    """What a role computes with in its process: its share of threads, its device and a clock.
+    """The threads, device and clock with which a role computes in its process.
 
     Roles that share a process share its clock: `idle` is the time in which none of them works.
     """
@@ -49,8 +49,10 @@ class RoleContext:
 
     @contextmanager
     def call(self, stage: str = "idle", since: float = math.inf) -> Iterator[float]:
-        """Surrounds one call, as `StageClock.call` does, and computes it with the threads of this
-        role: two roles that share a process may have different numbers."""
+        """Time one call, as `StageClock.call` does, and run it with this role's number of threads.
+
+        Two roles that share a process may have different numbers of threads.
+        """
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         advance()

@@ -1,14 +1,16 @@
-"""How much of this machine's CPU time other work took from a trial.
+"""The share of this machine's CPU time that other work took from a trial.
 
-Busy time is what the kernel does not report as idle, so it includes interrupts and the time that a
-hypervisor gave to other virtual machines (steal). What the trial's own processes and Ray's services
-used is subtracted; the rest went to others, whether or not this process can see them: inside a
-container `/proc/stat` is still the host's. That took no more from the trial than its processes
-waited for a core, which the kernel tells for each thread, and the hypervisor stole: on a machine
-with idle cores nobody waits. Time in which a CPU quota stopped the trial counts too.
+Busy time is all time that the kernel does not report as idle. It includes interrupts and the time
+that a hypervisor gave to other virtual machines (steal). From it we subtract the time that the
+trial's own processes and Ray's services used. The rest went to other work, including processes that
+this process cannot see: inside a container `/proc/stat` still shows the host.
 
-The trial's own usage comes from the processes' CPU clocks, in nanoseconds; only idle time has the
-kernel's resolution of 10 ms. Other trials of the same Ray are other work.
+Other work cannot take more from the trial than the time that the trial's threads waited for a core
+plus the time that the hypervisor stole. The kernel reports the former for each thread; on a
+machine with idle cores no thread waits. Time in which a CPU quota stopped the trial counts too.
+
+The trial's own usage comes from the CPU clocks of its processes, in nanoseconds. Idle time has the
+kernel's resolution of 10 ms. Other trials of the same Ray cluster count as other work.
 """
 
 from __future__ import annotations
@@ -22,33 +24,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# A round is disturbed when others took more than this share of it from the trial. A machine by
-# itself takes one or two hundredths; one busy core beside a trial that keeps both cores of a
-# machine busy gets a third.
+# A round is disturbed if other work took more than this share of it from the trial. An otherwise
+# unused machine takes one or two hundredths. One other busy process takes a third from a trial
+# that keeps both cores of a machine busy.
 DISTURBED_ABOVE = 0.1
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
-# What may be shown of a command line: words of this form, and of options the values of those that
-# say what a program runs, or that look like the name of a file. Others may be secret.
+# The parts of a command line that may be shown: words of this form. The value of an option is shown
+# only if the option names the program to run or the value looks like a file name, because other
+# values may be secret.
 PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")
 RUNS = ("-m", "-jar")
 FILE_NAME = re.compile(r"[\w.+-]*\w\.[A-Za-z]{1,4}")
 
-# Children of the raylet that work for no trial in particular, by their names as the kernel cuts
-# them. A child without a `ray::` name is a worker that starts.
+# Children of the raylet that belong to no trial, by their names as the kernel truncates them. A
+# child without a `ray::` name is a worker that is starting.
 RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 
 
 @dataclass(frozen=True, slots=True)
 class MachineProcess:
-    """A process and the machine, or container, in which its number counts."""
+    """A process, and the machine or container in which its pid is valid."""
 
     machine: str
     pid: int
-    niceness: int = 0  # 0: as an ordinary process; 15, Ray's default for actors: after all others
+    niceness: int = 0  # 0: an ordinary process; 15, Ray's default for actors: runs after all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +60,28 @@ class Usage:
 
     parent: int
     cpu_s: float
-    reaped_s: float | None = None  # CPU seconds of its children that have ended; None: not read
+    reaped_s: float | None = None  # CPU seconds of its children that have ended; None if not read
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What others took between two readings."""
+    """The CPU time that other work took from the trial between two readings."""
 
-    foreign_s: float  # core-seconds used by others, steal included
-    waited_s: float | None  # for a core, by the trial's threads, steal included; None: not told
+    foreign_s: float  # core-seconds that other work used, steal included
+    # Core-seconds that the trial's threads waited for a core, steal included. None: not reported.
+    waited_s: float | None
     denied_s: float  # core-seconds for which a CPU quota stopped this container
-    cores: int  # how many the trial may run on
-    quota: float  # how many cores it may use at a time
+    cores: int  # number of cores that the trial may run on
+    quota: float  # number of cores that it may use at a time
     seconds: float  # time between the readings
-    culprit: int | None = None  # the process that used most of it; None: several, or out of sight
+    culprit: int | None = None  # process that used most of foreign_s; None: several, or not visible
 
     @property
     def fraction(self) -> float:
-        """The share of the machine's CPU time that others took from the trial, or of the quota's,
-        from 0 to 1."""
+        """Share of the machine's CPU time, or of the quota's, taken from the trial; 0 to 1."""
         if not self.seconds:
             return 0.0
-        # The kernel rounds the idle and the iowait time of each core, so this much may be nobody's.
+        # The kernel rounds the idle and the iowait time of each core; this is the largest error.
         rounded_s = 2 * self.cores / TICKS_PER_S
         taken_s = max(0.0, self.foreign_s - rounded_s)
         if self.waited_s is not None:
@@ -87,61 +90,69 @@ class Disturbance:
         return min(1.0, share / self.seconds)
 
     def note(self, round_: int, *, counts: bool) -> str:
-        """Tell the user about a disturbed round in one line. `counts`: its speed counts."""
+        """Return the message to the user about a disturbed round, in one line.
+
+        Args:
+            round_: the round.
+            counts: True if speeds include disturbed rounds.
+        """
         name = shown_command(self.culprit) if self.culprit else ""
         most = f", most of it process {self.culprit} ({name})" if name else ""
-        asked = "counts all the same, as callbacks.leave_out_disturbed=false asks"
-        how = asked if counts else "does not count"
+        asked = "include disturbed rounds, because callbacks.leave_out_disturbed=false"
+        how = asked if counts else "exclude disturbed rounds"
         return (
             f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}"
-            f"{most}; the speed of disturbed rounds {how} (time/disturbed_fraction)"
+            f"{most}; speeds {how} (time/disturbed_fraction)"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The counters of the machine at one moment; only their differences mean something."""
+    """The machine's counters at one moment; only differences of two readings have a meaning."""
 
     at: float
-    idle_s: float  # the sum over all cores
+    idle_s: float  # sum over all cores
     denied_s: float
     processes: Mapping[int, Usage]
     own: frozenset[int]
-    stolen_s: float = 0.0  # by a hypervisor, the sum over all cores
-    waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not tell
+    stolen_s: float = 0.0  # taken by a hypervisor, sum over all cores
+    waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not report it
 
 
-def this_process() -> MachineProcess:
-    """This process, as the meter of another machine would name it."""
+def place() -> Place:
+    """Return the place of this process."""
     machine = ""
-    with contextlib.suppress(OSError):  # a platform without /proc has no meter either
+    with contextlib.suppress(OSError):  # on a platform without /proc, Meter measures nothing
         machine = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         machine += os.readlink(PROC / "self/ns/pid")
     return MachineProcess(machine, os.getpid(), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 class Meter:
-    """Measures what others took from this process, `own` processes and all their descendants."""
+    """Measures the CPU time that other work takes from a trial.
+
+    The trial is this process, the `own` processes, and all their descendants.
+    """
 
     def __init__(self, own: Iterable[int] = ()) -> None:
-        self._here = this_process()
-        self.own = {os.getpid(), *own}  # descendants not counted
+        self._place = place()
+        self.own = {os.getpid(), *own}  # without descendants
         self._tree = ProcessTree(self.own)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._cgroup = cpu_cgroup()
         self._before: Reading | None = None
 
-    def add(self, other: MachineProcess) -> None:
-        """Counts another process as the trial's own; one on another machine is not seen here."""
-        if other.machine == self._here.machine:
+    def add(self, other: Place) -> None:
+        """Count another process as the trial's own; ignore a process on another machine."""
+        if other.machine == self._place.machine:
             self.own.add(other.pid)
 
-    def start_measuring(self) -> None:
-        """Starts a measurement: what happened until now does not count."""
+    def begin(self) -> None:
+        """Start a measurement at this moment."""
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """What others took since `start_measuring` or the last `take`; None: that is unknown."""
+        """Return the disturbance since `begin` or the last `take`, or None if it is unknown."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:
@@ -164,7 +175,14 @@ class Meter:
 
 
 def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Disturbance:
-    """What happened between two readings of a machine with so many cores."""
+    """Return the disturbance between two readings.
+
+    Args:
+        before: the first reading.
+        after: the second reading.
+        cores: number of cores that the trial may run on.
+        quota: number of cores that it may use at a time.
+    """
     seconds = after.at - before.at
     busy_s = cores * seconds - (after.idle_s - before.idle_s)
     own_s = spent(before.processes, after.processes, after.own)
@@ -181,10 +199,10 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds between two readings for which the trial waited or was robbed."""
+    """Return the core-seconds between two readings that the trial waited or a hypervisor stole."""
     if before.waited_s is None or after.waited_s is None:
         return None
-    # Threads that have ended take what they waited with them.
+    # When a thread ends, the sum of its process loses its waiting time and may fall.
     then, now = before.waited_s, after.waited_s
     waited_s = sum(max(0.0, now[pid] - then[pid]) for pid in now.keys() & then.keys())
     return waited_s + max(0.0, after.stolen_s - before.stolen_s)
@@ -194,9 +212,14 @@ def _lost(before: Reading, after: Reading) -> float | None:
 
 
 def idle_seconds(stat: str, cores: Iterable[int]) -> float | None:
-    """Idle and iowait seconds of these cores since boot, from the text of `/proc/stat`.
+    """Return the idle and iowait seconds of these cores since boot.
 
-    None where a core is not accounted for: sandboxes show zeros.
+    Args:
+        stat: the text of `/proc/stat`.
+        cores: the numbers of the cores.
+
+    Returns:
+        The sum over the cores. None if a core has no counts: sandboxes show zeros.
     """
     times = [_times(stat, core) for core in cores]
     if not all(map(any, times)):
@@ -210,17 +233,18 @@ def stolen_seconds(stat: str, cores: Iterable[int]) -> float:
 
 
 def _times(stat: str, core: int) -> list[int]:
-    """Return the ticks of a core by what it did, as proc(5) lists them; none of an unknown one."""
+    """Return a core's ticks by kind, in the order of proc(5); empty for an unknown core."""
     found = re.search(rf"^cpu{core} (.*)$", stat, re.MULTILINE)
     return [int(field) for field in found[1].split()] if found else []
 
 
 def waited_seconds(pids: Iterable[int]) -> dict[int, float] | None:
-    """Return how long the threads of each process have been ready to run and had no core.
+    """Return the time for which the threads of each process were ready to run but had no core.
 
     Returns:
-        Core-seconds since each thread began, by process, without those that have ended; None where
-        the kernel does not tell (it is built without CONFIG_SCHED_INFO, or this is a sandbox).
+        Core-seconds since the start of each thread, by process, without threads that have ended.
+        None if the kernel does not report them: it was built without CONFIG_SCHED_INFO, or this is
+        a sandbox.
     """
     waited: dict[int, float] = {}
     for pid in pids:
@@ -231,7 +255,7 @@ def waited_seconds(pids: Iterable[int]) -> dict[int, float] | None:
 
 
 def cpu_cgroup() -> Path | None:
-    """The directory of this process's CPU controller; None without one."""
+    """Return the directory of this process's CPU controller, or None without one."""
     try:
         lines = (PROC / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -244,7 +268,7 @@ def cpu_cgroup() -> Path | None:
             root = CGROUPS
         else:
             continue
-        # A container may show the host's path and mount only its own part.
+        # A container may show the host's path but mount only its part of the tree.
         for directory in (root / path.lstrip("/"), root):
             if "throttled" in _text(directory / "cpu.stat"):
                 return directory
@@ -252,7 +276,7 @@ def cpu_cgroup() -> Path | None:
 
 
 def denied_seconds(cgroup: Path | None) -> float:
-    """Core-seconds for which the quota has stopped processes of this group."""
+    """Return the core-seconds for which the quota has stopped processes of this group."""
     stat = _text(cgroup / "cpu.stat") if cgroup else ""
     for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
         if match := re.search(rf"^{name} (\d+)$", stat, re.MULTILINE):
@@ -261,7 +285,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Cores that the quota of this group allows at a time; infinite without one."""
+    """Return the number of cores that this group may use at a time; infinite without a quota."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
@@ -283,12 +307,12 @@ def _text(path: Path) -> str:
 
 
 def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable[int]) -> float:
-    """CPU seconds of the `own` processes between two readings of all processes.
+    """Return the CPU seconds that the `own` processes used between two readings of all processes.
 
-    Children that ended in between are known by what their parent reaped, less what they had used
-    before.
+    For children that ended in between, count the time that their parent reaped, minus the time that
+    they had used before the first reading.
     """
-    ended: dict[int, float] = defaultdict(float)  # what ended children had used, by parent
+    ended: dict[int, float] = defaultdict(float)  # by parent: time used before by ended children
     for pid, usage in before.items():
         if pid not in after:
             ended[usage.parent] += usage.cpu_s + (usage.reaped_s or 0.0)
@@ -303,7 +327,7 @@ def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable
 
 
 def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int | None:
-    """The foreign process that used most CPU time, if that was more than `above_s`."""
+    """Return the foreign process that used most CPU time, if it used more than `above_s`."""
     most, found = above_s, None
     for pid in after.processes.keys() - after.own:
         now = after.processes[pid]
@@ -314,15 +338,17 @@ def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int 
 
 
 def _earlier(before: Mapping[int, Usage], pid: int, now: Usage) -> Usage:
-    """The earlier reading of a process; none when it is new or its number was given away again."""
+    """Return the earlier usage of a process; zero if it is new or its pid was reused."""
     then = before.get(pid)
     return then if then is not None and then.cpu_s <= now.cpu_s else Usage(now.parent, 0.0, 0.0)
 
 
 class ProcessTree:
-    """All processes, and which of them belong to `own` or to the Ray that started this one.
+    """All processes of the machine, divided into ours and foreign ones.
 
-    A process keeps the parent it had when it was first seen: one whose parent ends is still ours.
+    A process is ours if it is in `own`, descends from a process in `own`, or is a service of the
+    Ray cluster that started this process. A process keeps the parent that it had when it was first
+    seen, so it stays ours after its parent has ended.
     """
 
     def __init__(self, own: set[int]) -> None:
@@ -334,11 +360,11 @@ class ProcessTree:
         self._session = session[0] if session else None
 
     def read(self) -> tuple[dict[int, Usage], frozenset[int]]:
-        """CPU seconds of every process, and the numbers of ours."""
+        """Return the CPU seconds of every process, and the pids of our processes."""
         times = {}
         for pid in [int(name) for name in os.listdir(PROC) if name.isdigit()]:
-            # The CPU clock of another process; see clock_getcpuclockid(3).
-            with contextlib.suppress(OSError):  # it has ended
+            # This id is the CPU clock of another process; see clock_getcpuclockid(3).
+            with contextlib.suppress(OSError):  # the process has ended
                 times[pid] = time.clock_gettime_ns((~pid << 3) | 2) / 1e9
         for gone in self._parents.keys() - times.keys():
             del self._parents[gone]
@@ -346,7 +372,7 @@ class ProcessTree:
         own = {pid for pid in times if self._is_own(pid)}
         usages = {}
         for pid, cpu_s in times.items():
-            # The raylet reaps workers of every trial.
+            # The raylet reaps workers of every trial, so its reaped time is not ours alone.
             reaped_s = _reaped_seconds(pid) if pid in own and pid != self._raylet else None
             usages[pid] = Usage(self._parent(pid), cpu_s, reaped_s)
         return usages, frozenset(own)
@@ -365,7 +391,7 @@ class ProcessTree:
         return False
 
     def _is_service(self, pid: int) -> bool:
-        """Whether it is one of Ray's own: its command line names the session."""
+        """Return True for a service of our Ray cluster: its command line names the session."""
         if self._session is None:
             return False
         if pid not in self._services:
@@ -379,7 +405,7 @@ class ProcessTree:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of `/proc/<pid>/stat` after the name, state first; empty when it has ended."""
+    """Return the fields of `/proc/<pid>/stat` from the state on; empty for an ended process."""
     return _text(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 
@@ -389,7 +415,7 @@ def _reaped_seconds(pid: int) -> float:
 
 
 def name_of(pid: int) -> str:
-    """The name of a process, at most 15 characters; empty when it has ended."""
+    """Return the name of a process, at most 15 characters; empty if it has ended."""
     return _text(PROC / str(pid) / "comm").strip()
 
 
@@ -398,13 +424,14 @@ def _command(pid: int) -> str:
 
 
 def shown_command(pid: int) -> str:
-    """The first words of a process's command line, such as `python3 -m pip`.
+    """Return the first words of a process's command line, such as `python3 -m pip`.
 
-    At most three; of paths the last part, and of options no value that may be secret. It is the
-    process's name where the first word is of another form, and empty when the process has ended.
+    Return at most three words. Show only the last part of a path, and no option value that may be
+    secret. If the first word does not have the form of `PLAIN_WORD`, return the name of the
+    process. Return an empty string if the process has ended.
     """
     words = _command(pid).split("\0")[:3]
-    # An address is shown nowhere: it may hold a token.
+    # A URL may contain a token, so it is never shown.
     program, *arguments = [w if "://" in w else os.path.basename(w) for w in words]
     if not PLAIN_WORD.fullmatch(program):
         return name_of(pid)
@@ -414,7 +441,7 @@ def shown_command(pid: int) -> str:
         is_value = before.startswith("-") and before not in RUNS and not is_option
         if not PLAIN_WORD.fullmatch(word) or (is_value and not FILE_NAME.fullmatch(word)):
             break
-        # A short option may be followed by its value without a space.
+        # The value of a short option may follow without a space.
         is_short = is_option and not word.startswith("--") and word not in RUNS
         shown.append(word[:2] if is_short else word)
     return " ".join(shown)

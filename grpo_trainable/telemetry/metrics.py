@@ -1,7 +1,7 @@
-"""The metric names, once, and how each is computed from what the actors report.
+"""The names of all metrics, and stage seconds computed from the actors' spans.
 
-Names are `area/name_unit`; values are floats. Those who only write or show metrics need no torch,
-and this module imports none.
+Names are `area/name_unit`; values are floats. Code that only writes or shows metrics needs no
+torch, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import numpy as np
 from grpo_trainable.telemetry.stages import IDLE, IDLE_SIDES, STAGES, WORK
 from grpo_trainable.telemetry.timers import Span, covered_seconds
 
-# The policies that the KL is measured to after a round.
+# After a round, the KL is measured to each of these policies.
 KL_TO = ("reference", "previous", "behaviour")
 
-# Bins of the histogram of token ratios: even steps of the logarithm, 1 in the middle of a bin.
+# Bins of the histogram of token ratios, evenly spaced in the logarithm. A ratio of 1 is at the
+# centre of a bin.
 RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 
-# Shares of the round, which callbacks/stage_timings.py adds to the rows of a Trainable.
+# Shares of the round. callbacks/stage_timings.py adds them to the rows of a Trainable.
 FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 
-# Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
+# Areas that measure time. They differ between any two runs, even between exact repetitions.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
-# How many examples each difficulty pool holds, and how many of a round were drawn from it.
+# The size of each difficulty pool, and the number of a round's prompts drawn from it.
 POOL_METRICS = (
     *(f"pool/{pool}_size" for pool in ("easy", "mid", "hard", "new")),
     *(f"pool/{pool}_drawn" for pool in ("easy", "mid", "hard")),
@@ -38,7 +39,7 @@ CRITIC = (
     *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
 )
 
-# Metrics that a round lacks in which there is nothing to measure, and of what is turned off.
+# Metrics that a round omits when a feature is off or when the round has nothing to measure.
 SOMETIMES = frozenset(
     {
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
@@ -48,7 +49,7 @@ SOMETIMES = frozenset(
     }
 )
 
-# Names that tools written for RLlib look for, and our name of the same figure.
+# RLlib's name -> our name for the same figure. Tools written for RLlib look for the former.
 RLLIB_NAMES = {
     "env_runners/episode_return_mean": "reward/train_mean",
     "learners/default_policy/total_loss": "loss/policy",
@@ -98,8 +99,8 @@ NAMES = frozenset(
 )
 
 
-# The figures of each task of a mix, whose label stands for LABEL; a round without a group of a task
-# has the number of its groups alone.
+# Metrics of each task of a mix; LABEL stands for the task's label. If a round has no group of a
+# task, only `drawn` and `groups` are logged for that task.
 BY_TASK = (
     *("task/LABEL/drawn", "task/LABEL/groups", "task/LABEL/reward_mean"),
     *("task/LABEL/format_mean", "task/LABEL/answer_mean", "task/LABEL/length_mean"),
@@ -109,19 +110,23 @@ BY_TASK = (
 
 
 def without_signal(row: Mapping[str, float]) -> bool:
-    """Whether a round had no group of unequal rewards to train on, by its row."""
-    # A round without any group lacks the metrics of what was trained on.
+    """Return True if the round of this row had no group with unequal rewards to train on."""
+    # A round that trained on no group has no training metrics.
     return row.get("group/zero_advantage_fraction") == 1.0 or "reward/train_mean" not in row
 
 
 def names_with(labels: Iterable[str]) -> frozenset[str]:
-    """The names of a trial's metrics. `labels`: of the tasks of its mix; none without one."""
+    """Return the names of a trial's metrics.
+
+    Args:
+        labels: the labels of the tasks in `task.mix`; empty without a mix.
+    """
     return NAMES | {name.replace("LABEL", label) for name in BY_TASK for label in labels}
 
 
 @dataclass(frozen=True, slots=True)
 class ActorSpan:
-    """A span with the role and the actor it belongs to; a colocated actor has two roles."""
+    """A span with its role and actor; a colocated actor has two roles."""
 
     role: str  # "generator" or "learner"
     actor: str
@@ -129,12 +134,13 @@ class ActorSpan:
 
 
 def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
-    """`time/<stage>_s` of one round, and the idle time of each side.
+    """Return `time/<stage>_s` of one round, and the idle time of each side.
 
-    Generators work side by side, so a stage takes as long as the one that spent most on it; the
-    sync of the learner (publish) and of the generators (load) follow each other and add up. What
-    two threads of an actor do in one stage at the same time counts once. Idle is the mean over a
-    side's actors; an actor that has both roles idles when neither works.
+    Actors of a role work in parallel, so a stage takes as long as in the actor that spent most on
+    it. The times of the two roles add up: in `sync`, the learner publishes before the generators
+    load. When two threads of an actor work on the same stage at the same time, that time counts
+    once. Idle time is the mean over the actors of a side; an actor with both roles is idle when
+    neither works.
     """
     by_actor: dict[tuple[str, str, str], list[Span]] = defaultdict(list)
     actors: dict[str, set[str]] = {"generator": set(), "learner": set()}
@@ -160,7 +166,13 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
 
 
 def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:
-    """The same figures under the names of RLlib; `responses` and `tokens` count the whole trial."""
+    """Return the figures of a row under RLlib's names.
+
+    Args:
+        row: the metrics of a round.
+        responses: number of responses sampled for training in the whole trial so far.
+        tokens: number of their tokens.
+    """
     return {
         **{theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row},
         "env_runners/num_episodes_lifetime": float(responses),

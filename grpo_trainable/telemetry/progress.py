@@ -1,4 +1,4 @@
-"""How far an actor has come: a count of its process, by which others tell slow work from a hang."""
+"""A count of the steps of an actor's process, so callers can tell slow work from a hang."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ _steps = 0
 
 
 def advance() -> None:
-    """A step is done: a token of a batch, a reward that was answered or timed out, a microbatch, a
-    piece of a checkpoint."""
+    """Count one finished step.
+
+    A step is a token of a batch, a reward that was answered or timed out, a microbatch, or a piece
+    of a checkpoint.
+    """
     global _steps
     _steps += 1
 
 
 def steps_done() -> int:
-    """Steps of this process so far."""
+    """Return the number of steps that this process has finished."""
     return _steps

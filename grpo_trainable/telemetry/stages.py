@@ -1,7 +1,7 @@
-"""The stages of a round: which there are, their order, and how they are shown.
+"""The stages of a round, with their order and their colours.
 
-A span of an actor's clock belongs to a stage; metrics are called `time/<stage>_s` and
-`time/<stage>_fraction`. Only the standard library is imported.
+Each span of an actor's clock belongs to a stage. Metrics are named `time/<stage>_s` and
+`time/<stage>_fraction`. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """How one stage is shown."""
+    """The colours of one stage."""
 
-    terminal: str  # its colour in a table on a terminal, as Rich names it
-    figure: str  # its colour in figures and on the page
+    terminal: str  # colour in tables on a terminal, by its name in Rich
+    figure: str  # colour in figures and in the report page
 
 
-# The order is that in which a round goes through them, and in which they are stacked. `other` is
+# A round runs through the stages in this order, and figures stack them in this order. `other` is
 # the part of a round in which no actor works on any stage. The colours of figures are Paul Tol's
-# light scheme: they differ from each other, and from the colours of the arms.
+# light scheme: they differ from each other and from the colours of the arms.
 STAGES: dict[str, Stage] = {
     "rollout": Stage(terminal="blue", figure="#77AADD"),
     "vine": Stage(terminal="bright_blue", figure="#99DDFF"),
@@ -32,11 +32,9 @@ STAGES: dict[str, Stage] = {
 }
 OTHER = "other"
 WORK = tuple(stage for stage in STAGES if stage != OTHER)  # timed by the clocks of the actors
-IDLE = "idle"  # the stage of a span between two calls of an actor, which is not work
-IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are called `time/<side>_s`
+IDLE = "idle"  # the stage of a span between two calls of an actor; not work
+IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are named `time/<side>_s`
 
-# What a trace calls a stage where it does not use its name.
+# Stages that have another name in a trace.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
-OTHER_THREADS = (
-    ", other threads"  # follows an actor's name: the row of what these did during its calls
-)
+OTHER_THREADS = ", other threads"  # suffix to an actor's name: the trace row of its other threads

@@ -1,4 +1,4 @@
-"""Clocks for the stages of an actor's work, all on one time line."""
+"""Clocks for the stages of an actor's work, all in seconds since 1970."""
 
 from __future__ import annotations
 
@@ -14,56 +14,60 @@ _START = time.time() - time.perf_counter()
 
 
 def now() -> float:
-    """Seconds since 1970 that never run backwards within a process."""
+    """Return the seconds since 1970; the value never decreases within a process."""
     return _START + time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What an actor did from `start` to `end`, in seconds since 1970."""
+    """An actor's work on one stage from `start` to `end`, in seconds since 1970."""
 
     stage: str
     start: float
     end: float
-    concurrent: bool = False  # another thread did it than the one that works through the calls
+    concurrent: bool = False  # done by a thread other than the one that runs the actor's calls
 
     @property
     def seconds(self) -> float:
+        """Length of the span in seconds."""
         return self.end - self.start
 
     def earlier(self, seconds: float) -> Span:
-        """The same, by a clock that is so many seconds behind."""
+        """Return this span by a clock that is `seconds` behind."""
         if not seconds:
             return self
         return replace(self, start=self.start - seconds, end=self.end - seconds)
 
 
 class StageClock:
-    """Spans of one actor, taken inside it. Time between two of its calls is the stage `idle`.
+    """Records the spans of one actor, in the actor's process.
 
-    `synchronize` waits for the device, so that a span ends when its work has.
+    Time between two calls of the actor has the stage `idle`. At the end of a span, the clock calls
+    `synchronize` to wait for the device, so the span ends when its work has ended.
     """
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self.synchronize = synchronize
-        self._concurrent = 0  # how many other threads work
+        self._concurrent = 0  # number of other threads that work now
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything, as if no call had been made yet."""
+        """Forget everything, as if no call had been made yet."""
         self._spans: list[Span] = []
         self._last_end: float | None = None
-        self._stage: str | None = None  # the stage that runs, since `_since`
+        self._stage: str | None = None  # the stage that has run since `_since`
         self._since = 0.0
 
     @contextmanager
     def call(self, stage: str = IDLE, since: float = math.inf) -> Iterator[float]:
-        """Surrounds one call of the actor, and yields the seconds that it waited for it.
+        """Time one call of the actor, and yield the seconds that the actor waited for it.
 
-        `since`: when the wait for this call began, in seconds since 1970. Time in which the actor
-        had nothing else to do counts as `stage` from then on, and as idle before.
+        Args:
+            stage: the stage to which waiting from `since` on belongs.
+            since: the moment when the wait for this call began, in seconds since 1970. Time
+                between the last call and this moment counts as idle.
         """
-        start, last_end = now(), self._last_end  # another thread may move the latter meanwhile
+        start, last_end = now(), self._last_end  # another thread may change _last_end meanwhile
         waiting = start if last_end is None else min(start, max(last_end, since))
         if last_end is not None:
             if not self._concurrent:
@@ -77,7 +81,7 @@ class StageClock:
 
     @contextmanager
     def concurrent(self) -> Iterator[None]:
-        """Surrounds the work of another thread, during which the actor is not idle."""
+        """Surround the work of another thread: the actor is not idle meanwhile."""
         self._concurrent += 1
         try:
             yield
@@ -88,7 +92,7 @@ class StageClock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Times a stage. A stage within another interrupts it: every moment belongs to one."""
+        """Time a stage. An inner stage interrupts the outer one: each moment has one stage."""
         interrupted = self._stage
         self._switch(stage)
         try:
@@ -103,13 +107,13 @@ class StageClock:
         self._stage, self._since = stage, now()
 
     def take(self) -> list[Span]:
-        """Returns the spans since the last call, and forgets them."""
+        """Return the spans since the last call of this method, and forget them."""
         spans, self._spans = self._spans, []
         return spans
 
 
 def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
-    """Seconds between `start` and `end` in which at least one span ran."""
+    """Return the seconds between `start` and `end` in which at least one span ran."""
     total, reached = 0.0, start
     for span in sorted(spans, key=lambda span: span.start):
         low, high = max(span.start, reached), min(span.end, end)
@@ -120,11 +124,11 @@ def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
 
 
 class WallClock:
-    """Measures wall-clock as tables and speed-ups quote it.
+    """Measures the wall-clock time that tables and speed-ups quote.
 
-    From the start of the first round, before which every actor is warmed up, to the end of the
-    last, the gaps that Tune leaves between two steps included, evaluation and checkpoints
-    subtracted. Time during which the trial did not run (after a resume) is not counted.
+    It runs from the start of the first round to the end of the last, without evaluations and
+    checkpoints. Actors warm up before it starts. The gaps that Tune leaves between two steps are
+    included. Time in which the trial did not run, before a resume, is not.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -133,11 +137,19 @@ class WallClock:
         self._left_out_s = 0.0
 
     def leave_out(self, seconds: float) -> None:
-        """Notes that a checkpoint or an evaluation since the last round took `seconds`."""
+        """Leave out the `seconds` of a checkpoint or an evaluation since the last round."""
         self._left_out_s += seconds
 
     def round_ended(self, start: float, end: float, eval_s: float) -> float:
-        """Adds a round, and returns its seconds since the end of the round before."""
+        """Add a round, and return its seconds since the end of the previous round.
+
+        Seconds that were left out and `eval_s` do not count.
+
+        Args:
+            start: start of the round, in seconds since 1970.
+            end: end of the round.
+            eval_s: seconds of the round's evaluation.
+        """
         since = start if self._last_end is None else self._last_end
         gap_s = 0.0 if self._last_end is None else self._left_out_s
         seconds = end - since - gap_s - eval_s

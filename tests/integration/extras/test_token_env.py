@@ -109,7 +109,7 @@ def test_prompts_are_drawn_by_the_seed_and_then_go_on() -> None:
     ("settings", "words"),
     [
         ({"rollout": {"prompts": 4}}, r"rollout\.prompts: is not read by TokenEnv"),
-        ({"lag": 1}, "lag: is not read by TokenEnv; read are model"),
+        ({"lag": 1}, "lag: is not read by TokenEnv; it reads only model"),
         ({"task": {"nam": "math"}}, r"task\.nam.*did you mean task\.name"),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_missing_extra_is_one_line_that_says_how_to_install_it():
     error = done.stderr.splitlines()[-1]
     assert error.startswith("ImportError: grpo_trainable.rllib needs RLlib (")
     assert "gymnasium" in error
-    assert error.endswith("; install it by: pip install 'grpo-trainable[rllib]'")
+    assert error.endswith("; install it with: pip install 'grpo-trainable[rllib]'")
 
 
 @pytest.mark.slow

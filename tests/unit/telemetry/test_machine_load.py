@@ -201,15 +201,15 @@ def test_the_note_names_a_culprit_that_still_runs(monkeypatch, tmp_path):
     found = Disturbance(0.9, **fields, culprit=8)
     assert found.note(12, counts=False) == (
         "other work took 43% of this machine's CPU time in round 12, most of it process 8 (pip); "
-        "the speed of disturbed rounds does not count (time/disturbed_fraction)"
+        "speeds exclude disturbed rounds (time/disturbed_fraction)"
     )
     assert found.note(12, counts=True).endswith(
-        "the speed of disturbed rounds counts all the same, as callbacks.leave_out_disturbed=false "
-        "asks (time/disturbed_fraction)"
+        "speeds include disturbed rounds, because callbacks.leave_out_disturbed=false "
+        "(time/disturbed_fraction)"
     )
     for unknown in (None, 9):
         note = Disturbance(0.86, **fields, culprit=unknown).note(12, counts=False)
-        assert "round 12; the speed" in note
+        assert "round 12; speeds" in note
 
 
 @pytest.mark.parametrize(
