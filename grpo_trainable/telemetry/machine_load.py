@@ -119,8 +119,8 @@ class Reading:
     waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not report it
 
 
-def place() -> Place:
-    """Return the place of this process."""
+def this_process() -> MachineProcess:
+    """Return this process, with its machine."""
     machine = ""
     with contextlib.suppress(OSError):  # on a platform without /proc, Meter measures nothing
         machine = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -135,24 +135,24 @@ class Meter:
     """
 
     def __init__(self, own: Iterable[int] = ()) -> None:
-        self._place = place()
+        self._here = this_process()
         self.own = {os.getpid(), *own}  # without descendants
         self._tree = ProcessTree(self.own)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._cgroup = cpu_cgroup()
         self._before: Reading | None = None
 
-    def add(self, other: Place) -> None:
+    def add(self, other: MachineProcess) -> None:
         """Count another process as the trial's own; ignore a process on another machine."""
-        if other.machine == self._place.machine:
+        if other.machine == self._here.machine:
             self.own.add(other.pid)
 
-    def begin(self) -> None:
+    def start_measuring(self) -> None:
         """Start a measurement at this moment."""
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """Return the disturbance since `begin` or the last `take`, or None if it is unknown."""
+        """Return the disturbance since `start_measuring` or the last `take`, or None if it is unknown."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:
