@@ -152,7 +152,7 @@ class Meter:
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """Return the disturbance since `start_measuring` or the last `take`, or None if it is unknown."""
+        """Return the disturbance since the measuring started or the last `take`, or None."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:
