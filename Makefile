@@ -8,7 +8,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 READY := .venv/.ready-for-development
 EXTRAS := tests/integration/extras
 # Files in the order of collection: reordered by their numbers of tests the slowest would come last.
-IN_ORDER := -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes for two cores: tests with Ray mostly wait.
+IN_ORDER := -n 3 --dist loadfile --no-loadscope-reorder
 NUMERICS := $(BIN)/python -m pytest $(IN_ORDER) -m numerics tests/unit $(EXTRAS) \
 	--ignore $(EXTRAS)/test_adapters.py # which has the name of a unit test
 RESTRICTED := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1

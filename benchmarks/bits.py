@@ -1,10 +1,10 @@
 """Do lag-0 runs here give the same bits as in another checkout?
 
-    python benchmarks/bits.py DIRECTORY
+    python benchmarks/bits.py DIRECTORY [--model MODEL]
 
 Runs short trials of `launch/tune.py` at lag 0 in both checkouts, in the current Python environment:
-with each placement, each kind of k, each way of drawing from a replay buffer, and the main choices
-of the objective. Two runs are equal if
+with each placement, each kind of k, each way of drawing from a replay buffer, the main choices of
+the objective, a critic, episodes and, with `--model`, a Hugging Face model. Two runs are equal if
 
 - every metric that both checkouts have is equal in every row, except those that measure time;
 - every tensor of policy, optimizer and buffer that both have in their last checkpoint is equal.
@@ -63,7 +63,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "colocated_k1",
         ["loss.type=reinforce_with_baseline", "loss.aggregation=token_mean"],
     ),
+    "ppo, critic": ("colocated_k1", ["k=2", "loss.type=ppo", "loss.advantage=gae"]),
+    "episodes": ("colocated_k1", ["task.name=guess", "env.name=guess", "model.preset=games"]),
 }
+HUGGING_FACE = "Hugging Face model"
 PARTS = ("policy", "optimizer", "buffer")
 
 Row = Mapping[str, Any]
@@ -73,11 +76,17 @@ def main() -> int:
     parser = parser_of(__doc__, "bits.json", seed="seed of the trials")
     parser.add_argument("baseline", type=Path, metavar="DIRECTORY", help="the other checkout")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="runs (all)")
+    parser.add_argument("--model", type=Path, help="directory of a Hugging Face model to run too")
     args = parser.parse_args()
+    wanted = {label: RUNS[label] for label in args.runs}
+    if args.model is not None:
+        settings = [f"model.path={args.model.resolve(strict=True)}", "rollout.group_size=4"]
+        wanted[HUGGING_FACE] = ("colocated_k1", settings)
     trees = {"here": ROOT, "baseline": args.baseline.resolve(strict=True)}
     results = {}
-    for label in args.runs:
-        runs = {tree: trial(place, label, args.seed) for tree, place in trees.items()}
+    for label, (arm, settings) in wanted.items():
+        options = [*SHORT, *(word for setting in settings for word in ("--set", setting))]
+        runs = {tree: trial(place, arm, args.seed, options) for tree, place in trees.items()}
         results[label] = compared(**runs)
         print(show(label, results[label]), flush=True)
     origin = {**provenance(args), "baseline": commit_of(trees["baseline"])}
@@ -85,10 +94,8 @@ def main() -> int:
     return 0 if all(result["equal"] for result in results.values()) else 1
 
 
-def trial(tree: Path, label: str, seed: int) -> dict[str, Any]:
+def trial(tree: Path, arm: str, seed: int, options: list[str]) -> dict[str, Any]:
     """Return the rows of a run, and the SHA-256 of each tensor in its last checkpoint."""
-    arm, settings = RUNS[label]
-    options = [*SHORT, *(word for setting in settings for word in ("--set", setting))]
     with finished_trial(arm, seed=seed, options=options, tree=tree) as directory:
         last = max(directory.glob("checkpoint_*/manifest.json"))
         return {"rows": rows_of(directory), "tensors": digests(last.parent)}

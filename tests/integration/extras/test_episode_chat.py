@@ -194,7 +194,7 @@ def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -
     batch = collate(groups, [torch.zeros(GROUP_SIZE)] * GROUPS, tokenizer.pad_id)
     with torch.no_grad():
         for rows in torch.arange(batch.num_rows).split(50):
-            part = batch.rows(rows)
+            part = batch.select(rows)
             log_probs, _ = response_log_probs(
                 model,
                 part.input_ids,
