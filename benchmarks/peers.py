@@ -188,6 +188,7 @@ def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
 def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], None]:
     """A round of one colocated worker: publish, load, sample, score, and k gradient steps."""
     from grpo_trainable.cluster.colocated import Colocated
+    from grpo_trainable.protocol.messages import Sampled
     from grpo_trainable.transports.in_process import InProcess
 
     config = config_of(job, contest, threads)
@@ -200,7 +201,9 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
         # Other indices have other draws, for the same prompts.
         ahead = next(rounds) * len(first)
         requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
-        groups = worker.score(worker.generate(requests)).groups  # type: ignore[arg-type]
+        sampled = worker.generate(requests)
+        assert isinstance(sampled, Sampled)  # the contest's reward is a function from a file
+        groups = worker.score(sampled.number).groups
         updated = worker.update([groups])
         assert len(updated.steps) == (4 if contest == "k4" else 1)
         assert sum(group.num_tokens for group in groups) == measure.RESPONSES * measure.NEW_TOKENS

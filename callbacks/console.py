@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from callbacks import interruption
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.stage_timings import stage_fractions
 from callbacks.trial_files import config_of, error_line, label
@@ -97,11 +98,13 @@ class ConsoleCallback(FailSafeCallback):
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         left = trial.max_failures - trial.num_failures
-        why = f"(retries left after this one: {left}): {error_line(trial)}"
-        print(_line(trial, f"failed, starts again {why}"), flush=True)
+        # Tune retries without end where `max_failures` is negative.
+        retries = f" (retries left after this one: {left})" if trial.max_failures >= 0 else ""
+        print(_line(trial, f"failed, starts again{retries}: {error_line(trial)}"), flush=True)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._show(trials, trial, f"failed: {error_line(trial)}")
+        print(_line(trial, f"failed: {error_line(trial)}"), flush=True)
+        self._show(trials, trial, None)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
         self._show(trials, None, None)
@@ -185,8 +188,10 @@ def _state(trial: Any) -> str:
         return "failed"
     if trial.status != "TERMINATED":
         return ""
-    # Tune ends every trial of an interrupted experiment.
-    return "done" if trial.last_result.get(DONE) else "interrupted"
+    if trial.last_result.get(DONE):
+        return "done"
+    # Tune ends every trial of an interrupted experiment; a scheduler ends a single one.
+    return "interrupted" if interruption.requested.is_set() else "stopped"
 
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:

@@ -56,8 +56,11 @@ def trial_directory(trial: Any) -> Path:
 
 def error_line(trial: Any) -> str:
     """Return the last line of how a trial failed last."""
-    text = Path(trial.error_file).read_text(errors="replace")
-    return text.strip().splitlines()[-1].strip()
+    try:
+        lines = Path(trial.error_file or "").read_text(errors="replace").strip().splitlines()
+    except OSError as error:
+        return f"its error file cannot be read ({error.strerror})"
+    return lines[-1].strip() if lines else "its error file is empty"
 
 
 def continued_file(trial: Any, name: str) -> Path:

@@ -96,7 +96,8 @@ def run(name: str, body: Callable[[], int | None]) -> int:
     """
     try:
         status = body()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where it was closed before the start: `>&-`
+            sys.stdout.flush()
         return OK if status is None else status
     except (UsageError, ConfigError, PluginError) as error:
         print(f"{program(name)}: {error}", file=sys.stderr)
@@ -120,14 +121,16 @@ def output_dropped_on_error() -> Iterator[None]:
     Use it for work that must continue after Ctrl-C has ended `| tee`, or when the disk of a log is
     full.
     """
-    streams = _Droppable(sys.stdout), _Droppable(sys.stderr)
-    out, err = (cast("IO[str]", stream) for stream in streams)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            yield
-        finally:
-            for stream in streams:
-                stream.flush()
+    with contextlib.ExitStack() as stack:
+        for stream, redirect in (
+            (sys.stdout, contextlib.redirect_stdout),
+            (sys.stderr, contextlib.redirect_stderr),
+        ):
+            if stream is not None:  # as it is where it was closed before the start: `>&-`
+                droppable = _Droppable(stream)
+                stack.callback(droppable.end)
+                stack.enter_context(redirect(cast("IO[str]", droppable)))
+        yield
 
 
 class _Droppable:
@@ -147,6 +150,13 @@ class _Droppable:
     def flush(self) -> None:
         """Flush the stream if possible."""
         self._try(self._stream.flush)
+
+    def end(self) -> None:
+        """Flush for the last time. What cannot be written now is lost."""
+        try:
+            self._stream.flush()
+        except OSError:
+            _discard(self._stream)  # else the interpreter's own last flush fails
 
     def _try(self, act: Callable[[], object]) -> None:
         try:

@@ -152,7 +152,9 @@ class Trial:
             return
         start = now()
         chunk = range(schedule.unit_prompts(self.config))
-        self.actors.warm_up([self._prompts.request("train", index) for index in chunk])
+        # With difficulty pools every request names its example, as those of the rounds will.
+        example = (lambda index: index) if self.config.pools.enabled else (lambda _: None)
+        self.actors.warm_up([self._prompts.request("train", i, example(i)) for i in chunk])
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 

@@ -283,12 +283,10 @@ def say_last_words(plan: Plan) -> None:
     from reports.experiment import read_experiment
     from tuning.interrupt import left_off
 
-    try:
-        if isinstance(plan.directory, Path):
-            trials = read_experiment(plan.directory).trials
-            print(*left_off(trials, len(plan.trials)), sep="\n")
-    finally:
-        print(go_on(plan), flush=True)
+    print(go_on(plan), flush=True)  # first, since the time to read what is saved may not suffice
+    if isinstance(plan.directory, Path):
+        trials = read_experiment(plan.directory).trials
+        print(*left_off(trials, len(plan.trials)), sep="\n", flush=True)
 
 
 def opening(plan: Plan, nodes: Nodes) -> list[str]:

@@ -71,7 +71,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         description=description,
         question=question,
         trials=told_apart(trials),
-        not_begun=_not_begun(description, trials, problems),
+        not_begun=_not_begun(description, entries, problems),
         problems=problems,
     )
 
@@ -89,17 +89,24 @@ def _question(description: Mapping[str, Any], problems: list[str]) -> Question |
 
 
 def _not_begun(
-    description: Mapping[str, Any], trials: Sequence[TrialRecord], problems: list[str]
+    description: Mapping[str, Any], entries: Mapping[str, str], problems: list[str]
 ) -> list[tuple[str, int]]:
-    """Return arm and seed of each planned trial without a directory, in the order of the plan."""
-    begun = Counter((trial.config.arm, trial.config.seed) for trial in trials)
+    """Return arm and seed of each planned trial without a directory, in the order of the plan.
+
+    Args:
+        entries: Names and kinds of what is in the experiment's directory. The name of a trial's
+            directory is ARM-SEED-ID, and stays when a scheduler gives the trial other settings.
+    """
+    begun = Counter(
+        name.rpartition("-")[0] for name, kind in entries.items() if kind == "directory"
+    )
     left = []
     try:
         for arm, seed in description.get("planned", ()):
             if type(arm) is not str or type(seed) is not int:
                 raise TypeError
-            if begun[arm, seed]:
-                begun[arm, seed] -= 1
+            if begun[f"{arm}-{seed}"]:
+                begun[f"{arm}-{seed}"] -= 1
             else:
                 left.append((arm, seed))
     except (TypeError, ValueError):

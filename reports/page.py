@@ -70,7 +70,8 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
     not_begun = experiment.not_begun
     planned = len(trials) + len(not_begun)
     seeds = len({trial.config.seed for trial in trials} | {seed for _, seed in not_begun})
-    arms = len({trial.arm for trial in trials} | {arm for arm, _ in not_begun})
+    begun_arms = {trial.config.arm for trial in trials}
+    arms = len({trial.arm for trial in trials}) + len({arm for arm, _ in not_begun} - begun_arms)
     done = sum(trial.done for trial in trials)
     failed = sum(trial.failed for trial in trials)
     open_ = len(trials) - done - failed

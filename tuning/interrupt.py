@@ -83,7 +83,7 @@ class Interrupt:
     def _end_now(self) -> None:
         """End Tune. A trial that has not saved by now goes on from its last checkpoint."""
         if tune_is_running():
-            text = "a round takes longer: its trial goes on from its last checkpoint"
+            text = "time is up: a trial that has not saved continues from its last checkpoint"
             print(text, file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -125,7 +125,8 @@ def _label(trial: TrialRecord) -> str:
 def _where(trial: TrialRecord) -> str:
     rounds = trial.config.rounds
     if not trial.rows:
-        return "its first round had not ended: starts from round 0"
+        how = "failed before its first row" if trial.failed else "its first round had not ended"
+        return f"{how}: starts from round 0"
     try:
         saved = newest_round(trial.directory)
     except UnreadableCheckpoint as error:

@@ -345,17 +345,18 @@ class Plan:
                 self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
             )
         except ConfigError as error:
-            raise ConfigError(f"{error}{self._of_preset(str(error))}") from None
+            of_preset = self._of_preset(_key_of(error), self.space.arms)
+            raise ConfigError(f"{error}{of_preset}") from None
         return [self._complete(trial) for trial in in_blocks(trials)]
 
-    def _of_preset(self, error: str) -> str:
-        """Say that the setting that an error begins with is the preset's; empty if it is not."""
-        if self.preset is None:
+    def _of_preset(self, key: str, arms: Iterable[str]) -> str:
+        """Return a clause saying that these arms have `key` from the preset, or ""."""
+        if self.preset is None or key in self.fixed or key not in self.preset.settings:
             return ""
-        for key in self.preset.settings.keys() - self.fixed.keys():
-            if error.startswith(f"{key}={shown(self.preset.settings[key])}:"):
-                return f"; {key} is of --preset {self.preset.name}; --set {key}=… replaces it"
-        return ""
+        value = self.preset.settings[key]
+        if any(self.space.arms[arm][key] != value for arm in arms):
+            return ""  # an arm has another value
+        return f"; {key} is of --preset {self.preset.name}; --set {key}=… replaces it"
 
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:
         """The trial with every setting of its task."""
@@ -368,15 +369,16 @@ class Plan:
 
     @contextmanager
     def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
-        """Names the trial's arm in an error that begins with a setting of the arm's own."""
+        """Name the preset or the arm in an error that begins with a setting of theirs."""
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
-            key = re.match(r"[\w.]*", str(error))
-            if key is None or key[0] not in self.space.arms[trial.arm].keys() - self.fixed.keys():
+            key = _key_of(error)
+            if key not in self.space.arms[trial.arm].keys() - self.fixed.keys():
                 raise
             kind = Missing if isinstance(error, Missing) else UsageError
-            raise kind(f"{error} (arm {trial.arm} of {self.space.name})") from None
+            of_arm = f" (arm {trial.arm} of {self.space.name})"
+            raise kind(f"{error}{self._of_preset(key, [trial.arm]) or of_arm}") from None
 
     @property
     def files_of_trials(self) -> dict[str, str]:
@@ -542,3 +544,9 @@ def surroundings() -> dict[str, Any]:
         "packages": packages,
         "machine": {"cpus": usable_cpus(), "platform": platform.platform()},
     }
+
+
+def _key_of(error: Exception) -> str:
+    """Return the setting that an error begins with, or ""."""
+    match = re.match(r"[\w.]*", str(error))
+    return match[0] if match else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from grpo_trainable.adapters.dialogue import Ask, Dialogue
+from grpo_trainable.adapters.dialogue import Dialogue
 from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.verifiers_agent import played
 from grpo_trainable.environments import JSONValue, Turn
 
 
@@ -58,133 +58,3 @@ def verifiers_environment(**config: Any) -> type:
             self._dialogue = None
 
     return Adapted
-
-
-ONE_CONVERSATION = "an episode must be one conversation of one agent, which is the policy"
-
-
-async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
-    """The trace of an episode of `env`, in which the policy is every agent.
-
-    Raises:
-        ValueError: it was not one conversation with the policy, or needs what is not there.
-    """
-    traces: list[Any] = []
-    refuse(type(env), shared_parts(vf, env))
-    agents = vf.Agents(env.config, lambda name, config: PolicyAgent(vf, name, config, ask, traces))
-    episode = vf.Episode(env=vf.EnvInfo(id=env.config.env_id), task=recorded(vf, task))
-    await env.setup(agents)
-    await env.run(task, agents)
-    if not traces:
-        raise ValueError(ONE_CONVERSATION)
-    episode.traces += traces
-    await env.finalize(task, episode)
-    return traces[0]
-
-
-class PolicyAgent:
-    """What an `Env.run` finds as `agents.NAME`."""
-
-    def __init__(self, vf: Any, name: str, config: Any, ask: Ask, traces: list[Any]) -> None:
-        """
-        Args:
-            vf: the module verifiers.v1.
-            config: the agent's, of which `max_turns` is read.
-            traces: where the trace of each conversation goes.
-        """
-        self._vf, self._name, self._config, self._ask = vf, name, config, ask
-        self._traces = traces
-        self.trainable = True
-
-    async def run(self, task: Any, **_: Any) -> Any:
-        """The trace of a single reply to a task's prompt, scored."""
-        async with self.interaction(task) as conversation:
-            await conversation.turn()
-        return conversation.trace
-
-    @asynccontextmanager
-    async def interaction(self, task: Any, **_: Any) -> AsyncIterator[Conversation]:
-        """A conversation about a task, which is scored when it is left.
-
-        Raises:
-            ValueError: the task needs what is not there, or it is not the first conversation.
-        """
-        refuse(type(task), parts_of_a_harness(self._vf, task))
-        if self._traces:
-            raise ValueError(ONE_CONVERSATION)
-        conversation = Conversation(self._vf, task, self._name, self._config, self._ask)
-        self._traces.append(conversation.trace)
-        yield conversation
-        conversation.trace.stop("user_closed")
-        conversation.trace.ok = True
-        await task.score(conversation.trace)
-
-
-class Conversation:
-    """What `agents.NAME.interaction(task)` gives: each turn tells the policy something and waits
-    for its reply."""
-
-    def __init__(self, vf: Any, task: Any, name: str, config: Any, ask: Ask) -> None:
-        self._vf, self._ask, self._most_turns = vf, ask, config.max_turns
-        self.trace: Any = vf.Trace(
-            task=recorded(vf, task), agent=vf.AgentInfo(config=config, name=name)
-        )
-        self._unread = [(vf.SystemMessage, task.data.system_prompt)]
-        self._unread.append((vf.UserMessage, task.data.prompt_text))
-
-    async def turn(self, message: Any = None) -> Any:
-        """The policy's reply as a `Segment`; after `max_turns` of them, one that has ended."""
-        if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
-            self.trace.stop("max_turns")
-            return self._vf.Segment(messages=[], terminated=True)
-        unread = [*self._unread, (self._vf.UserMessage, self._text_of(message))]
-        self._unread = []
-        said = [(kind, text) for kind, text in unread if text]
-        for kind, text in said:
-            self._note(kind(content=text), sampled=False)
-        reply = await self._ask("".join(f"{text}\n" for _, text in said))
-        answer = self._vf.AssistantMessage(content=reply)
-        self._note(answer, sampled=True)
-        return self._vf.Segment(messages=[answer], root_reply=reply)
-
-    def _text_of(self, message: Any) -> str:
-        if isinstance(message, str):
-            return message
-        return "\n".join(self._vf.types.content_text(part.content) for part in message or ())
-
-    def _note(self, message: Any, sampled: bool) -> None:
-        nodes = self.trace.nodes
-        parent = len(nodes) - 1 if nodes else None
-        nodes.append(self._vf.MessageNode(message=message, parent=parent, sampled=sampled))
-
-
-def recorded(vf: Any, task: Any) -> Any:
-    """A task as a trace and an episode have it."""
-    return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-
-
-def refuse(kind: type, needed: list[str]) -> None:
-    """
-    Raises:
-        ValueError: something is needed.
-    """
-    if needed:
-        raise ValueError(f"{kind.__name__} needs {', '.join(needed)}, which nobody provides here")
-
-
-def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
-    """What a task leaves to a harness and its runtime."""
-    kind = type(task)
-    found = [
-        part for part in ("setup", "finalize") if getattr(kind, part) != getattr(vf.Task, part)
-    ]
-    found += ["a container"] if kind.NEEDS_CONTAINER else []
-    found += ["tools"] if kind.toolsets(task.config) else []
-    marks = ("stop", "intercept")
-    return found + [f"@{m}" for m in marks if vf.utils.decorators.discover_decorated(task, m)]
-
-
-def shared_parts(vf: Any, env: Any) -> list[str]:
-    """What an environment shares between episodes while it is served."""
-    found = ["start"] if type(env).start != vf.Env.start else []
-    return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])

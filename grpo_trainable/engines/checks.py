@@ -107,8 +107,6 @@ def _mistakes(
     if not isinstance(group, RolloutGroup):
         yield f"the answer is a {type(group).__name__}, not a RolloutGroup"
         return
-    if group.prompt_index != request.prompt_index:
-        yield f"the group is of prompt {group.prompt_index}: groups must come in order"
     yield from _wrong_shapes(request, group)
     yield from _wrong_prompt(request, group)
     yield from _wrong_lengths(request, group)
@@ -133,6 +131,8 @@ def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
 
 
 def _wrong_prompt(request: Request, group: RolloutGroup) -> Iterator[str]:
+    if group.prompt_index != request.prompt_index:
+        yield f"the group is of prompt {group.prompt_index}: groups must come in order"
     if group.prompt_ids.tolist() != list(request.prompt_ids):
         yield "prompt_ids are not those of the request"
     if group.example_index != request.example_index:

@@ -59,7 +59,11 @@ class Engine(Protocol):
     def generate(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        """One group of responses for each request, in order, with rewards of NaN.
+        """Return one group of responses for each request, in order, with rewards of NaN.
+
+        `RolloutGroup.of` makes a group that knows the prompt of its request (`prompt_index` and
+        `example_index`). The groups' tensors belong to the caller: they are scored while the next
+        call samples, so an engine must not reuse their memory.
 
         A response ends where `request.limits` says, and `finished` says whether it ended before
         its length did. Call `between_tokens` before every token: it reports progress, and may call

@@ -68,6 +68,8 @@ class Generator:
             clock=clock,
         )
         self._receiver = receiver
+        # A late `score` from before a reset must not find a chunk sampled after it.
+        self._numbers = itertools.count()
         self._build(config)
 
     def reset(self, config: GRPOConfig) -> None:
@@ -82,7 +84,6 @@ class Generator:
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._unscored: dict[int, _Unscored] = {}  # what waits for `score`, by its number
-        self._numbers = itertools.count()
         self._engine_name = chosen_engine(config).name
         self._tokenizer = policy_tokenizer(config.model)
         self._vocab_size = policy_shape(config.model).vocab_size

@@ -1,7 +1,10 @@
-"""Every private or alpha name of Ray that the product uses: they may move with any version.
+"""The private and alpha modules of Ray that the product uses; any version of Ray may move them.
 
-No other file names one; `tests/unit/test_imports.py` enforces it. A name loads its module of Ray
-when it is first imported from here, so that a process loads only what it uses.
+No other file names such a module; `tests/unit/test_imports.py` enforces it. Private attributes of
+Tune's objects are used where the objects are: docs/architecture/actors.md lists them.
+
+A name loads its module of Ray when it is first imported from here. So a process loads only what it
+uses.
 """
 
 from __future__ import annotations

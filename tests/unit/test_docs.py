@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,13 +51,13 @@ def test_algorithms_page_names_functions_that_exist(name):
 
 ENGINE_ROWS = {
     name: row
-    for row in (DOCS / "architecture.md").read_text(encoding="utf-8").splitlines()
+    for row in (DOCS / "architecture" / "generator.md").read_text(encoding="utf-8").splitlines()
     for name in re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \|$", row)
 }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_architecture_page_has_what_an_engine_promises(engine):
+def test_generator_page_has_what_an_engine_promises(engine):
     record, row = ENGINES[engine], ENGINE_ROWS[engine]
     assert ("the same bits" in row) == record.same_bits
     assert ("to 1e-4 of the learner's" in row) == (record.log_prob_error == 1e-4)
@@ -102,6 +104,26 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 def test_files_that_a_page_names_exist(page):
     named = set(PATHS.findall(page.read_text(encoding="utf-8")))
     assert [path for path in sorted(named) if not (ROOT / path.rstrip(".")).exists()] == []
+
+
+def test_page_of_every_file_is_as_generated():
+    script = [sys.executable, str(DOCS / "files.py")]
+    generated = subprocess.run(script, capture_output=True, encoding="utf-8", check=True).stdout
+    page = (DOCS / "architecture" / "files.md").read_text(encoding="utf-8")
+    assert page == generated, "python docs/files.py > docs/architecture/files.md"
+
+
+def test_page_of_every_file_has_every_file_with_words():
+    page = (DOCS / "architecture" / "files.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\S+\.py)` \| (.*) \|$", page, re.MULTILINE))
+    packages = ("grpo_trainable", "launch", "tuning", "reports", "callbacks", "search_spaces")
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for name in packages
+        for path in (ROOT / name).rglob("*.py")
+    }
+    assert {file for file in files - rows.keys() if not file.endswith("/__init__.py")} == set()
+    assert [file for file, words in rows.items() if not words] == []
 
 
 def test_what_the_shipped_policy_solves_is_what_was_measured():

@@ -29,8 +29,11 @@ PACKAGES: dict[str, set[str]] = {
     "launch": {"grpo_trainable", "callbacks", "search_spaces", "reports", "tuning"},
 }
 
+# The rooms of grpo_trainable that a package may not import.
+NOT_FOR = {"callbacks": {"learner", "generator"}, "search_spaces": {"learner", "generator"}}
+
 # The rooms of grpo_trainable from the ground up. Each may import what stands here, and all that
-# this may import. docs/architecture.md draws them. To name `module:name` in a table is no import.
+# this may import. docs/architecture.md shows them. To name `module:name` in a table is no import.
 FLOORS: dict[str, set[str]] = {
     "telemetry": set(),
     "algo": set(),
@@ -139,7 +142,7 @@ def violations(module: str, source: str, *, package: bool = False) -> list[str]:
                 or (room in STANDARD_LIBRARY_ONLY and target not in STANDARD_LIBRARY_AND_OURS)
             ):
                 bad.append(name)
-        elif top in ("callbacks", "search_spaces") and target_room in ("learner", "generator"):
+        elif target_room in NOT_FOR.get(top, ()):
             bad.append(name)
     return bad
 
@@ -212,6 +215,77 @@ def test_forbidden_import_is_noticed(module, source):
 )
 def test_import_of_what_stands_below_is_allowed(module, source):
     assert violations(module, source) == []
+
+
+# ---- docs/architecture.md ----------------------------------------------------------------------
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def table_below(header: str) -> list[list[str]]:
+    """Return the cells of the table of docs/architecture.md that begins with `header`."""
+    assert header in ARCHITECTURE
+    lines = ARCHITECTURE.split(header)[1].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def named(text: str) -> list[str]:
+    """Return the names in backticks, without their `/` or `.py`; `__init__` is the package."""
+    found = re.findall(r"`(\w+)(?:/|\.py)?`", text)
+    return ["" if name == "__init__" else name for name in found]
+
+
+def further(cell: str) -> set[str]:
+    """Return the rooms that the last column of the table of rooms stands for."""
+    if not cell.startswith("all that "):
+        return set(named(cell))
+    (room,) = named(cell)
+    return _below(room) - {room}
+
+
+def test_page_has_the_table_of_rooms():
+    rows = table_below("| room | what it holds | built on |")
+    built_on = {room: set(named(cell)) for name, _, cell, _ in rows for room in named(name)}
+    assert built_on == FLOORS
+    also = {room: further(cell) for name, _, _, cell in rows for room in named(name)}
+    for room, direct in FLOORS.items():
+        assert also[room] - direct == MAY_IMPORT[room] - {room} - direct, room
+
+
+def test_page_draws_every_room_above_all_that_it_imports():
+    (drawing,) = re.findall(r"```text\n( 9 .*?)```", ARCHITECTURE, re.DOTALL)
+    lines = {
+        "" if name == "__init__" else name: int(line.split()[0])
+        for line in drawing.splitlines()
+        for name in re.findall(r"(\w+)(?:/|\.py)", line)
+    }
+    assert lines.keys() == FLOORS.keys()
+    for room, others in FLOORS.items():
+        assert all(lines[other] < lines[room] for other in others), room
+
+
+def test_page_has_the_table_of_packages():
+    rows = {named(row[0])[0]: row[2] for row in table_below("| package | what it holds |")}
+    allowed, refused = {}, {}
+    for package, cell in rows.items():
+        yes, _, no = cell.partition("but not")
+        allowed[package] = set(named(yes))
+        refused[package] = set(named(no))
+    assert {"grpo_trainable": set(), **allowed} == PACKAGES
+    assert {package: rooms for package, rooms in refused.items() if rooms} == NOT_FOR
+
+
+def test_page_names_the_rooms_that_may_import_ray():
+    (told,) = re.findall(r"only (`transports/`.*?) may import Ray", ARCHITECTURE, re.DOTALL)
+    assert set(named(told)) == MAY_IMPORT_RAY
+    (beside,) = re.findall(r"Beside it, (.*?) do\.", ARCHITECTURE)
+    importers = {
+        module.split(".")[0]
+        for module, source in sources().items()
+        for name in imported(module, source, package=is_package(module))
+        if name.split(".")[0] == "ray"
+    }
+    assert set(named(beside)) == importers - {"grpo_trainable"}
 
 
 def names_of_ray(module: str, source: str, *, package: bool = False) -> Iterator[str]:

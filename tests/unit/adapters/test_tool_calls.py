@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_trainable.adapters.trl_factory import (
+from grpo_trainable.adapters.tool_calls import (
     ToolCall,
     answered,
     parse_call,

@@ -9,6 +9,7 @@ import os
 import pickle
 import resource
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ray.tune.logger import JsonLoggerCallback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trials import FakeTrial, details, held_out, row
 
-from callbacks import grpo_callbacks
+from callbacks import grpo_callbacks, interruption
 from callbacks.checkpoints import CheckpointCallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line, seconds_left
 from callbacks.fail_safe import HOOKS, FailSafeCallback
@@ -786,6 +787,16 @@ def test_each_failure_of_a_trial_is_told_with_its_reason(tmp_path, capsys):
     ]
 
 
+def test_retries_without_end_are_not_counted(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    trial.init_local_path()
+    trial.max_failures, trial.num_failures = -1, 5
+    open(trial.error_file, "w").close()  # as on a full disk
+    callback.on_trial_recover(iteration=0, trials=[trial], trial=trial)
+    line = capsys.readouterr().out
+    assert line.endswith("failed, starts again: its error file is empty\n")
+
+
 def test_what_is_left_counts_neither_the_warm_up_nor_the_first_evaluation_again():
     """Rounds of 2 s and evaluations of 3 s; warming up took 60 s, before the clock began."""
     config = GRPOConfig.from_dict({"rounds": 8, "eval": {"every": 3}})
@@ -877,13 +888,19 @@ def test_live_legend_has_the_stages_that_occur(tmp_path):
         assert ("█ vine" in text) is shown
 
 
-def test_a_trial_that_was_interrupted_is_not_done(tmp_path):
+@pytest.mark.parametrize(("interrupt", "state"), [(True, "interrupted"), (False, "stopped")])
+def test_a_trial_that_ended_before_its_last_round_is_not_done(
+    tmp_path, monkeypatch, interrupt, state
+):
     """As Tune leaves it: ended, without a row that says so."""
+    monkeypatch.setattr(interruption, "requested", threading.Event())
+    if interrupt:
+        interruption.requested.set()
     trial = FakeTrial(tmp_path / "trial")
     trial.status, trial.last_result = "TERMINATED", row(4, done=False)
     text = rendered(live_table([trial], {"trial": row(4)}, 8))
     assert "0 of 8 trials done, 7 waiting" in text
-    assert "interrupted" in text
+    assert state in text
     assert text.count("done") == 1  # in the title
 
 

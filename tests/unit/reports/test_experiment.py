@@ -165,6 +165,16 @@ def test_trials_of_the_plan_that_have_no_directory_have_not_begun(experiment):
     assert read_experiment(experiment).not_begun == [("sync", 1), ("async_k1", 1)]
 
 
+def test_a_trial_with_settings_of_another_seed_has_begun(experiment):
+    """As PBT leaves it, which gives a trial the whole config of a better one."""
+    planned = [["sync", 0], ["sync", 1]]
+    (experiment / "experiment.json").write_text(json.dumps({"planned": planned}))
+    write_trial(experiment, config("sync", seed=0), [row(1)])
+    clone = write_trial(experiment, config("sync", seed=1), [row(1)])
+    (clone / "params.json").write_text(json.dumps(config("sync", seed=0)))
+    assert read_experiment(experiment).not_begun == []
+
+
 # ---- Trials ----------------------------------------------------------------------------------
 
 

@@ -571,6 +571,15 @@ def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
     assert "weight_update=in_flight: not read" in error
     assert "--preset" not in error
 
+    of_preset = "; loss.clip_high is of --preset pipeline_rl"  # where it is 4, shown as 4.0
+    refused(
+        command("--preset", "pipeline_rl", "--set", "loss.type=sapo"), "loss.clip_high", of_preset
+    )
+    # Found for a trial of an arm which has no such setting itself.
+    in_arm = ("--space", "async_vs_sync", "--set", "arm=sync", "--set", "model.preset=games")
+    of_preset = "; rollout.max_new_tokens is of --preset course_keyword"
+    refused(command("--preset", "course_keyword", *in_arm), "rollout.max_new_tokens=60", of_preset)
+
 
 def test_a_preset_too_large_for_this_machine_is_shown_and_refused_with_its_parts(
     command, monkeypatch
