@@ -96,7 +96,7 @@ def run(name: str, body: Callable[[], int | None]) -> int:
     """
     try:
         status = body()
-        if sys.stdout is not None:  # as it is where it was closed before the start: `>&-`
+        if sys.stdout is not None:  # None if the shell closed it before the start: `>&-`
             sys.stdout.flush()
         return OK if status is None else status
     except (UsageError, ConfigError, PluginError) as error:
@@ -126,7 +126,7 @@ def output_dropped_on_error() -> Iterator[None]:
             (sys.stdout, contextlib.redirect_stdout),
             (sys.stderr, contextlib.redirect_stderr),
         ):
-            if stream is not None:  # as it is where it was closed before the start: `>&-`
+            if stream is not None:  # None if the shell closed it before the start: `>&-`
                 droppable = _Droppable(stream)
                 stack.callback(droppable.end)
                 stack.enter_context(redirect(cast("IO[str]", droppable)))
@@ -152,11 +152,11 @@ class _Droppable:
         self._try(self._stream.flush)
 
     def end(self) -> None:
-        """Flush for the last time. What cannot be written now is lost."""
+        """Flush for the last time. Output that cannot be written now is lost."""
         try:
             self._stream.flush()
         except OSError:
-            _discard(self._stream)  # else the interpreter's own last flush fails
+            _discard(self._stream)  # otherwise the interpreter's own last flush fails
 
     def _try(self, act: Callable[[], object]) -> None:
         try:

@@ -269,7 +269,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "rollout.zero_advantage": "resample",
             },
             paper="2512.13961",
-            differs="Its active sampling is replaced by dynamic sampling.",
+            differs="Dynamic sampling replaces the paper's active sampling.",
         ),
         Preset(
             name="ppo",

@@ -161,7 +161,7 @@ def at_equal_samples(
         )
         raise ConfigError(
             f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses per round, "
-            "and each needs whole rounds; the nearest valid numbers are: "
+            "and each needs whole rounds; nearest valid: "
             f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)

@@ -66,8 +66,8 @@ class CriticSettings(Settings):
     )
     clip: float = number(
         0.2,
-        "Clip range of values: the value loss stops pulling a value that is this far from its "
-        "value before the round. 0 sets no limit.",
+        "Limit on the change of a state's value within a round: beyond it, the value loss stops "
+        "pulling. 0 sets no limit.",
         minimum=0,
         read_if=GAE,
         also_called=(verl("critic.cliprange_value"),),
@@ -152,8 +152,8 @@ def _token_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         loss == "ppo" and not of_tokens,
         "loss.type",
-        f"needs loss.advantage=gae or vine, got {advantage}; there, loss.type=grpo_clip is the "
-        "same",
+        f"needs loss.advantage=gae or vine, got {advantage}; with that advantage, "
+        "loss.type=grpo_clip is the same",
     )
     yield (
         (of_tokens or config.loss.teacher is not None) and loss in _OF_RESPONSES,

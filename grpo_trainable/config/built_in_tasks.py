@@ -147,8 +147,8 @@ class ReasoningGymSettings(AnswerSettings):
     )
     size: int = integer(
         20000,
-        "Number of problems in the data set. A fifth of them is held out. The problems repeat in "
-        "another order.",
+        "Number of problems in the data set. A fifth of them is held out. After one pass, the "
+        "problems repeat in another order.",
         minimum=1,
         read_if=_REASONING_GYM,
     )

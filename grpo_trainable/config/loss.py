@@ -146,8 +146,8 @@ class LossSettings(Settings):
     )
     advantage_eps: float = number(
         1e-8,
-        "Number added to the standard deviation that rewards are divided by, or with maxrl to the "
-        "mean. A function of yours receives it.",
+        "Number added to the divisor of the rewards: to their standard deviation, or to their "
+        "mean with maxrl. A function of yours receives it.",
         above=0,
         read_if=_DIVIDED,
     )
@@ -176,9 +176,9 @@ class LossSettings(Settings):
     )
     aggregation: str = choice(
         ("sequence_mean", "token_mean", "constant"),
-        "Average of the token losses of a batch: the mean over each response, then over responses "
-        "(sequence_mean), the mean over all tokens (token_mean), or the sum over each response "
-        "divided by a constant (constant).",
+        "Averaging of the token losses of a batch. `sequence_mean` averages over each response, "
+        "then over the responses. `token_mean` averages over all tokens. `constant` divides the "
+        "sum over each response by rollout.max_new_tokens, then averages over the responses.",
         default_by=by_task(control="token_mean"),
         also_called=(verl("actor.loss_agg_mode", "token_mean, sequence_mean or constant"),),
     )
@@ -197,9 +197,9 @@ class LossSettings(Settings):
     )
     clip_high: float | None = number(
         None,
-        "The same limit on the other side. The ratio stays below 1 + clip_high, and with gmpo "
-        "below e^clip_high. `none` means the value of clip, but 0.28 for dapo, and 0.0004 for "
-        "gspo if clip is none too.",
+        "ε_high, the clip range above 1. The ratio stays below 1 + clip_high, and with gmpo below "
+        "e^clip_high. With dppo_tv and dppo_kl, it limits the rise of a probability. `none` means "
+        "the value of clip, but 0.28 for dapo, and 0.0004 for gspo if clip is none too.",
         above=0,
         read_if=one_of_or_own("loss.type", *_CLIPPED, "cispo"),
         default_by=(
@@ -210,8 +210,8 @@ class LossSettings(Settings):
     )
     dual_clip: float | None = number(
         None,
-        "Upper limit on the ratio of a token with a negative advantage, so that one unlikely "
-        "token cannot outweigh all others. `none` sets no limit.",
+        "Upper limit on the ratio of a token with a negative advantage, so that no single token "
+        "can outweigh all others. `none` sets no limit.",
         above=1,
         read_if=one_of("loss.type", "grpo_clip", "dapo", "ppo"),
         also_called=(trl("delta"), verl("actor.clip_ratio_c")),
@@ -284,7 +284,7 @@ class LossSettings(Settings):
     )
     kl_in: str = choice(
         ("loss", "reward"),
-        "Place of the KL to the reference: a term of the loss (loss), or a deduction from the "
+        "Use of the KL to the reference: as a term of the loss (loss), or subtracted from the "
         "reward of each response before rewards become advantages (reward).",
         read_if=_KL,
         also_called=(verl("algorithm.use_kl_in_reward", "with a loss.kl_coef", value="reward"),),
@@ -299,7 +299,8 @@ class LossSettings(Settings):
     )
     kl_gain: float = number(
         0.1,
-        "Gain of this control: β changes by at most kl_gain / 5 of its value in a round.",
+        "Gain of the control towards loss.kl_target: β changes by at most kl_gain / 5 of its "
+        "value in a round.",
         above=0,
         maximum=1,
         read_if=given("loss.kl_target"),
@@ -321,8 +322,8 @@ class LossSettings(Settings):
         None,
         "C, the largest importance weight. 0 turns importance weights off. `none` means 0 with "
         "the engines auto, torch, hf and control. It means 2 with other engines and with "
-        "model.sampler_dtype=bfloat16, whose log-probs may differ from the learner's, except for "
-        "the losses m2po, dppo_tv, dppo_kl and topr.",
+        "model.sampler_dtype=bfloat16, whose log-probs may differ from the learner's. For the "
+        "losses m2po, dppo_tv, dppo_kl and topr it always means 0.",
         minimum=0,
         default_by=where_none(
             ("engine", "model.sampler_dtype", "loss.type"), _default_importance_cap
@@ -331,8 +332,8 @@ class LossSettings(Settings):
     )
     importance_level: str = choice(
         ("token", "sequence"),
-        "Unit that an importance weight belongs to: a token (token), or a whole response, whose "
-        "weight is the product of its tokens' weights (sequence).",
+        "Unit of the importance weights: each token (token), or each response, whose weight is "
+        "the product over its tokens (sequence).",
         read_if=_WEIGHTED,
     )
     importance_rule: str = choice(
@@ -342,7 +343,7 @@ class LossSettings(Settings):
     )
     importance_floor: float | None = number(
         None,
-        "Smallest importance weight: a smaller one becomes 0. `none` sets no minimum.",
+        "Smallest importance weight that counts. A smaller one becomes 0. `none` sets no minimum.",
         above=0,
         read_if=(_WEIGHTED, one_of("loss.importance_rule", "mask")),
     )

@@ -78,7 +78,7 @@ class CallbackSettings(Settings):
 
     kl_band: tuple[float, float] | None = pair(
         None,
-        "Band for kl/reference_nats. A warning reports when the value leaves it.",
+        "Expected range of kl/reference_nats. A warning is printed when the value leaves it.",
         expected="two numbers, 0 <= low < high",
         valid=lambda low, high: 0 <= low < high,
         read_if=_KL_IS_MEASURED,

@@ -60,8 +60,8 @@ class OptimSettings(Settings):
     )
     microbatch_tokens: int | None = integer(
         None,
-        "Number of tokens in one forward and backward pass, prompts and padding included. It "
-        "replaces microbatch. A longer row gets its own pass.",
+        "Maximum number of tokens in one forward and backward pass, prompts and padding included. "
+        "It replaces microbatch. A longer row gets its own pass.",
         minimum=1,
         also_called=(
             verl("actor.ppo_max_token_len_per_gpu"),
@@ -80,7 +80,7 @@ class OptimSettings(Settings):
     )
     schedule: str = choice(
         ("constant", "linear", "cosine"),
-        "Course of the learning rate over all gradient steps.",
+        "Course of the learning rate over all gradient steps. `linear` and `cosine` fall to 0.",
         also_called=(
             trl(
                 "lr_scheduler_type",
@@ -90,8 +90,8 @@ class OptimSettings(Settings):
     )
     max_skipped_steps: int = integer(
         3,
-        "Maximum number of gradient steps in a row that may be skipped because they are not "
-        "finite. More end the trial.",
+        "Maximum number of consecutive gradient steps that may be skipped because they are not "
+        "finite. One more ends the trial.",
         minimum=0,
     )
 

@@ -66,8 +66,9 @@ class ResourceSettings(Settings):
     )
     elastic: bool = flag(
         False,
-        "Continue with the other learners when a learner is lost, unless it is the first; on CPUs "
-        "only. If false, the trial fails and continues from its checkpoint.",
+        "Continue with the other learners when one is lost. This works for learners on CPUs, and "
+        "for any learner but the first. If false, the trial fails and continues from its "
+        "checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,
@@ -94,10 +95,10 @@ class ResourceSettings(Settings):
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.", read_if=COLOCATED)
     spread: str = choice(
         ("pack", "spread", "one_node_learners"),
-        "Placement of a trial's actors on the nodes of a cluster: on as few as possible (pack), "
-        "or on as many as possible, so that the loss of a node costs few actors (spread). "
-        "`one_node_learners` puts all learners on one node, which their gradients then never "
-        "leave, and generators wherever there is room.",
+        "Placement of a trial's actors on the nodes of a cluster. `pack` uses as few nodes as "
+        "possible. `spread` uses as many as possible, so that the loss of a node costs few "
+        "actors. `one_node_learners` puts all learners on one node, so that gradients never leave "
+        "it, and generators wherever there is room.",
         read_if=DISAGGREGATED,
     )
     reward_workers: int = integer(
@@ -108,7 +109,8 @@ class ResourceSettings(Settings):
     )
     reward_cpus: float = number(
         0.0,
-        "CPUs reserved for these processes, in addition to the generator's own.",
+        "CPUs reserved per generator for its reward or environment processes, in addition to its "
+        "own.",
         minimum=0,
         read_if=PROCESSES_OF_ITS_OWN,
     )

@@ -105,13 +105,15 @@ class TrialSettings(Settings):
     )
     lag: int = integer(
         0,
-        "Maximum number of rounds that a group may be behind when it is first trained on.",
+        "Maximum number of rounds that a group may be behind the learner when it is first trained "
+        "on.",
         minimum=0,
     )
     weight_update: str = choice(
         ("between_batches", "interrupt_recompute", "in_flight"),
-        "Time at which generators take new weights: between batches, or in the middle of one. In "
-        "the middle, `interrupt_recompute` rebuilds the KV cache and `in_flight` keeps it.",
+        "Point at which generators take new weights: between batches (between_batches), or within "
+        "a batch. Within a batch, the KV cache is either rebuilt (interrupt_recompute) or kept "
+        "(in_flight).",
         read_if=(DISAGGREGATED, at_least("lag", 1)),
     )
     buffer_capacity: int = integer(

@@ -123,7 +123,7 @@ class CommonTaskSettings(Settings):
     )
     reward_deadline_s: float = number(
         10.0,
-        "Maximum seconds for scoring one response, if scoring has its own processes.",
+        "Maximum seconds for scoring one response in a separate process.",
         above=0,
         read_if=(SCORED_APART, NOT_PLAYED),
     )
@@ -136,8 +136,8 @@ class CommonTaskSettings(Settings):
     )
     reward_weights: str | None = text(
         None,
-        "Weights of the parts of the reward, as JSON. Their weighted sum is trained on. Every "
-        "reward has the parts format and answer. `none` trains on the reward itself.",
+        "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the "
+        "parts. Every reward has the parts format and answer. `none` uses the reward itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )
