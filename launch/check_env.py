@@ -186,7 +186,7 @@ def _told(env: str, specifications: Sequence[Specification], report: Report) -> 
     lines += ["", *(f"note: {note}" for note in report.notes)] if report.notes else []
     lines.append("")
     if not report.findings:
-        return "\n".join([*lines, "found nothing that would go wrong in training"])
+        return "\n".join([*lines, "nothing found that would go wrong in training"])
     for name in dict.fromkeys(finding.name for finding in report.findings):
         own = [finding for finding in report.findings if finding.name == name]
         more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""

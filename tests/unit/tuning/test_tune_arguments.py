@@ -109,10 +109,10 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
         ([*SPACE, "--max-concurrent", "0"], ["--max-concurrent", "an integer >= 1"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
-        ([*SPACE, "--samples", "1000"], ["1000 samples", "valid next to it: 512 and 1024"]),
+        ([*SPACE, "--samples", "1000"], ["1000 samples", "nearest valid: 512 and 1024"]),
         (
             [*SPACE, "--samples", "3"],
-            ["valid next to it: 512; 3 seeds of each arm are --num-samples 3"],
+            ["nearest valid: 512; for 3 seeds of each arm use --num-samples 3"],
         ),
         ([*SPACE, "--samples", "512", "--iterations", "3"], ["--iterations", "--samples"]),
         ([*SPACE, "--samples", "512", "--set", "rounds=4"], ["--samples 512", "rounds=4"]),
@@ -705,7 +705,7 @@ def test_as_many_seeds_as_a_round_has_responses_are_pointed_out():
 
     assert notes(63) == ""
     assert notes(64) == (
-        "note: --num-samples 64 asks for 64 seeds of every arm; trials of 64 responses are "
+        "note: --num-samples 64 requests 64 seeds of every arm; for trials of 64 responses use "
         "--samples 64"
     )
 
