@@ -1,6 +1,6 @@
 """Python objects that a user names in a setting: `module:name` or `path/to/file.py:name`.
 
-A module is searched in the current directory first, then on `sys.path`. Every mistake is a
+A module is looked up in the current directory first, then on `sys.path`. Every mistake is a
 `PluginError`. This module imports only the standard library.
 """
 

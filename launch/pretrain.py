@@ -5,20 +5,20 @@
     python launch/pretrain.py --out DIR --corpus games         plays at random, a minute
     python launch/pretrain.py --out DIR --corpus FILE          learns your own texts
 
-The order of the story corpus matters. In its first documents every document holds its keyword, and
-they teach copying. Of the later documents only a share holds its keyword. That share sets the
-inclusion rate that GRPO starts from. Without the first documents the policy is fluent but never
-copies, and GRPO learns nothing. All documents have one length, so stories with and without their
-keyword differ only in the keyword.
+The order of the story corpus matters. In its first part every document holds its keyword, which
+teaches copying. In the later part only a share of the documents does. That share sets the inclusion
+rate that GRPO starts from. Without the first part the policy is fluent but never copies, and GRPO
+learns nothing. All documents have one length, so stories with and without their keyword differ only
+in the keyword.
 
 The games corpus is random legal play: a guessing game, and questions with a calculator at hand. A
 share of the players use what the game or the calculator tells them.
 
-The arithmetic corpus is word problems with a step-by-step calculation and the answer. The first
-documents are all correct, and they teach calculating. Of the later documents only a share is
-calculated carefully, and a share marks the answer as the reward requires. So the policy can
-calculate but does not always do so, and GRPO can change that. The problems for training and for
-evaluation are written beside the policy, as train.jsonl and heldout.jsonl.
+The arithmetic corpus is word problems with a step-by-step calculation and the answer. In its first
+part every document is correct, which teaches calculating. In the later part only a share of the
+documents is calculated carefully, and a share marks the answer as the reward requires. So the
+policy can calculate but does not always do so, and GRPO can change that. The problems for training
+and for evaluation are written beside the policy, as train.jsonl and heldout.jsonl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The columns that a search space adds to its report, beside the held-out reward.
+"""The columns that a search space adds to its report, in addition to the held-out reward.
 
 A column is data, not a function. It is stored with the experiment, so a report needs neither the
 file that defined the space nor any of its code.

@@ -46,7 +46,7 @@ def fresh_wanted(fraction: float, count: int) -> int:
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts that contradict a limit or keep groups from ever being reused."""
+    """Yield conflicts over limits, and settings under which no group is ever reused."""
     sampling, sample = config.buffer_sampling, config.buffer.sample_batches
     replay = config.buffer_capacity > 1
     drawn = sample * config.rollout.prompts

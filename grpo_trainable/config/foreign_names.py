@@ -30,7 +30,7 @@ class ForeignName:
 
     @property
     def advice(self) -> str:
-        """Advice on what to set here in its place."""
+        """Advice on the key to set here instead."""
         what = f"{self.library}'s {self.name}"
         if not self.ours:
             return f"{what} has no counterpart here: {self.hint}"

@@ -185,7 +185,7 @@ class LossSettings(Settings):
     clip: float | None = number(
         None,
         "ε, the clip range below 1. The ratio stays above 1 − ε, and with gmpo above e^−ε. With "
-        "dppo_tv, ε limits how far a probability may fall, and with dppo_kl it limits the KL of "
+        "dppo_tv it limits how far a probability may fall, and with dppo_kl it limits the KL of "
         "that fall. `none` means 0.2, but 0.0003 for gspo, 0.4 for gmpo, 0.15 for dppo_tv and "
         "0.05 for dppo_kl.",
         above=0,
@@ -198,8 +198,9 @@ class LossSettings(Settings):
     clip_high: float | None = number(
         None,
         "ε_high, the clip range above 1. The ratio stays below 1 + clip_high, and with gmpo below "
-        "e^clip_high. With dppo_tv and dppo_kl, it limits the rise of a probability. `none` means "
-        "the value of clip, but 0.28 for dapo, and 0.0004 for gspo if clip is none too.",
+        "e^clip_high. With dppo_tv it limits how far a probability may rise, and with dppo_kl it "
+        "limits the KL of that rise. `none` means the value of clip, but 0.28 for dapo, and "
+        "0.0004 for gspo if clip is none too.",
         above=0,
         read_if=one_of_or_own("loss.type", *_CLIPPED, "cispo"),
         default_by=(

@@ -27,8 +27,8 @@ def mix_of(given: Any) -> dict[str, Entry]:
     None gives no entries.
 
     Raises:
-        TypeError: The value has the wrong shape.
-        ValueError: The text is not JSON, or a label or weight is invalid.
+        TypeError: The value is empty, or the value, a label or a weight has the wrong type.
+        ValueError: The text is not JSON, two keys are equal, or a label or a weight is invalid.
         RecursionError: The JSON is nested too deeply.
     """
     if given is None:

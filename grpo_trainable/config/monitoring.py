@@ -1,4 +1,4 @@
-"""The `eval`, `checkpoint` and `callbacks` sections: all that happens beside training."""
+"""The `eval`, `checkpoint` and `callbacks` sections: everything that happens beside training."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def bundle_of(config: Config, actor: int) -> int:
 def placement_strategy(config: Config) -> str:
     """Return Ray's name for the way it places the bundles on nodes.
 
-    The strategy is a preference. If there is no other room, bundles share a node or spread over
+    The strategy is only a preference. If there is no other room, Ray puts bundles on one node or on
     several.
     """
     return "SPREAD" if config.resources.spread == "spread" else "PACK"

@@ -147,8 +147,8 @@ class RolloutSettings(Settings):
     )
     interruption: str = text(
         "Okay, time is up. Let me formulate a final answer now. </think>",
-        "Text that an interrupted response reads, as if it had written it. Special tokens are "
-        "spelt out.",
+        "Text that an interrupted response reads, as if the policy had written it. Special tokens "
+        "are spelt out.",
         expected="text that is not empty",
         valid=bool,
         read_if=_INTERRUPTED,
@@ -269,7 +269,8 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         (rollout.slots or 0) >= schedule.most_rows(config),
         "rollout.slots",
         f"must be < {schedule.most_rows(config)}, the number of responses in the largest call of "
-        "a generator: otherwise none would wait; set it to none to decode all of them together",
+        "a generator: otherwise no response would wait; set it to none to decode all of them "
+        "together",
     )
     yield (
         config.resources.num_generators > schedule.chunks_at_once(config),

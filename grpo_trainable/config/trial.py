@@ -227,7 +227,8 @@ class GRPOConfig(TrialSettings):
     def ratio_sees_sampler(self) -> bool:
         """Return True if the ratio has to show how the sampler differs from the learner.
 
-        That is so for a loss whose ratio is meant for it, and when weights are rounded in transit.
+        It has to for losses whose ratio measures that difference, and when weights are rounded in
+        transit.
         """
         rounded = self.transport_dtype != "float32" and self.model.dtype == "float32"
         return rounded or (self.corrects_itself and not self.samples_as_it_learns)

@@ -63,7 +63,7 @@ class Check:
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:
-        """Return the conditions that these settings do not meet, so that the key is not read."""
+        """Return the conditions for reading the key that these settings do not meet."""
         return [condition for condition in self.read_if if not condition.met_by(settings)]
 
     def default_at(self, moment: Moment) -> DefaultBy | None:
@@ -285,7 +285,7 @@ def path(default: str | None, meaning: str = "", **relations: Any) -> Any:
 def choice_or_path(
     words: Sequence[str], meaning: str = "", *, what: str = "file", **relations: Any
 ) -> Any:
-    """Declare one of a few words, or the path of a file. The first word is the default.
+    """Declare a choice among a few words, or the path of a file. The first word is the default.
 
     A path has a dot or a slash in it. `what` stands for the path in errors.
     """

@@ -719,7 +719,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(rollout__slots=64),
             "rollout.slots=64: must be < 64, the number of responses in the largest call of a "
-            "generator: otherwise none would wait; set it to none to decode all of them together",
+            "generator: otherwise no response would wait; set it to none to decode all of them "
+            "together",
         ),
         (
             nested(rollout__slots=8, engine="hf"),
