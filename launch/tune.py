@@ -111,8 +111,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--preset",
         metavar="PRESET",
-        help=f"a named set of settings (--list describes them): {', '.join(PRESETS)}. Arms and "
-        "--set override it. Without --space, one trial with these settings runs",
+        help="named settings, which arms and --set override (--list describes them). Without "
+        f"--space, one trial with these settings runs. One of {', '.join(PRESETS)}",
     )
     add(
         "--set",
@@ -300,7 +300,7 @@ def say_last_words(plan: Plan) -> None:
     from reports.experiment import read_experiment
     from tuning.interrupt import left_off
 
-    print(go_on(plan), flush=True)  # first, since the time to read what is saved may not suffice
+    print(go_on(plan), flush=True)  # first, because time may run out while results are read
     if isinstance(plan.directory, Path):
         trials = read_experiment(plan.directory).trials
         print(*left_off(trials, len(plan.trials)), sep="\n", flush=True)

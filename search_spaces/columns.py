@@ -65,7 +65,7 @@ class Column:
 
     @property
     def how(self) -> str:
-        """How a trial's figure is computed, in the words of a table."""
+        """The way a trial's figure is computed, in the words of a table."""
         return DERIVED.get(self.metric) or OVER[self.over]
 
 

@@ -105,7 +105,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         tokens is not None and tokens < longest,
         "optim.microbatch_tokens",
-        f"must be >= rollout.max_new_tokens={longest}: a single response may have that many",
+        f"must be >= rollout.max_new_tokens={longest}: a single response may be that long",
     )
     yield (
         split and config.k % epochs != 0,

@@ -68,7 +68,7 @@ PROCESSES_OF_ITS_OWN = Condition(
     needs=f"env.name, {SCORED_APART.needs}",
     holds=lambda name, *scoring: name != "off" or scored_apart(*scoring),
 )
-# All of these may fail. So may a control environment, which runs in the generator's process.
+# All of these may fail, and so may the environment of a control task.
 _MAY_FAIL = Condition(
     keys=PROCESSES_OF_ITS_OWN.keys,
     needs=f"env.name, task.name={CONTROL}, {SCORED_APART.needs}",
@@ -98,7 +98,7 @@ def _are_weights(text: str) -> bool:
         return False
     if not isinstance(weights, dict) or not weights:
         return False
-    # True is a number to Python; NaN and infinity are to JSON.
+    # Python counts True as a number, and its JSON parser accepts NaN and infinity.
     return all(type(w) in (int, float) and abs(w) <= MAX_WEIGHT for w in weights.values())
 
 

@@ -194,7 +194,10 @@ def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
 
 
 def choice(words: Sequence[str], meaning: str = "", *, advice: str = "", **relations: Any) -> Any:
-    """Declare one of a few words. The first is the default. `advice` follows them in errors."""
+    """Declare a choice among a few words. The first is the default.
+
+    `advice` follows the valid words in errors.
+    """
     expected = f"one of {', '.join(words)}"
     valid = words.__contains__
     return _text(
@@ -217,11 +220,13 @@ def choice_or_reference(
     advice: str = "",
     **relations: Any,
 ) -> Any:
-    """Declare one of a few words, or a user's Python object: `module:name` or `file.py:name`.
+    """Declare a choice among a few words, or a user's Python object.
+
+    An object is named as `module:name` or `file.py:name`.
 
     Args:
         words: The valid words. The first is the default.
-        meaning: What the setting means.
+        meaning: The meaning of the setting.
         what: Stands for the object's name in errors, such as `function` or `Class`.
         advice: Follows the valid values in errors.
         relations: Other attributes of `Check`.
@@ -382,7 +387,7 @@ def task_mix(meaning: str = "", **relations: Any) -> Any:
         None,
         meaning,
         'a JSON object of tasks and weights > 0, such as {"math": 0.5, "keyword": 0.5}, each task '
-        "under a name of its own",
+        "under a different name",
         lambda value: mix_text(mix_of(value)),
         type="JSON object",
         is_text=True,

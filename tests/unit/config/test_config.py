@@ -755,7 +755,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(optim__microbatch_tokens=59),
             "optim.microbatch_tokens=59: must be >= rollout.max_new_tokens=60: a single response "
-            "may have that many",
+            "may be that long",
         ),
         (
             nested(buffer__sample_batches=2),
