@@ -111,7 +111,7 @@ def test_slow_reward_is_no_hang_and_the_next_unit_is_sampled_beside_it(
     with started(Generator, "generator", config, InProcess()) as generator:
         watch = Watch(RayRuntime(), DEADLINE_S)
         sampled = watch.result(generator.submit("rollout", "generate", requests))
-        scoring = generator.submit("reward", "score", sampled)
+        scoring = generator.submit("reward", "score", sampled.number)
         wait_for(began.exists, 60)
         following = watch.result(generator.submit("rollout", "generate", requests))
         scored = watch.result(scoring)

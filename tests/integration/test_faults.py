@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import write_checkpoint
 from conftest import assert_no_actor_left, rows, trial_config
-from ray import tune
+from ray import cloudpickle, tune
 
 from callbacks import grpo_callbacks
 from grpo_trainable.storage.checkpointing import TrialState, checkpoint_round
@@ -21,6 +21,9 @@ from grpo_trainable.trainable import DetailedGRPO
 from reports.experiment import read_experiment
 from reports.summary import compare, table
 from tuning.schedulers import FIFO
+
+# A module of the unit tests, which the actors' processes do not know.
+cloudpickle.register_pickle_by_value(checkpoints)
 
 
 class Killer(tune.Callback):
@@ -93,7 +96,9 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
                 raise OSError(errno.ENOSPC, "a library's own words")
             super().save_checkpoint(checkpoint_dir)
             if self.iteration == 2:
-                write_checkpoint(Path(self._storage.trial_fs_path, "checkpoint_000004"), nobodys)
+                checkpoints.write_checkpoint(
+                    Path(self._storage.trial_fs_path, "checkpoint_000004"), nobodys
+                )
 
     nobodys = TrialState(
         state={"pipeline": {"learner_round": 0}}, policy={}, optimizer={}, groups=[]
