@@ -49,7 +49,7 @@ class Preset:
         """A space with one trial of these settings, for commands that name no search space."""
         return SearchSpace(
             name=self.name,
-            question=f"what comes of {self.meaning}?",
+            question=f"what is the result of {self.meaning}?",
             arms={"async" if self.settings.get("lag") else "sync": {}},
             columns=(SPEED, *DRIFT),
         )

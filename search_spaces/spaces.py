@@ -244,7 +244,7 @@ LEARNING_RATE = SearchSpace(
 )
 
 
-# ---- Which objective permits which staleness? ----------------------------------------------------
+# ---- How much staleness does each objective tolerate? --------------------------------------------
 
 OBJECTIVE_LAGS = (0, 4, 8)
 # Only the objectives of the presets are used: all arms sample and train alike.
@@ -262,7 +262,7 @@ def objective(name: str) -> dict[str, Any]:
 
 OBJECTIVES_BY_LAG = SearchSpace(
     name="objectives_by_lag",
-    question="which objective permits which staleness?",
+    question="how much staleness does each objective tolerate?",
     arms={
         f"{name}_lag{lag}": {**STALE, "lag": lag, **objective(name)}
         for name in OBJECTIVES
