@@ -275,7 +275,7 @@ def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
     if complete:
         count = len(remarks(plan))
         more = f"; {plural(count, 'note')} above" if count else ""
-        print(f"checked, no error, nothing was started{more}")
+        print(f"all checks passed, nothing was started{more}")
 
 
 def run(plan: Plan) -> int:
@@ -352,7 +352,9 @@ def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> in
             tell(plan, directory, failed, command, interrupted=interrupted)
     except ReportError as error:
         again = [go_on(plan)] if interrupted or failed else []
-        print(f"no table, no report: {error}; then: {command}", *again, sep="\n", flush=True)
+        print(
+            f"no table, no report: {error}; to try again: {command}", *again, sep="\n", flush=True
+        )
     if interrupted:
         return INTERRUPTED
     return FAILED if failed else OK
@@ -403,7 +405,7 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
         page = write_report_of(experiment, comparison)
         print(f"report: {plan.directory / page.name}", flush=True)
     except ReportError as error:
-        print(f"no report: {error}; then: {command}", flush=True)
+        print(f"no report: {error}; to try again: {command}", flush=True)
     except Exception:
         # A failed report does not change the exit status, which tells the outcome of the trials.
         traceback.print_exc()

@@ -599,10 +599,10 @@ def test_a_dry_run_ends_with_what_it_found(command):
     _, out, _ = command("--space", "async_vs_sync", "--num-samples", "2", "--dry-run")
     *_, trials, checked = out.splitlines()
     assert trials.startswith("16 trials (8 arms × 2 seeds), which differ in arm, seed, placement")
-    assert checked == "checked, no error, nothing was started"
+    assert checked == "all checks passed, nothing was started"
     unequal = ("--space", "async_vs_sync", "--iterations", "4", "--dry-run")
     _, out, _ = command(*unequal)
-    assert out.splitlines()[-1] == "checked, no error, nothing was started; 1 note above"
+    assert out.splitlines()[-1] == "all checks passed, nothing was started; 1 note above"
 
 
 def test_a_preset_for_a_file_shows_its_trial_and_asks_for_the_file(command, monkeypatch, tmp_path):
