@@ -1,7 +1,6 @@
-"""What every command line shares: how it reads arguments, shows what it found, reports a mistake,
-and ends.
+"""Shared parts of all command lines: arguments, output, error messages and exit status.
 
-The standard library only: a command answers bad usage before anything slow is imported.
+This module imports only the standard library, so a command reports bad usage before slow imports.
 """
 
 from __future__ import annotations
@@ -21,32 +20,33 @@ from grpo_trainable.config import ConfigError, shown
 from grpo_trainable.plugins import PluginError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-OUTPUT_CLOSED = (
-    128 + signal.SIGPIPE
-)  # what a shell reports for a program that writes to a closed pipe
+# The status that a shell reports for a program that writes to a closed pipe.
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class UsageError(Exception):
-    """A mistake that is known before anything starts, in one line that says what to do."""
+    """A mistake that is found before anything starts, in one line that says what to do."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of its texts, accepts no abbreviated option, raises UsageError."""
+    """Parser that keeps line breaks of texts, refuses abbreviations, and raises UsageError."""
 
     def __init__(self, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError in place of exiting."""
         raise UsageError(f"{message} (--help lists the options)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # `run` can still see that nobody reads it
+        """Flush standard output, then exit."""
+        sys.stdout.flush()  # here `run` can still handle a closed pipe
         super().exit(status, message)
 
 
 def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], Any]:
-    """An argparse type: a finite number of `kind`, int or float, in [low, high]."""
+    """Return an argparse type: a finite number of `kind`, int or float, in [low, high]."""
     what = "an integer" if kind is int else "a number"
     span = f">= {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
 
@@ -63,7 +63,7 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], An
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as text in columns; the first is aligned to the left, the others to the right."""
+    """Return the rows as text in columns: the first left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -74,23 +74,29 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def command(name: str) -> list[str]:
-    """The words that start the command line `name` in the way the present one was started: by its
-    entry point, or as a file of the repository."""
+    """Return the words that start the command line `name`.
+
+    They start it as the present command was started: by its entry point, or as a file of the
+    repository.
+    """
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
     return [f"grpo-{name.replace('_', '-')}"] if by_entry_point else ["python", f"launch/{name}.py"]
 
 
 def program(name: str) -> str:
-    """What messages of the command line `name` begin with: `grpo-tune` or `tune.py`."""
+    """Return the prefix of messages of the command line `name`: `grpo-tune` or `tune.py`."""
     return Path(command(name)[-1]).name
 
 
 def run(name: str, body: Callable[[], int | None]) -> int:
-    """The exit status of `body`, None standing for OK. A mistake of the user's is one line on
-    standard error; where the reader of the output has gone (`| head`) nothing is printed."""
+    """Run `body` and return its exit status; None means OK.
+
+    A user's mistake is printed as one line on standard error. If the reader of the output has gone
+    (`| head`), nothing is printed.
+    """
     try:
         status = body()
-        if sys.stdout is not None:  # as it is where it was closed before the start: `>&-`
+        if sys.stdout is not None:  # None if the shell closed it before the start: `>&-`
             sys.stdout.flush()
         return OK if status is None else status
     except (UsageError, ConfigError, PluginError) as error:
@@ -100,7 +106,7 @@ def run(name: str, body: Callable[[], int | None]) -> int:
         print(f"{program(name)}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes once more at its end, which must not fail.
+        # The interpreter flushes once more when it ends. That flush must not fail.
         if sys.stdout is not None:
             _discard(sys.stdout)
         return OUTPUT_CLOSED
@@ -111,9 +117,9 @@ def run(name: str, body: Callable[[], int | None]) -> int:
 
 @contextlib.contextmanager
 def output_dropped_on_error() -> Iterator[None]:
-    """Drop output that cannot be written, instead of raising an error, and go on.
+    """Drop output that cannot be written, instead of raising an error, and continue.
 
-    For work that must not end because Ctrl-C has ended `| tee`, or because the disk of a log is
+    Use it for work that must continue after Ctrl-C has ended `| tee`, or when the disk of a log is
     full.
     """
     with contextlib.ExitStack() as stack:
@@ -121,7 +127,7 @@ def output_dropped_on_error() -> Iterator[None]:
             (sys.stdout, contextlib.redirect_stdout),
             (sys.stderr, contextlib.redirect_stderr),
         ):
-            if stream is not None:  # as it is where it was closed before the start: `>&-`
+            if stream is not None:  # None if the shell closed it before the start: `>&-`
                 droppable = _Droppable(stream)
                 stack.callback(droppable.end)
                 stack.enter_context(redirect(cast("IO[str]", droppable)))
@@ -129,7 +135,7 @@ def output_dropped_on_error() -> Iterator[None]:
 
 
 class _Droppable:
-    """A text stream whose `write` and `flush` raise no OSError."""
+    """Text stream whose `write` and `flush` raise no OSError."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -138,30 +144,32 @@ class _Droppable:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Write the text if possible, and return its length."""
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
+        """Flush the stream if possible."""
         self._try(self._stream.flush)
 
     def end(self) -> None:
-        """Flush for the last time. What cannot be written now is lost."""
+        """Flush for the last time. Output that cannot be written now is lost."""
         try:
             self._stream.flush()
         except OSError:
-            _discard(self._stream)  # else the interpreter's own last flush fails
+            _discard(self._stream)  # otherwise the interpreter's own last flush fails
 
     def _try(self, act: Callable[[], object]) -> None:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for all who write to it: nobody will ever read it
+            _discard(self._stream)  # for all writers, because nobody will ever read the stream
         except OSError:
             return  # a full disk may have space later
 
 
 def _discard(stream: IO[str]) -> None:
-    """Send what is written to a stream from now on to nowhere."""
+    """Redirect all later output of a stream to the null device."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

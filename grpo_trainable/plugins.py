@@ -1,7 +1,7 @@
 """Python objects that a user names in a setting: `module:name` or `path/to/file.py:name`.
 
-A module is looked for in the current directory first, then on `sys.path`. Every mistake is a
-`PluginError`. Only the standard library is imported.
+A module is looked up in the current directory first, then on `sys.path`. Every mistake is a
+`PluginError`. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from grpo_trainable.text import did_you_mean
 
 T = TypeVar("T")
 
-MOST_NAMED = 8  # names that an error lists
+MOST_NAMED = 8  # the largest number of names that an error lists
 
 
 class PluginError(ValueError):
-    """A mistake in a user's code or in its name, in one line that begins with `key=reference`
-    or `--option reference`."""
+    """A mistake in a user's code or in its name, in one line.
+
+    The line begins with `key=reference` or `--option reference`.
+    """
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """`("my/file.py", "name")` from `my/file.py:name`, or `("module", "name")`.
+    """Split a reference into the module or file and the name.
+
+    `my/file.py:name` gives `("my/file.py", "name")`, and `module:name` gives `("module", "name")`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: The text has neither form.
     """
     where, _, name = reference.rpartition(":")
     is_file = where.endswith(".py") and "\0" not in where
@@ -46,7 +50,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def is_reference(text: str) -> bool:
-    """Whether `text` has one of the two forms; what it names need not exist."""
+    """Return True if `text` has one of the two forms. The named object need not exist."""
     try:
         split_reference(text)
     except ValueError:
@@ -55,10 +59,10 @@ def is_reference(text: str) -> bool:
 
 
 def load(key: str, reference: str) -> Callable[..., Any]:
-    """The function or class that the setting `key` names.
+    """Return the function or class that the setting `key` names.
 
     Raises:
-        PluginError: it cannot be imported, or cannot be called.
+        PluginError: It cannot be imported, or cannot be called.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, callable)
@@ -68,10 +72,10 @@ def load(key: str, reference: str) -> Callable[..., Any]:
 
 
 def load_instance(key: str, reference: str, kind: type[T]) -> T:
-    """The object that the setting or the option `key` names, which must be a `kind`.
+    """Return the object that the setting or option `key` names, which must be a `kind`.
 
     Raises:
-        PluginError: it cannot be imported, or is something else.
+        PluginError: It cannot be imported, or is not a `kind`.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, lambda value: isinstance(value, kind))
@@ -82,10 +86,10 @@ def load_instance(key: str, reference: str, kind: type[T]) -> T:
 
 
 def load_module(key: str, path: str) -> ModuleType:
-    """The module that is made of a file.
+    """Return the module made from a file.
 
     Raises:
-        PluginError: it cannot be imported.
+        PluginError: The file cannot be imported.
     """
     with _one_line_errors(key, path):
         return _import_file(Path(path))
@@ -101,12 +105,15 @@ def _one_line_errors(key: str, reference: str) -> Iterator[None]:
 
 
 def _named(key: str, reference: str) -> str:
-    """A setting or an option with its value, as it is written on a command line."""
+    """Return a setting or an option with its value, as written on a command line."""
     return f"{key} {reference}" if key.startswith("--") else f"{key}={reference}"
 
 
 def _import_name(reference: str, fits: Callable[[Any], bool]) -> Any:
-    """What `reference` names. Where there is no such name, the error lists those that would fit."""
+    """Return the object that `reference` names.
+
+    If there is no such name, the error lists names that would fit.
+    """
     where, name = split_reference(reference)
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     if not hasattr(module, name):
@@ -119,8 +126,10 @@ def _import_name(reference: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def _own_names(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """The public names of a module and their values; functions and classes that it only imports
-    are left out."""
+    """Yield the public names of a module and their values.
+
+    Functions and classes that the module only imports are left out.
+    """
     for name, value in vars(module).items():
         has_home = inspect.isclass(value) or inspect.isroutine(value)
         home = f"{getattr(value, '__module__', None) if has_home else module.__name__}."
@@ -129,9 +138,10 @@ def _own_names(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def source_of(reference: str) -> str | None:
-    """The file that `reference` is in, found without importing anything.
+    """Find the file that `reference` is in, without importing anything.
 
-    None where there is no file, as for a built-in module.
+    Returns:
+        The path, or None if there is no file, as for a built-in module.
     """
     where, _ = split_reference(reference)
     if where.endswith(".py"):
@@ -148,7 +158,7 @@ def source_of(reference: str) -> str | None:
 
 
 def one_line(error: BaseException) -> str:
-    """The error in one line of at most 300 characters."""
+    """Return the error in one line of at most 300 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     return text if len(text) <= 300 else text[:299] + "…"
 
@@ -167,9 +177,9 @@ def _import_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    # The module's name is of our own making, since a user's json.py must not become everybody's
-    # json; the file's neighbours come last on the path for the same reason. The name tells contents
-    # apart: a file is executed once in a process, and again when it was changed.
+    # We make up the module's name, because a user's json.py must not replace the standard json.
+    # The file's neighbours come last on the path for the same reason. The name depends on the
+    # contents, so a process executes a file once, and again after it has changed.
     digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
     name = f"_plugin_{path.stem}_{digest[:16]}"
     if name not in sys.modules:
@@ -178,8 +188,11 @@ def _import_file(path: Path) -> ModuleType:
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles the file anew. Python would take what lies in `__pycache__` for the code of any
-    file of the same second and size, as after a quick edit."""
+    """Loader that always compiles the file.
+
+    Python would accept a file in `__pycache__` as the code of any source of the same second and
+    size, as after a quick edit.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)

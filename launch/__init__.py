@@ -1,1 +1,1 @@
-"""The command lines: a file each, and what they share. No other package imports them."""
+"""The command lines, one file each. No other package imports them."""

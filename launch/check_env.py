@@ -1,4 +1,4 @@
-"""Plays a few episodes of an environment and says what would go wrong in training.
+"""Play a few episodes of an environment and report what would go wrong in training.
 
 python launch/check_env.py my_game.py:Game --task my_game.py:Secrets
 """
@@ -24,32 +24,33 @@ if TYPE_CHECKING:
     from grpo_trainable.tools.environment_check import EnvironmentCheck, Report, Specification
 
 DESCRIPTION = """\
-Play a few episodes of the environment ENV, as env.name takes it, in processes of their own, and say
+Play a few episodes of the environment ENV, named as in env.name, in separate processes, and report
 what would go wrong in training:
 
   fails         it raises, returns no Turn or too much text, or its process dies
-  hangs         no answer within env.step_deadline_s
-  prompt        what reset says is not the prompt of the task
-  differs       one specification begins unequal episodes: a group could not be compared
+  hangs         it does not answer within env.step_deadline_s
+  prompt        the text of reset is not the prompt of the task
+  differs       one specification begins unequal episodes, so a group could not be compared
   remembers     an episode depends on the one that the environment played before it
-  shares        episodes of one process disturb each other, as by a generator of random numbers
-  unsendable    JSON does not carry a specification as it is
-  retokenised   the policy would read another text than the environment said
+  shares        episodes in one process disturb each other, for example by sharing random numbers
+  unsendable    JSON changes a specification
+  retokenised   the policy would read a text that differs from what the environment said
   processes     it leaves processes behind
 
 Specifications are the task's first training examples, or those of --spec. Actions are made up from
-what the environment said, digits and oddities; --action names some that mean something. Neither Ray
-nor a policy is started."""
+the environment's text, digits and oddities; --action adds meaningful ones. Neither Ray nor a policy
+is started."""
 EXAMPLES = """\
 examples:
   python launch/check_env.py guess
   python launch/check_env.py my_game.py:Game --task my_game.py:Secrets --action 3 --action 7
   python launch/check_env.py my_game.py:Game --spec '{"secret": 3}' --set env.step_deadline_s=60
 
-exit status: 0 nothing found, 1 faults, 2 bad usage or the environment cannot be had"""
+exit status: 0 no fault found, 1 faults, 2 bad usage or the environment cannot be built"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return command_line.run("check_env", lambda: _main(argv))
 
 
@@ -84,31 +85,37 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("env", metavar="ENV", help="guess, calculator, python, module:Class or file.py:Class")
-    add("--task", metavar="NAME", help="the task whose examples are played, as task.name takes it")
+    add("--task", metavar="NAME", help="task whose examples are played, named as in task.name")
     add(
         "--spec",
         metavar="JSON",
         action="append",
         default=[],
-        help="a specification to play in place of the task's; may be given many times",
+        help="specification to play in place of the task's; may be given many times",
     )
     add(
         "--action",
         metavar="TEXT",
         action="append",
         default=[],
-        help="an action to draw from, without the string that ends it; may be given many times",
+        help="action to draw from, without the string that ends it; may be given many times",
     )
-    add("--specs", metavar="N", type=number(int, 1), default=8, help="examples of the task (8)")
-    add("--seed", metavar="N", type=number(int, 0), default=0, help="of the actions (0)")
+    add(
+        "--specs",
+        metavar="N",
+        type=number(int, 1),
+        default=8,
+        help="number of the task's examples to play (8)",
+    )
+    add("--seed", metavar="N", type=number(int, 0), default=0, help="seed of the actions (0)")
     add(
         "--set",
         dest="assignments",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="a setting of the trial, for example env.max_turns=20 or model.path=MODEL, whose "
-        "tokenizer then counts; may be given many times",
+        help="setting of the trial, for example env.max_turns=20, or model.path=MODEL to check "
+        "with its tokenizer; may be given many times",
     )
     return parser.parse_args(argv)
 
@@ -122,7 +129,9 @@ def _plan(args: argparse.Namespace) -> tuple[EnvironmentCheck, list[Specificatio
 
     task = args.task or (args.env if args.env in TASKS else None)
     if task is None and not args.spec:
-        raise UsageError("--task or --spec is missing: what is to be played?")
+        raise UsageError(
+            "--task or --spec is missing; give one of them, so that there is something to play"
+        )
     data: dict[str, Any] = {"env": {"name": args.env}}
     if task is not None:
         data["task"] = {"name": task}

@@ -1,4 +1,4 @@
-"""Evaluates one policy on the held-out prompts of a task: figures, every response, a page.
+"""Evaluate one policy on the held-out prompts of a task: figures, every response, a page.
 
 python launch/evaluate.py --checkpoint ~/ray_results/NAME/TRIAL --samples 8
 """
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from reports.evaluations.record import EvaluationRecord
 
 DESCRIPTION = """\
-Sample responses to the held-out prompts of a task with one policy, score them, and write to OUT:
+Sample responses of one policy to the held-out prompts of a task, score them, and write to OUT:
 
   evaluation.json                          mean reward, pass@k, majority@k, each with an interval
   generations.parquet, generations.jsonl   every response with its scores
   categories.md                            ten responses of each category
   evaluation.html                          all of that as a page with filters
 
-A checkpoint is evaluated with the settings of its trial, and then gives the figure of the trial's
-own last evaluation. A policy is evaluated with the default settings. Ray is not started."""
+A checkpoint is evaluated with the settings of its trial, and then gives the same figure as the
+trial's last evaluation. A policy is evaluated with the default settings. Ray is not started."""
 EXAMPLES = """\
 examples:
   python launch/evaluate.py                                    the policy that ships
@@ -48,18 +48,20 @@ examples:
   python launch/evaluate.py --model my_policy --temperature 0 --out greedy
   python launch/evaluate.py --model my_policy --out after --against before
 
-exit status: 0 evaluated, 1 the reward or the engine failed, 2 bad usage (nothing was sampled),
+exit status: 0 evaluated, 1 a reward or the engine failed, 2 bad usage (nothing was sampled),
 130 interrupted (nothing is written)"""
 
 
-DRAWN_EVERY_S = 0.5  # the progress bar
+DRAWN_EVERY_S = 0.5  # seconds between updates of the progress bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return command_line.run("evaluate", lambda: _main(sys.argv[1:] if argv is None else list(argv)))
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed options of the command."""
     parser = Parser(
         prog=command_line.program("evaluate"),
         description=DESCRIPTION,
@@ -71,19 +73,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     policy.add_argument(
         "--checkpoint",
         metavar="DIR",
-        help="a checkpoint of a trial, or the trial's directory, whose last checkpoint is taken; "
+        help="a checkpoint of a trial, or the trial's directory (for its last checkpoint); "
         "s3://BUCKET/PATH in an object store",
     )
     policy.add_argument(
         "--model",
         metavar="PATH",
-        help="the directory of a policy; without either option it is the policy that ships, or as "
-        "--set model.preset=… says",
+        help="directory of a policy (without this option or --checkpoint: the policy that ships, "
+        "or that of --set model.preset=…)",
     )
     add = parser.add_argument
-    add(
-        "--task", metavar="NAME", help="the task, as --set task.name=NAME (the trial's, or keyword)"
-    )
+    add("--task", metavar="NAME", help="task, as in --set task.name=NAME (the trial's, or keyword)")
     add(
         "--set",
         dest="assignments",
@@ -97,61 +97,61 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--prompts",
         metavar="N",
         type=_prompts,
-        help="held-out prompts, or all that the task has (the trial's, or 128)",
+        help="number of held-out prompts, or `all` of the task's (the trial's, or 128)",
     )
     add(
         "--samples",
         metavar="N",
         type=number(int, 1),
-        help="responses to each prompt; pass@k and majority@k need several (the trial's, or 2)",
+        help="responses per prompt; pass@k and majority@k need several (the trial's, or 2)",
     )
     add(
         "--temperature",
         metavar="X",
         type=number(float, 0),
-        help="of sampling; 0 always takes the most likely token (the trial's, or "
+        help="sampling temperature; 0 always takes the most likely token (the trial's, or "
         f"{_temperatures()})",
     )
     add(
         "--seed",
         metavar="N",
         type=number(int, 0, 2**32 - 1),
-        help="of sampling (the trial's, or 0)",
+        help="seed of sampling (the trial's, or 0)",
     )
-    add("--out", metavar="OUT", help="a directory that is new or empty (evaluation-DATE-TIME)")
+    add("--out", metavar="OUT", help="directory to write to, new or empty (evaluation-DATE-TIME)")
     add(
         "--against",
         metavar="DIR",
-        help="the directory of another evaluation, from which the difference over the prompts of "
-        "both is taken, with its interval",
+        help="directory of another evaluation; the difference over the prompts of both is "
+        "reported with its interval",
     )
     add(
         "--threads",
         metavar="N",
         type=number(int, 1),
-        help="CPU threads (as the trial samples; else 1 for every ten million parameters)",
+        help="CPU threads (those of the trial's sampling; else 1 per ten million parameters)",
     )
     add(
         "--device",
         choices=("cpu", "cuda"),
-        help="(as the trial samples; else cuda if there is one)",
+        help="device (that of the trial's sampling; else cuda if there is one)",
     )
     add(
         "--batch",
         metavar="N",
         type=number(int, 1),
-        help="responses sampled together (as the trial samples, or 64)",
+        help="responses sampled together (as in the trial, or 64)",
     )
-    add("--dry-run", action="store_true", help="show the settings and end")
+    add("--dry-run", action="store_true", help="show the settings, then exit")
     return parser.parse_args(argv)
 
 
 def _temperatures() -> str:
-    """The default temperature of each task: `0.8, 1 for math`."""
+    """Return the default temperature of each task, as in `0.8; 1 for math`."""
     check = CHECKS["eval.temperature"]
     others: dict[float, list[str]] = {}
     for task, default in check.of_tasks.items():
-        if task != CONTROL:  # it has no language model, which alone is evaluated here
+        if task != CONTROL:  # it has no language model, and only language models are evaluated
             others.setdefault(default, []).append(task)
     own = [f"{value:g} for {', '.join(tasks)}" for value, tasks in others.items()]
     return "; ".join([f"{check.default:g}", *own])
@@ -181,7 +181,7 @@ def _main(argv: list[str]) -> int:
 
 @contextmanager
 def _one_line_mistakes() -> Iterator[None]:
-    """What the library says of a mistake of the user's, before anything is sampled."""
+    """Turn errors about a user's mistake into UsageError, before anything is sampled."""
     from grpo_trainable.engines.engine import EngineError
     from grpo_trainable.storage.checkpointing import CheckpointError
     from grpo_trainable.tasks.input_files import InputChanged
@@ -194,7 +194,7 @@ def _one_line_mistakes() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What is evaluated, and where the result goes."""
+    """The policy to evaluate, its settings, and the directory for the result."""
 
     config: GRPOConfig
     trained: TrainedPolicy | None
@@ -232,7 +232,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
 
 
 def _any_path(option: str, text: str) -> AnyPath:
-    """A directory of this machine or of an object store."""
+    """Return a directory of this machine or of an object store."""
     from tuning.directories import directory_named
 
     try:
@@ -251,7 +251,7 @@ def _directory(option: str, text: str) -> Path:
 
 
 def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
-    """Builds what samples and scores, and makes the directory that the result goes to."""
+    """Build the evaluator, and make the directory for the result."""
     import torch
 
     from grpo_trainable.telemetry.actor_process import keep_freed_memory
@@ -268,7 +268,7 @@ def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
     policy = load_evaluated_policy(plan.config, plan.trained)
     threads = sampling_threads(args.threads, plan.trained, policy.parameters)
     torch.set_num_threads(threads)
-    # Inside tokenizers too: otherwise it starts a thread a core.
+    # This also limits the tokenizers library, which would start one thread per core.
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     evaluator = Evaluator(plan.config, policy, device=device, batch=args.batch)
     try:
@@ -288,7 +288,7 @@ def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> No
 
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
-    """Samples, writes and prints; FAILED where the engine or too many rewards failed."""
+    """Sample, write and print. Return FAILED if the engine or too many rewards failed."""
     from grpo_trainable.engines.engine import EngineError
     from reports.evaluations.files import DATA, PAGE, write_evaluation
     from reports.evaluations.pairs import differences
@@ -326,8 +326,10 @@ def _failed(reason: str) -> int:
 
 
 def _sampled(evaluator: Evaluator) -> list[Generation]:
-    """All responses, with a progress bar on standard error where that is a terminal. A batch may
-    take minutes, in which the bar shows how many tokens it has sampled."""
+    """Return all responses, showing a progress bar on standard error if it is a terminal.
+
+    A batch may take minutes. Meanwhile the bar shows how many tokens have been sampled.
+    """
     from tqdm import tqdm
 
     generations: list[Generation] = []

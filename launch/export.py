@@ -1,4 +1,4 @@
-"""Writes a trained policy as a Hugging Face directory.
+"""Write a trained policy as a Hugging Face directory.
 
 python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
 """
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
 DESCRIPTION = """\
-Write the policy of a checkpoint to the directory OUT as transformers and vLLM load it:
+Write the policy of a checkpoint to the directory OUT, in the form that transformers and vLLM load:
 
   AutoModelForCausalLM.from_pretrained("OUT"), AutoTokenizer.from_pretrained("OUT")
 
-A policy of this package becomes a Llama. A Hugging Face model keeps its architecture, its tokenizer
-and its chat template; LoRA adapters are merged into it."""
+A policy of this package becomes a Llama. A Hugging Face model keeps its architecture, tokenizer and
+chat template. LoRA adapters are merged into the model."""
 EXAMPLES = """\
 examples:
   python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
   python launch/export.py ~/ray_results/lag/GRPO_x my_model --dtype bfloat16
 
-exit status: 0 OUT is there, 2 there is nothing to export or OUT cannot be written"""
+exit status: 0 OUT is written, 2 there is nothing to export or OUT cannot be written"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return command_line.run("export", lambda: _main(argv))
 
 
@@ -71,14 +72,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a checkpoint, the directory of a trial (its newest whole checkpoint), either of them "
-        "in an object store (s3://BUCKET/PATH), or a policy that pretrain.py wrote",
+        help="a checkpoint, or the directory of a trial (for its newest whole checkpoint), also "
+        "in an object store (s3://BUCKET/PATH); or a policy that pretrain.py wrote",
     )
-    parser.add_argument("out", metavar="OUT", help="the directory to write, new or empty")
+    parser.add_argument("out", metavar="OUT", help="directory to write to, new or empty")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="the type in which weights are stored (default: that in which they were trained)",
+        help="type in which weights are stored (default: the type in which they were trained)",
     )
     return parser.parse_args(argv)
 
@@ -87,9 +88,8 @@ def _summary(done: Exported, out: Path) -> str:
     dtype = str(done.dtype).removeprefix("torch.")
     trained = "" if done.round is None else f", trained for {done.round} rounds"
     return (
-        f"{done.source}{trained}\n"
-        f"{out}: {done.architecture}, {done.parameters:,} parameters in {dtype}\n"
-        f"go on with it: --set model.path={shlex.quote(str(out))}"
+        f"{done.source}{trained}\n{out}: {done.architecture}, {done.parameters:,} parameters "
+        f"in {dtype}\ncontinue with it: --set model.path={shlex.quote(str(out))}"
     )
 
 

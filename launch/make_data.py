@@ -1,4 +1,4 @@
-"""Has a language model write a prompt set.
+"""Write a prompt set with a language model.
 
 python launch/make_data.py keyword my_prompts --model Qwen/Qwen2.5-0.5B-Instruct
 """
@@ -21,10 +21,10 @@ from grpo_trainable.tools.prompt_sets.keyword import MOST_ATTEMPTS, Item, items
 from grpo_trainable.tools.prompt_sets.making import EVAL, TRAIN, Made, PromptSet, Writer
 
 DESCRIPTION = """\
-Have a language model write prompts that ask for a story with given keywords, for the keyword task.
-OUT then has train.jsonl, eval.jsonl and prompts.parquet. The keywords of a prompt decide by a hash
-whether it is held out, a fifth of them are; prompts that differ in case or punctuation only are
-kept once. A killed command goes on where it was when it is given again."""
+Let a language model write prompts for the keyword task. Each prompt requests a story with given
+keywords. OUT then has train.jsonl, eval.jsonl and prompts.parquet. A hash of the keywords decides
+which prompts are held out (a fifth). Of prompts that differ only in case or punctuation, one is
+kept. If the command is killed, run it again: it continues where it stopped."""
 EXAMPLES = """\
 examples:
   python launch/make_data.py keyword my_prompts --model Qwen/Qwen2.5-0.5B-Instruct
@@ -32,15 +32,17 @@ examples:
   python launch/tune.py --space async_vs_sync --set task.train_file=my_prompts/train.jsonl \\
       --set task.eval_file=my_prompts/eval.jsonl
 
-exit status: 0 the set is there, 1 the model or its endpoint failed (what is written is kept),
-2 bad usage, 130 interrupted (the same command goes on)"""
+exit status: 0 the set is written, 1 the model or its endpoint failed (what is written is kept),
+2 bad usage, 130 interrupted (the same command continues)"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return command_line.run("make_data", lambda: _main(argv))
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the parsed options of the command."""
     tune, own = (shlex.join(command_line.command(name)) for name in ("tune", "make_data"))
     examples = EXAMPLES.replace("python launch/tune.py", tune)
     parser = Parser(
@@ -49,45 +51,81 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=examples.replace("python launch/make_data.py", own),
     )
     add = parser.add_argument
-    add("task", metavar="TASK", choices=("keyword",), help="for which task: keyword")
-    add("out", metavar="OUT", help="a directory that is new, or that this command began")
+    add("task", metavar="TASK", choices=("keyword",), help="task that the prompts are for: keyword")
+    add("out", metavar="OUT", help="directory to write to: new, or one that this command began")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument(
         "--model",
         metavar="PATH",
-        help="the directory of a Hugging Face causal language model, or its name on the hub",
+        help="directory of a Hugging Face causal language model, or its name on the hub",
     )
     model.add_argument(
         "--endpoint",
         metavar="URL",
-        help="an OpenAI-compatible endpoint, up to /v1; its key is read from the environment",
+        help="OpenAI-compatible endpoint, up to /v1; its key is read from the environment",
     )
-    add("--named", metavar="NAME", help="the model to ask for at the endpoint")
-    add("--words", metavar="FILE", help="a UTF-8 file with a keyword a line (the shipped nouns)")
-    add("--prompts", metavar="N", type=number(int, 1), default=1000, help="to write (1000)")
-    add("--keywords-per-prompt", metavar="N", type=number(int, 1), default=1, help="of each (1)")
-    add("--seed", metavar="N", type=number(int, 0, 2**32 - 1), default=0, help="of order and draws")
-    add("--temperature", metavar="X", type=number(float, 0.01), default=0.8, help="(0.8)")
-    add("--max-tokens", metavar="N", type=number(int, 1), default=80, help="of an answer (80)")
+    add("--named", metavar="NAME", help="name of the model at the endpoint")
+    add("--words", metavar="FILE", help="UTF-8 file with one keyword per line (the shipped nouns)")
+    add(
+        "--prompts",
+        metavar="N",
+        type=number(int, 1),
+        default=1000,
+        help="number of prompts to write (1000)",
+    )
+    add(
+        "--keywords-per-prompt",
+        metavar="N",
+        type=number(int, 1),
+        default=1,
+        help="keywords in each prompt (1)",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=number(int, 0, 2**32 - 1),
+        default=0,
+        help="seed of order and draws",
+    )
+    add(
+        "--temperature",
+        metavar="X",
+        type=number(float, 0.01),
+        default=0.8,
+        help="sampling temperature (0.8)",
+    )
+    add(
+        "--max-tokens",
+        metavar="N",
+        type=number(int, 1),
+        default=80,
+        help="maximum tokens of an answer (80)",
+    )
     add(
         "--attempts",
         metavar="N",
         type=number(int, 1, MOST_ATTEMPTS),
         default=4,
-        help="at a prompt until one line of 15 to 400 characters has every keyword (4)",
+        help="attempts per prompt, until one line of 15 to 400 characters has every keyword (4)",
     )
     add("--batch", metavar="N", type=number(int, 1), default=32, help="prompts at a time (32)")
     add(
         "--no-chat",
         action="store_true",
-        help="--model: give it examples to go on with, as a model without a chat template needs",
+        help="--model: give examples to continue instead of chat messages, for a model without a "
+        "chat template",
     )
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="--model: where it runs (cpu)")
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="--model: device that it runs on (cpu)",
+    )
     add(
         "--key-variable",
         metavar="NAME",
         default="OPENAI_API_KEY",
-        help="--endpoint: where its key is, if it is set (OPENAI_API_KEY)",
+        help="--endpoint: environment variable with its key, if it is set (OPENAI_API_KEY)",
     )
     add(
         "--workers",
@@ -100,21 +138,21 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--per-minute",
         metavar="N",
         type=number(float, 0.01),
-        help="--endpoint: requests a minute at most",
+        help="--endpoint: maximum requests per minute",
     )
     add(
         "--timeout",
         metavar="S",
         type=number(float, 0.01),
         default=60.0,
-        help="--endpoint: seconds for an answer (60)",
+        help="--endpoint: maximum seconds for an answer (60)",
     )
     add(
         "--retries",
         metavar="N",
         type=number(int, 0),
         default=5,
-        help="--endpoint: of a failure that may pass, each after a longer wait (5)",
+        help="--endpoint: retries of a temporary failure, each after a longer wait (5)",
     )
     return parser.parse_args(argv)
 
@@ -122,17 +160,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _main(argv: Sequence[str] | None) -> int:
     args = parse_arguments(argv)
     if args.endpoint is not None and args.named is None:
-        raise UsageError("--endpoint needs --named, the model to ask for there")
+        raise UsageError("--endpoint needs --named, the name of the model there")
     out = Path(args.out).expanduser()
     try:
         wanted = _items(args)
-        with closing(_writer(args)) as writer:  # an error here leaves no file
+        with closing(_writer(args)) as writer:  # an error here leaves no file behind
             prompts = PromptSet(out, _asked(args, wanted), wanted)
             _write(prompts, writer, args, len(wanted))
             made = prompts.finish()
     except EndpointError as error:
         print(f"{command_line.program('make_data')}: {error}", file=sys.stderr)
-        print("what is written is kept; the same command goes on", file=sys.stderr)
+        print("what is written is kept; run the same command again to continue", file=sys.stderr)
         return command_line.FAILED
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -145,13 +183,16 @@ def _main(argv: Sequence[str] | None) -> int:
 def _items(args: argparse.Namespace) -> list[Item]:
     try:
         words = read_keywords(args.words or NOUNS_FILE)
-    except ValueError as error:  # which names the setting of the task
+    except ValueError as error:  # the error names the task's setting, not the option
         raise ValueError(str(error).replace("task.keywords_file=", "--words ")) from None
     return list(items(words, args.prompts, args.keywords_per_prompt, args.seed))
 
 
 def _asked(args: argparse.Namespace, wanted: Sequence[Item]) -> dict[str, object]:
-    """What the set depends on. How an endpoint is reached may change meanwhile."""
+    """Return everything that the set depends on.
+
+    The way to reach an endpoint is not part of it, because it may change between two runs.
+    """
     return {
         "task": args.task,
         "model": args.model or args.named,
@@ -207,7 +248,7 @@ def _summary(made: Made, out: Path) -> str:
     train, held_out = (shlex.quote(str(out / name)) for name in (TRAIN, EVAL))
     return (
         f"{out}: {made.train} prompts to train on, {made.eval} held out; left out: {made.repeated} "
-        f"that were repeated, {made.rejected} without a usable answer\n"
+        f"repeated prompts, {made.rejected} without a usable answer\n"
         f"train on them: --set task.train_file={train} --set task.eval_file={held_out}"
     )
 

@@ -1,24 +1,24 @@
-"""Makes a policy to start GRPO from: corpus, tokenizer, weights and a card that says how good.
+"""Make a policy to start GRPO from: corpus, tokenizer, weights, and a card with its quality.
 
     python launch/pretrain.py --out DIR                        writes stories, about 10 minutes
     python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems, as long
     python launch/pretrain.py --out DIR --corpus games         plays at random, a minute
-    python launch/pretrain.py --out DIR --corpus FILE          one of your own texts
+    python launch/pretrain.py --out DIR --corpus FILE          learns your own texts
 
-The story corpus comes in an order, and the order is what makes it work: documents that all hold
-their keyword teach copying; then come documents of which only a share holds it, and that share sets
-the inclusion rate that GRPO starts from. Without the first ones the policy is fluent but never
-copies, and GRPO learns nothing. All are of one length, so that nothing but the keyword itself tells
-a story that holds it from one that does not.
+The order of the story corpus matters. In its first part every document holds its keyword, which
+teaches copying. In the later part only a share of the documents does. That share sets the inclusion
+rate that GRPO starts from. Without the first part the policy is fluent but never copies, and GRPO
+learns nothing. All documents have one length, so stories with and without their keyword differ only
+in the keyword.
 
-The games corpus is random legal play of a guessing game and of questions with a calculator at hand,
-of which a share makes use of what it is told.
+The games corpus is random legal play: a guessing game, and questions with a calculator at hand. A
+share of the players use what the game or the calculator tells them.
 
-The arithmetic corpus is word problems with their calculation, step by step, and the answer. The
-first documents are all right, and teach calculating; of the later ones only a share is calculated
-with care, and a share marks its answer as the reward wants it. So the policy can calculate and does
-not always do so, which GRPO can change. The problems to train on and to be evaluated on are written
-beside the policy, as train.jsonl and heldout.jsonl.
+The arithmetic corpus is word problems with a step-by-step calculation and the answer. In its first
+part every document is correct, which teaches calculating. In the later part only a share of the
+documents is calculated carefully, and a share marks the answer as the reward requires. So the
+policy can calculate but does not always do so, and GRPO can change that. The problems for training
+and for evaluation are written beside the policy, as train.jsonl and heldout.jsonl.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ def _parser() -> argparse.ArgumentParser:
         description=(__doc__ or "").replace("python launch/pretrain.py", command),
         epilog=f"Use the result with: {shlex.join(command_line.command('tune'))} "
         "--set model.path=DIR\n"
-        "The card (DIR/card.md) says how fluent the policy is and how often it earns the reward:\n"
-        "that must be neither 0 nor 1, since GRPO learns from differences between responses to one "
-        "prompt.",
+        "The card (DIR/card.md) says how fluent the policy is and how often it earns the reward.\n"
+        "That rate must be neither 0 nor 1, because GRPO learns from differences between responses "
+        "to one prompt.",
     )
     parser.add_argument(
         "--out",
         required=True,
         metavar="DIR",
-        help="where config.json, policy.safetensors (float16), tokenizer.json, card.json and "
-        "card.md go; files of those names there are replaced",
+        help="directory for config.json, policy.safetensors (float16), tokenizer.json, card.json "
+        "and card.md; existing files of these names are replaced",
     )
     parser.add_argument(
         "--corpus",
         metavar="NAME|FILE",
         default="stories",
-        help=f"{', '.join(RECIPES)} (default stories), or JSONL, one object a line with `prompt` "
-        f"and `response`; a file is used in random order, {HELD_OUT_SHARE:.0%}% of it held out to "
-        "measure the loss. Texts are cut to the model's context",
+        help=f"{', '.join(RECIPES)} (default stories), or a JSONL file, one object per line with "
+        f"`prompt` and `response`. A file is used in random order, and {HELD_OUT_SHARE:.0%}% "
+        "of it is held out to measure the loss. Texts are cut to the model's context",
     )
     _add_general(parser)
     _add_of_corpora(parser)
@@ -91,18 +91,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_general(parser: argparse.ArgumentParser) -> None:
-    """The settings of any recipe."""
+    """Add the options that every recipe has."""
     parser.add_argument(
         "--steps",
         type=number(int, 1),
         metavar="N",
-        help=f"gradient steps ({_defaults('steps')}); fewer make a worse policy sooner",
+        help=f"gradient steps ({_defaults('steps')}); fewer steps make a worse policy sooner",
     )
     parser.add_argument(
         "--batch-size",
         type=number(int, 1),
         metavar="N",
-        help=f"documents a step ({_defaults('batch_size')})",
+        help=f"documents per step ({_defaults('batch_size')})",
     )
     parser.add_argument(
         "--lr",
@@ -120,26 +120,26 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=number(int, 0, 2**32 - 1),
         metavar="N",
-        help="of corpus, weights and order: the same seed and thread count give the same bits on "
-        f"one machine ({_defaults('seed')})",
+        help="seed of corpus, weights and order: the same seed and number of threads give the "
+        f"same bits on one machine ({_defaults('seed')})",
     )
 
 
 def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
-    """The settings of one corpus each."""
+    """Add the options that belong to one corpus."""
     stories, arithmetic, games = StoryRecipe(), ArithmeticRecipe(), GamesRecipe()
     parser.add_argument(
         "--front-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the documents that come first and are all as the reward wants them: copying "
-        f"and calculating are learned from them ({_defaults('front_share')})",
+        help="share of the documents that come first and all follow the reward; they teach "
+        f"copying and calculating ({_defaults('front_share')})",
     )
     parser.add_argument(
         "--keyword-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the later stories that hold their keywords: it sets the inclusion rate "
+        help="share of the later stories that hold their keywords; it sets the inclusion rate "
         f"that GRPO starts from (default {stories.keyword_share:g})",
     )
     parser.add_argument(
@@ -152,26 +152,26 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         "--operations",
         type=number(int, 1, 3),
         metavar="N",
-        help=f"most operations of a word problem (default {arithmetic.operations})",
+        help=f"largest number of operations in a word problem (default {arithmetic.operations})",
     )
     parser.add_argument(
         "--careful-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the later word problems that are calculated right (default "
+        help="share of the later word problems that are calculated correctly (default "
         f"{arithmetic.careful_share:g})",
     )
     parser.add_argument(
         "--format-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the later word problems whose answer is marked as the reward wants it "
+        help="share of the later word problems whose answer is marked as the reward requires "
         f"(default {arithmetic.format_share:g})",
     )
     for option, what, default in (
         ("listening", "guessing players who listen to the hints", games.listening_share),
         ("calling", "players who call the calculator first", games.calling_share),
-        ("copying", "those who then answer what it says", games.copying_share),
+        ("copying", "callers who then answer with its result", games.copying_share),
     ):
         parser.add_argument(
             f"--{option}-share",
@@ -182,7 +182,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(setting: str) -> str:
-    """The default of a setting, and those of corpora that have one of their own."""
+    """Return the default of a setting, and the defaults of corpora that differ."""
     stories = getattr(StoryRecipe(), setting)
     others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
     own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)
@@ -194,13 +194,14 @@ def _plain(value: Any) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return command_line.run("pretrain", lambda: _main(sys.argv[1:] if argv is None else list(argv)))
 
 
 def _main(argv: list[str]) -> None:
     args = _parser().parse_args(argv)
     recipe = _recipe(args)
-    # Inside tokenizers too: otherwise it starts a thread a core.
+    # This also limits the tokenizers library, which would start one thread per core.
     os.environ["RAYON_NUM_THREADS"] = str(args.threads)
     keep_freed_memory()
     torch.set_num_threads(args.threads)
@@ -221,17 +222,17 @@ def _main(argv: list[str]) -> None:
 
 
 def _use(out: Path, corpus: Corpus) -> str:
-    """The options of a trial that starts from the policy."""
+    """Return the options of a trial that starts from the policy."""
     settings = {"model.path": "{out}", **corpus.settings}
     given = (f"{key}={value.format(out=out)}" for key, value in settings.items())
     return shlex.join(word for setting in given for word in ("--set", setting))
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
-    """The settings that were given, of the corpus that was chosen.
+    """Return the recipe of the chosen corpus with the given settings.
 
     Raises:
-        UsageError: one is a setting of another corpus.
+        UsageError: A setting belongs to another corpus.
     """
     kind = RECIPES.get(args.corpus, Recipe)
     known = {name: {item.name for item in fields(made)} for name, made in RECIPES.items()}

@@ -1,4 +1,4 @@
-"""Writes the report of an experiment: one HTML page, its figures as JSON, its plots as PNG files.
+"""Write the report of an experiment: an HTML page, its figures as JSON, its plots as PNG files.
 
 python launch/report.py ~/ray_results/three_seeds
 """
@@ -16,11 +16,10 @@ from reports.stored import at_hand
 from tuning.directories import directory_named
 
 DESCRIPTION = """\
-Write EXPERIMENT_DIR/report.html, one page that compares the arms of an experiment: table, plots,
-responses before and after training, exact settings. The page's figures are written to
-EXPERIMENT_DIR/report.json, for programs, and the plots to EXPERIMENT_DIR/plots as PNG files. An
-experiment that still runs, or that was killed, can be reported on as well; the page names what is
-missing."""
+Write EXPERIMENT_DIR/report.html, a page that compares the arms of an experiment: table, plots,
+responses before and after training, and exact settings. Also write the page's figures to
+EXPERIMENT_DIR/report.json, for programs, and its plots to EXPERIMENT_DIR/plots as PNG files. The
+experiment may still be running, or may have been killed: the page then names what is missing."""
 EXAMPLES = """\
 examples:
   python launch/report.py ~/ray_results/three_seeds
@@ -29,6 +28,7 @@ exit status: 0 the page is written, 2 there is nothing to report on or the page 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return command_line.run("report", lambda: _main(argv))
 
 
@@ -39,7 +39,11 @@ def _main(argv: Sequence[str] | None) -> None:
         description=DESCRIPTION,
         epilog=EXAMPLES.replace("python launch/report.py", command),
     )
-    parser.add_argument("experiment_dir", metavar="EXPERIMENT_DIR", help="as tune.py printed it")
+    parser.add_argument(
+        "experiment_dir",
+        metavar="EXPERIMENT_DIR",
+        help="directory of the experiment, as tune.py printed it",
+    )
     given = parser.parse_args(argv).experiment_dir
     try:
         place = directory_named(given)

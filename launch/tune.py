@@ -1,4 +1,4 @@
-"""Runs a search space: several complete GRPO systems under Ray Tune, and one table at the end."""
+"""Run a search space: several complete GRPO systems under Ray Tune, and a table at the end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Run the trials of a search space under Ray Tune and compare them. Each trial is a complete GRPO
-system that trains a language model; a row of metrics is kept for every round. Trials run in
-randomised blocks: seed after seed, each seed's arms in an order drawn from the seed."""
+system that trains a language model and writes a row of metrics for every round. Trials run in
+randomised blocks: one seed after another, with the arms of each seed in an order drawn from it."""
 
 EXAMPLES = """\
 examples:
@@ -49,17 +49,18 @@ examples:
   python launch/tune.py --preset course_keyword --dry-run
   python launch/tune.py --space async_vs_sync --set optim.lr=2e-4 --set loss.kl_coef=0.02 --dry-run
 
-exit status: 0 every trial done, 1 a trial failed, 2 bad usage (nothing was started),
-130 interrupted (go on with --resume)"""
+exit status: 0 every trial is done, 1 a trial failed, 2 bad usage (nothing was started),
+130 interrupted (continue with --resume)"""
 
 
 SHOWN_ONLY = ("list", "settings", "dry_run")  # options that show something and run nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # SIGTERM ends the command as Ctrl-C does until the trials run.
+    # Until the trials run, SIGTERM ends the command as Ctrl-C does.
+    """Run the command and return its exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A resume refuses state that others could have written. Ray's processes inherit it.
+    # A resume refuses state that other users could have written. Ray's processes inherit the umask.
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     return command_line.run("tune", lambda: _main(sys.argv[1:] if argv is None else argv))
 
@@ -87,12 +88,13 @@ def _main(argv: Sequence[str]) -> int:
     try:
         with command_line.output_dropped_on_error():
             return run(plan)
-    except UsageError:  # the cluster is not what the trials need, and none was started
+    except UsageError:  # the cluster does not suit the trials, and no trial was started
         plan.withdraw()
         raise
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed options of the command."""
     command = shlex.join(command_line.command("tune"))
     parser = Parser(
         prog=command_line.program("tune"),
@@ -104,14 +106,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--space",
         metavar="SPACE",
         help="the question to ask: a name that --list shows, or a file of yours that defines a "
-        "SearchSpace, my_space.py or my_space.py:NAME (docs/howto/search-space.md)",
+        "SearchSpace, as my_space.py or my_space.py:NAME (docs/howto/search-space.md)",
     )
     add(
         "--preset",
         metavar="PRESET",
-        help="settings that belong together, for which neither an arm nor --set has a value of its "
-        f"own: {', '.join(PRESETS)} (--list says what they are). Without --space one trial of "
-        "them runs",
+        help="named settings, which arms and --set override (--list describes them). Without "
+        f"--space, one trial with these settings runs. One of {', '.join(PRESETS)}",
     )
     add(
         "--set",
@@ -119,36 +120,36 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="fix a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
-        "one arm only; may be given many times; --settings lists the keys. A relative path means "
-        "the current directory",
+        help="set a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
+        "only that arm; may be given many times; --settings lists the keys. A relative path "
+        "starts from the current directory",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--samples",
         metavar="RESPONSES",
         type=number(int, 1),
-        help="how long a trial is: its responses, cut into each arm's own rounds; evaluations then "
-        "fall at equal samples as well. Not --num-samples, which is how many seeds there are",
+        help="length of a trial in responses, cut into each arm's rounds; evaluations then also "
+        "fall at equal samples. Not the same as --num-samples, the number of seeds",
     )
     length.add_argument(
         "--iterations",
         metavar="ROUNDS",
         type=number(int, 1),
-        help="how long a trial is: its rounds, however many responses an arm's round has",
+        help="length of a trial in rounds, however many responses a round of an arm has",
     )
     add(
         "--num-samples",
         metavar="SEEDS",
         type=number(int, 1),
-        help="how many seeds each arm runs with (1). Not --samples, which is how long a trial is",
+        help="number of seeds for each arm (1). Not the same as --samples, the length of a trial",
     )
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
-    add("--name", metavar="NAME", help="of the experiment (the space's and the time)")
+    add("--name", metavar="NAME", help="name of the experiment (the space's name and the time)")
     add(
         "--storage",
         metavar="DIR",
-        help="where experiments are kept: a directory of this machine (~/ray_results), or "
+        help="where to keep experiments: a directory of this machine (~/ray_results), or "
         "s3://BUCKET/PATH, with credentials and AWS_ENDPOINT_URL in the environment "
         "(docs/howto/storage.md)",
     )
@@ -157,10 +158,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="must",
         choices=("auto", "never", "must"),
-        help="go on with the experiment --name: must (the bare option) refuses when there is none, "
-        "auto starts it then, never (the default) refuses when there is one. Its state is pickle, "
-        "so it is refused when others own it or can write to it. Settings and data files must be "
-        "what they were; --max-failures and --max-concurrent may change",
+        help="continue the experiment --name. must (the bare option) refuses if there is none, "
+        "auto then starts it, and never (the default) refuses if there is one. The "
+        "experiment's state is pickle, so a resume is refused if other users own it or can "
+        "write to it. Settings and data files must be unchanged; --max-failures and "
+        "--max-concurrent may change",
     )
     add(
         "--checkpoint-every",
@@ -172,45 +174,51 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--max-failures",
         metavar="N",
         type=number(int, 0),
-        help="retries of a failed trial, counted anew by each --resume (2)",
+        help="retries of a failed trial; each --resume starts the count again (2)",
     )
     add(
         "--scheduler",
         choices=("fifo", "asha", "pbt"),
-        help="of Tune (fifo); asha stops trials that learn less than the others from a quarter of "
-        "the samples; pbt lets the worse trials of one arm go on from the better ones with another "
-        "optim.lr and, where the loss reads it, loss.clip",
+        help="scheduler of Tune (fifo). asha stops trials that learn less than the others, from a "
+        "quarter of the samples on. pbt lets the worse trials of one arm continue from the "
+        "better ones with another optim.lr and, if the loss reads it, another loss.clip",
     )
     add(
         "--max-concurrent",
         metavar="N",
         type=number(int, 1),
-        help="trials at a time. The default is 1, because trials beside each other slow each other "
-        "and their speeds could not be compared; with asha and pbt it is as many as fit",
+        help="trials at a time. The default is 1, because trials that run together slow each "
+        "other and their speeds cannot be compared. With asha and pbt the default is as many "
+        "as fit",
     )
-    add("--address", metavar="ADDRESS", help="of a running Ray cluster; default: start one here")
+    add(
+        "--address",
+        metavar="ADDRESS",
+        help="address of a running Ray cluster (by default the command starts Ray here)",
+    )
     add(
         "--verbose",
         action="store_true",
-        help="a line for every change of version, the seconds of each stage at a trial's end, and "
-        "what Ray and the actors log",
+        help="print a line for every version change, the seconds of each stage at the end of a "
+        "trial, and the logs of Ray and the actors",
     )
-    add("--list", action="store_true", help="show the search spaces and the presets and end")
+    add("--list", action="store_true", help="show the search spaces and the presets, then exit")
     add(
         "--settings",
         nargs="?",
         const="",
         metavar="WORD",
-        help="show the keys of --set with default, range and meaning, all or those with WORD in "
-        "name or meaning, and end",
+        help="show the keys of --set with default, range and meaning, then exit: all keys, or "
+        "those with WORD in their name or meaning",
     )
     add(
         "--dry-run",
         nargs="?",
         const="table",
         choices=("table", "json"),
-        help="check all that can be checked without Ray, show the trials and end: as a table of "
-        "what they differ in (the bare option), or each one's whole config as a line of JSON",
+        help="make all checks that need no Ray, show the trials, then exit. Shows a table of "
+        "their differences (the bare option), or the whole config of each trial as a line of "
+        "JSON",
     )
     defaults = asdict(Options())
     del defaults["assignments"]  # argparse needs a list for it
@@ -219,17 +227,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
+    """Return the plan that the options describe."""
     given = {name: value for name, value in vars(args).items() if name not in SHOWN_ONLY}
     return Plan(Options(**given))
 
 
 def print_spaces() -> None:
+    """Print the search spaces with their questions."""
     width = max(map(len, SPACES))
     for space in SPACES.values():
         print(f"{space.name:<{width}}  {space.question} ({plural(len(space.arms), 'arm')})")
 
 
 def print_presets() -> None:
+    """Print the presets with their papers."""
     print("\nwith --preset:")
     width = max(map(len, PRESETS))
     for preset in PRESETS.values():
@@ -238,8 +249,14 @@ def print_presets() -> None:
 
 
 def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
-    """`form`: table, or json for programs, which find nothing else on standard output. `complete`:
-    whether nothing that the trials need is missing; where something is, an error follows."""
+    """Print the trials of the plan.
+
+    Args:
+        plan: The plan.
+        form: `table`, or `json` for programs: then standard output has nothing but JSON.
+        complete: False if the trials need something that is missing. An error follows the output
+            then.
+    """
     if form == "json":
         print(*(json.dumps(trial.to_dict()) for trial in plan.trials), sep="\n")
         for note in remarks(plan):
@@ -258,11 +275,11 @@ def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
     if complete:
         count = len(remarks(plan))
         more = f"; {plural(count, 'note')} above" if count else ""
-        print(f"checked, no error, nothing was started{more}")
+        print(f"all checks passed, nothing was started{more}")
 
 
 def run(plan: Plan) -> int:
-    """The exit status of the trials, once they have run and their table is printed."""
+    """Run the trials, print their table, and return the exit status."""
     from callbacks.console import stop_live_table
     from tuning.interrupt import Interrupt
     from tuning.run import fit, ray_started
@@ -279,18 +296,18 @@ def run(plan: Plan) -> int:
 
 
 def say_last_words(plan: Plan) -> None:
-    """Print what each interrupted trial goes on from, and how to go on, where Tune does not end."""
+    """Print how to continue and where each interrupted trial stands, if Tune does not end."""
     from reports.experiment import read_experiment
     from tuning.interrupt import left_off
 
-    print(go_on(plan), flush=True)  # first, since the time to read what is saved may not suffice
+    print(go_on(plan), flush=True)  # first, because time may run out while results are read
     if isinstance(plan.directory, Path):
         trials = read_experiment(plan.directory).trials
         print(*left_off(trials, len(plan.trials)), sep="\n", flush=True)
 
 
 def opening(plan: Plan, nodes: Nodes) -> list[str]:
-    """What is said before the trials start."""
+    """Return the lines to print before the trials start."""
     lines = [
         f"{plan.space.name}: {plan.space.question}",
         f"{plural(len(plan.trials), 'trial')}, kept in {plan.directory}",
@@ -304,28 +321,28 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What the user may not have meant, or could not know: arms, samples, prompts."""
+    """Return notes on what the user may not expect: about arms, samples and prompts."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if len({trial.rounds * schedule.responses_per_round(trial) for trial in plan.trials}) > 1:
         lines.append(
-            "note: the arms do not train on equal samples; --samples N gives each of them N "
-            "responses"
+            "note: the arms do not train on equal samples; --samples N gives each arm N responses"
         )
     seeds = plan.options.num_samples
     if seeds >= min(schedule.responses_per_round(trial) for trial in plan.trials):
         lines.append(
-            f"note: --num-samples {seeds} asks for {seeds} seeds of every arm; trials of {seeds} "
-            f"responses are --samples {seeds}"
+            f"note: --num-samples {seeds} requests {seeds} seeds of every arm; for trials of "
+            f"{seeds} responses use --samples {seeds}"
         )
     return [*lines, *plan.told]
 
 
 def remarks(plan: Plan) -> list[str]:
-    """The notes without those that are only numbers to know."""
+    """Return the notes that are not only numbers."""
     return [note for note in notes(plan) if not note.startswith(NUMBERS)]
 
 
 def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> int:
+    """Print the results, write the report, and return the exit status."""
     from reports.report import ReportError
     from reports.stored import at_hand
 
@@ -335,7 +352,9 @@ def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> in
             tell(plan, directory, failed, command, interrupted=interrupted)
     except ReportError as error:
         again = [go_on(plan)] if interrupted or failed else []
-        print(f"no table, no report: {error}; then: {command}", *again, sep="\n", flush=True)
+        print(
+            f"no table, no report: {error}; to try again: {command}", *again, sep="\n", flush=True
+        )
     if interrupted:
         return INTERRUPTED
     return FAILED if failed else OK
@@ -344,8 +363,15 @@ def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> in
 def tell(
     plan: Plan, directory: Path, failed: Sequence[Failure], command: str, *, interrupted: bool
 ) -> None:
-    """Prints what came out, and writes the report. `directory`: the experiment on this machine.
-    `command`: what writes the report."""
+    """Print the results and write the report.
+
+    Args:
+        plan: The plan.
+        directory: The experiment on this machine.
+        failed: The trials that failed.
+        command: The command that writes the report.
+        interrupted: True after Ctrl-C or SIGTERM.
+    """
     from reports.experiment import read_experiment
     from reports.summary import compare, table
     from tuning.interrupt import left_off
@@ -361,9 +387,9 @@ def tell(
     for failure in failed:
         where = plan.directory / failure.directory / "error.txt"
         print(f"failed: {failure.error}\n        see {where}")
-    if interrupted:  # which leaves no time for a report
-        print(f"report of what is there: {command}")
-        if here:  # a copy of what an object store has is without checkpoints
+    if interrupted:  # no time is left for a report
+        print(f"for a report of the results so far: {command}")
+        if here:  # a copy from an object store has no checkpoints
             print(*left_off(experiment.trials, len(plan.trials)), sep="\n")
     if interrupted or failed:
         print(go_on(plan), flush=True)
@@ -372,30 +398,33 @@ def tell(
 
 
 def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, command: str) -> None:
-    """Writes the report and prints its path, or the `command` that writes it later."""
+    """Write the report and print its path, or the `command` that writes it later."""
     from reports.report import ReportError, write_report_of
 
     try:
         page = write_report_of(experiment, comparison)
         print(f"report: {plan.directory / page.name}", flush=True)
     except ReportError as error:
-        print(f"no report: {error}; then: {command}", flush=True)
+        print(f"no report: {error}; to try again: {command}", flush=True)
     except Exception:
-        # The trials are what the command was for; their outcome is its exit status.
+        # A failed report does not change the exit status, which tells the outcome of the trials.
         traceback.print_exc()
-        print(f"no report: the error above; to try again: {command}", flush=True)
+        print(f"no report: see the error above; to try again: {command}", flush=True)
 
 
 def go_on(plan: Plan) -> str:
-    """Says how to go on with what was interrupted or failed: by the experiment, which knows its
-    settings and limits, and the cluster, which it does not."""
+    """Return the line that says how to continue an interrupted or failed experiment.
+
+    It names the experiment, which knows its settings and limits, and the cluster, which the
+    experiment does not know.
+    """
     address = plan.options.address
     parts = [
         *(*command_line.command("tune"), "--space", plan.space_source, "--resume", "must"),
         *("--name", plan.name, "--storage", str(plan.storage)),
         *(() if address is None else ("--address", address)),
     ]
-    return f"go on with: {shlex.join(parts)}"
+    return f"continue with: {shlex.join(parts)}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Questions asked as grids of arms, and presets that belong under them."""
+"""Questions as grids of arms, and presets of settings to use with them."""
 
 from search_spaces.columns import Column
 from search_spaces.search_space import SearchSpace

@@ -1,7 +1,7 @@
-"""What a search space's report shows of each arm, beside the held-out reward.
+"""The columns that a search space adds to its report, in addition to the held-out reward.
 
-A column is data, not a function: it is stored with the experiment, so that a report needs neither
-the file that defined the space nor to run any code of it.
+A column is data, not a function. It is stored with the experiment, so a report needs neither the
+file that defined the space nor any of its code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# How the values of a trial's rounds become one, and how a table says so.
+# Ways to reduce the values of a trial's rounds to one value, each with its words for a table.
 OVER = {
     "last": "of the last round",
     "mean": "means over the rounds",
@@ -17,25 +17,25 @@ OVER = {
     "max": "the largest of all rounds",
     "late": "means over the last eighth of the rounds",
 }
-# Figures of a whole trial that are no metric of a round, and what they are.
+# Figures of a whole trial that are not metrics of a round, each with its meaning.
 DERIVED = {
-    "samples_per_s": "without the rounds that other work on the machine disturbed, unless the "
-    "trial counts them (callbacks.leave_out_disturbed=false)",
+    "samples_per_s": "without the rounds that other processes disturbed, unless the trial counts "
+    "them (callbacks.leave_out_disturbed=false)",
     "lag_of_bound": "the mean lag as a share of the largest that the trial allows",
     "uses_per_group": "how often a group was trained on, means over the groups",
-    "never_trained": "the share of the groups that were dropped or still waiting at the end",
+    "never_trained": "the share of the groups that were dropped, or still waiting at the end",
 }
-# The shares of these in a round are shown for every space.
+# Reports on every space show the shares of these stages in a round.
 SHOWN_STAGES = ("rollout", "optimize", "reference", "sync")
 FORM = re.compile(r"\{:\+?,?(\.\d)?[efg%]\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One figure of every trial; a cell is the median over the seeds.
+    """One figure of every trial. A cell shows the median over the seeds.
 
     Raises:
-        ValueError: `over`, `form` or `metric` is none of the valid ones.
+        ValueError: `over`, `form` or `metric` is invalid.
     """
 
     name: str  # its key in files
@@ -60,19 +60,19 @@ class Column:
 
     @property
     def is_speed(self) -> bool:
-        """Whether it says how fast a trial was, which other work on the machine makes worthless."""
+        """Return True for speed metrics, which are invalid on a busy machine."""
         return self.metric == "samples_per_s" or self.metric.startswith("throughput/")
 
     @property
     def how(self) -> str:
-        """How a trial's figure comes about, as a table says it."""
+        """The way a trial's figure is computed, in the words of a table."""
         return DERIVED.get(self.metric) or OVER[self.over]
 
 
-# The report shows these columns for every space.
+# Columns that the report shows for every space.
 ALWAYS = ("reward", "against", "early_reward", *(f"{stage}_share" for stage in SHOWN_STAGES))
 
-# Not seconds: those of trials that were cut short compare with nothing.
+# A rate, not seconds: seconds of trials that were cut short cannot be compared.
 SPEED = Column(name="samples_per_s", title="samples/s", metric="samples_per_s", form="{:.0f}")
 DRIFT = (
     Column(
@@ -90,8 +90,8 @@ DRIFT = (
     ),
 )
 OFF_POLICY = (
-    # KL(sampler || policy). The rollouts are the sampler's, so the signed estimate k1 with its sign
-    # turned is unbiased; k3, which is meant for samples of the policy, is not.
+    # KL(sampler || policy). The rollouts come from the sampler, so k1 with its sign reversed is an
+    # unbiased estimate. k3 would be biased, because it is meant for samples of the policy.
     Column(
         name="kl_sampler_nats",
         title="KL from sampler",

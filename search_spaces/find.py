@@ -1,4 +1,4 @@
-"""Search spaces and presets by the names that a user gives them."""
+"""Search spaces and presets, found by the names that a user gives them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from search_spaces.search_space import SearchSpace
 
 
 def find_space(text: str) -> SearchSpace:
-    """The space that `text` names: `lag`, `my_space.py`, `my_space.py:NAME` or `my.module:NAME`.
+    """Return the space that `text` names.
 
-    A relative path in an arm means the directory of the space's file, and is absolute here.
+    The text is a name such as `lag`, or names a user's space: `my_space.py`, `my_space.py:NAME` or
+    `my.module:NAME`. Relative paths in arms start from the directory of the space's file. They are
+    absolute in the result.
 
     Raises:
-        ConfigError: there is no such space, or its file cannot be used; in one line.
+        ConfigError: There is no such space, or its file cannot be used. The error is one line.
     """
     if text in SPACES:
         return SPACES[text]
@@ -44,7 +46,7 @@ def find_space(text: str) -> SearchSpace:
 
 
 def absolute(text: str) -> str:
-    """The same space as it is named from any directory."""
+    """Return a name of the same space that works in any directory."""
     if text.endswith(".py"):
         return os.path.abspath(text)
     where, _, name = text.rpartition(":")
@@ -52,14 +54,14 @@ def absolute(text: str) -> str:
 
 
 def source_file(text: str) -> str | None:
-    """The file that a space of the user's is defined in; None for one of ours."""
+    """Return the file that defines a user's space, or None for a space that ships."""
     if text in SPACES or not (text.endswith(".py") or is_reference(text)):
         return None
     return text if text.endswith(".py") else source_of(text)
 
 
 def directory_of(text: str) -> str:
-    """The directory that relative paths in the arms of a space mean."""
+    """Return the directory that relative paths in the arms of a space start from."""
     file = source_file(text)
     return os.path.dirname(os.path.abspath(file)) if file is not None else os.getcwd()
 
@@ -80,8 +82,8 @@ def _only_space(text: str, module: ModuleType) -> SearchSpace:
 
 
 def _checked(text: str, found: SearchSpace) -> SearchSpace:
-    """The space with absolute paths, if it asks for columns that there are."""
-    from grpo_trainable.telemetry.metrics import (  # imports numpy: not for a space of ours
+    """Return the space with absolute paths, after checking the metrics of its columns."""
+    from grpo_trainable.telemetry.metrics import (  # imports numpy; spaces that ship do without it
         BY_TASK,
         NAMES,
     )
@@ -101,15 +103,15 @@ def _checked(text: str, found: SearchSpace) -> SearchSpace:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of this name.
+    """Return the preset of this name.
 
     Raises:
-        ConfigError: there is none, in one line.
+        ConfigError: There is no such preset. The error is one line.
     """
     if name in PRESETS:
         return PRESETS[name]
     if name in SPACES:
         raise ConfigError(f"--preset {name}: that is a search space: --space {name}")
-    # REINFORCE++ is spoken as it is spelled here.
+    # REINFORCE++ has the name reinforce_pp here.
     hint = did_you_mean(name.replace("+", "p"), PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")

@@ -1,6 +1,7 @@
-"""Settings that belong together, by name: what `--preset` puts under the arms of a search space.
+"""Presets: named settings that `--preset` adds to every arm of a search space.
 
-Published algorithms go by the names that people use for them. docs/algorithms.md shows their table.
+Published algorithms have the names that people use for them. docs/algorithms.md lists them in a
+table.
 """
 
 from __future__ import annotations
@@ -16,47 +17,50 @@ from search_spaces.search_space import SearchSpace
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Settings that an arm may replace, and `--set` as well."""
+    """Named settings. Arms and `--set` override them."""
 
     name: str
     meaning: str  # a noun phrase
     settings: Mapping[str, Any]  # dotted keys
-    paper: str | None = None  # the number on arXiv, or an address
-    differs: str = ""  # where the settings are not the paper's, in sentences
-    # Keys of files: without one of them its task is not what the preset is for.
+    paper: str | None = None  # the arXiv number, or an address
+    differs: str = ""  # differences from the paper, in sentences
+    # Keys of files. The preset is meant for a task that reads one of them.
     needs: tuple[str, ...] = ()
 
     def lacks(self, trial: GRPOConfig) -> str | None:
-        """The key that a trial should set and does not; None where it lacks none, or is of another
-        task than the preset."""
+        """Return the key that a trial should set but does not.
+
+        Returns:
+            The key, or None if the trial lacks nothing or has another task than the preset.
+        """
         if not self.needs or trial.task.name != self.settings["task.name"]:
             return None
         return self.needs[0] if all(trial[key] is None for key in self.needs) else None
 
     @property
     def address(self) -> str | None:
-        """Where the paper is to be read."""
+        """Address of the paper."""
         if self.paper is None or self.paper.startswith("https:"):
             return self.paper
         return f"https://arxiv.org/abs/{self.paper}"
 
     @property
     def space(self) -> SearchSpace:
-        """One trial of these settings: what runs where no search space is named."""
+        """A space with one trial of these settings, for commands that name no search space."""
         return SearchSpace(
             name=self.name,
-            question=f"what comes of {self.meaning}?",
+            question=f"what is the result of {self.meaning}?",
             arms={"async" if self.settings.get("lag") else "sync": {}},
             columns=(SPEED, *DRIFT),
         )
 
     def under(self, space: SearchSpace) -> SearchSpace:
-        """The space whose arms have these settings where they have none of their own."""
+        """Return the space with these settings added to each arm. The arm's own keys win."""
         arms = {arm: {**self.settings, **keys} for arm, keys in space.arms.items()}
         return replace(space, arms=arms)
 
 
-# ---- Published algorithms: each is nothing but other settings ----------------------------------
+# ---- Published algorithms: each is only a set of settings --------------------------------------
 
 MINIBATCHES = {"k": 4, "k_mode": "minibatches"}
 
@@ -86,8 +90,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "rollout.zero_advantage": "resample",
             },
             paper="2503.14476",
-            differs="One gradient step a round, in the paper 16. Rewards are 0 and 1, in the paper "
-            "±1, so its penalty of 1 is 0.5 here.",
+            differs="One gradient step per round; the paper takes 16. Rewards are 0 and 1 here "
+            "and ±1 in the paper, so its penalty of 1 is 0.5 here.",
         ),
         Preset(
             name="cispo",
@@ -113,7 +117,7 @@ ALGORITHMS: dict[str, Preset] = {
             meaning="SAPO",
             settings={"loss.type": "sapo"},
             paper="2511.20347",
-            differs="One gradient step a round: at lag 0 its gate never closes.",
+            differs="With one gradient step per round, the gate never closes at lag 0.",
         ),
         Preset(
             name="topr",
@@ -124,8 +128,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2503.14286",
-            differs="The paper trains on rewards of ±1 less a constant. One gradient step a round: "
-            "at lag 0 no weight is below 1.",
+            differs="The paper trains on rewards of ±1 minus a constant. With one gradient step "
+            "per round, no weight is below 1 at lag 0.",
         ),
         Preset(
             name="dppo_tv",
@@ -136,8 +140,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2602.04879",
-            differs="The authors' code also cuts ρ. One gradient step a round: at lag 0 no token "
-            "is masked.",
+            differs="The authors' code also cuts ρ. With one gradient step per round, no token is "
+            "masked at lag 0.",
         ),
         Preset(
             name="dppo_kl",
@@ -148,16 +152,16 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2602.04879",
-            differs="The authors' code also cuts ρ. One gradient step a round: at lag 0 no token "
-            "is masked.",
+            differs="The authors' code also cuts ρ. With one gradient step per round, no token is "
+            "masked at lag 0.",
         ),
         Preset(
             name="m2po",
             meaning="M2PO",
             settings={"loss.type": "m2po", "loss.aggregation": "token_mean"},
             paper="2510.01161",
-            differs="At lag 0; the paper is about rollouts that are far behind: add "
-            "`placement=disaggregated lag=8`.",
+            differs="The preset runs at lag 0, but the paper is about rollouts that are far "
+            "behind: add `placement=disaggregated lag=8`.",
         ),
         Preset(
             name="clip_cov",
@@ -168,7 +172,7 @@ ALGORITHMS: dict[str, Preset] = {
         Preset(
             name="kl_cov",
             meaning="KL-Cov",
-            # Its KL has no gradient at the first step of a round.
+            # The KL of this loss has no gradient at the first step of a round.
             settings={"loss.type": "kl_cov", "loss.aggregation": "token_mean", **MINIBATCHES},
             paper="2505.22617",
         ),
@@ -194,7 +198,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_in": "reward",
             },
             paper="2402.14740",
-            differs="β is TRL's.",
+            differs="β is taken from TRL.",
         ),
         Preset(
             name="reinforce",
@@ -215,8 +219,9 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_in": "reward",
             },
             paper="2501.03262",
-            differs="In the paper each token answers for the KL of what follows it, here the "
-            "response does; there long responses weigh more in mean and standard deviation.",
+            differs="In the paper each token pays for the KL of the tokens after it; here the "
+            "whole response pays. In the paper, long responses weigh more in the mean and "
+            "the standard deviation.",
         ),
         Preset(
             name="reinforce_pp_baseline",
@@ -227,7 +232,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_estimator": "k2",
             },
             paper="2501.03262",
-            differs="In the paper long responses weigh more in the standard deviation. β is ours.",
+            differs="In the paper, long responses weigh more in the standard deviation. β is our "
+            "choice.",
         ),
         Preset(
             name="icepop",
@@ -238,8 +244,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.importance_rule": "mask",
             },
             paper="2510.18855",
-            differs="The paper is about a sampler whose log-probs are not the learner's; here the "
-            "weights act at a lag.",
+            differs="The paper is about a sampler whose log-probs differ from the learner's. Here "
+            "the weights act at a lag.",
         ),
         Preset(
             name="gdpo",
@@ -250,7 +256,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "task.reward_weights": '{"answer":1,"format":1}',
             },
             paper="2601.05242",
-            differs="Which parts there are, and their weights, is yours to say.",
+            differs="The parts of the reward and their weights are your choice.",
         ),
         Preset(
             name="olmo_rl",
@@ -263,7 +269,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "rollout.zero_advantage": "resample",
             },
             paper="2512.13961",
-            differs="Its active sampling is dynamic sampling here.",
+            differs="Dynamic sampling replaces the paper's active sampling.",
         ),
         Preset(
             name="ppo",
@@ -274,7 +280,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "token_mean",
             },
             paper="1707.06347",
-            differs="One gradient step a round, λ = 1.",
+            differs="One gradient step per round. λ = 1.",
         ),
         Preset(
             name="vineppo",
@@ -287,8 +293,9 @@ ALGORITHMS: dict[str, Preset] = {
                 "vine.samples": 9,
             },
             paper="2410.01679",
-            differs="States every so many tokens; in the paper at the ends of steps. One gradient "
-            "step a round. The authors' code holds the KL of a token at 10.",
+            differs="States are a fixed number of tokens apart; in the paper they are at the ends "
+            "of steps. One gradient step per round. The authors' code caps the KL of a "
+            "token at 10.",
         ),
         Preset(
             name="areal",
@@ -300,7 +307,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.importance_cap": 2,
             },
             paper="2505.24298",
-            differs="The cap is ours.",
+            differs="The cap is our choice.",
         ),
         Preset(
             name="pipeline_rl",
@@ -315,15 +322,15 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2509.19128",
-            differs="The paper bounds no lag. Its baseline is here the mean of the group. A weight "
-            "is held at 1 + loss.clip_high, 5.",
+            differs="The paper sets no bound on the lag. The baseline is the mean of the group "
+            "here. A weight is limited to 1 + loss.clip_high, which is 5.",
         ),
     )
 }
 
 # ---- A course ----------------------------------------------------------------------------------
 
-# The settings of assignment 5 of Stanford's course CS336.
+# The settings of an assignment of CSE 599-O, adapted from assignment 5 of Stanford's CS336.
 COURSE_KEYWORD = Preset(
     name="course_keyword",
     meaning="the course's settings for stories with a keyword",

@@ -1,4 +1,4 @@
-"""A search space: named arms, which are resolved to whole configs before anything starts."""
+"""A search space: named arms, resolved to whole configs before anything starts."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from grpo_trainable.config import (
 from grpo_trainable.text import did_you_mean
 from search_spaces.columns import ALWAYS, Column
 
-NAME = r"\w[\w.+-]*"  # part of directory names
+NAME = r"\w[\w.+-]*"  # names become parts of directory names
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """A question as a grid over `arms`: label -> the config keys that the arm sets, dotted.
+    """A question, with a grid of `arms`: label -> the config keys that the arm sets, dotted.
 
     Raises:
-        ValueError: a name cannot be part of a directory's name, there is no arm, an arm is no
-            mapping, or two columns have one name.
+        ValueError: A name cannot be part of a directory's name, there is no arm, an arm is not a
+            mapping, or two columns have the same name.
     """
 
     name: str
     question: str  # one line
     arms: Mapping[str, Mapping[str, Any]]
-    columns: Sequence[Column] = ()  # what the report shows of each arm, beside the reward
-    missing: Callable[[str], str | None] = lambda arm: None  # arm -> what this machine lacks
+    columns: Sequence[Column] = ()  # columns that the report shows in addition to the reward
+    # Takes an arm. Returns what this machine lacks to run it, or None.
+    missing: Callable[[str], str | None] = lambda arm: None
 
     def __post_init__(self) -> None:
         is_grid = isinstance(self.arms, Mapping)
@@ -46,7 +47,7 @@ class SearchSpace:
         for name in (self.name, *self.arms):
             if not re.fullmatch(NAME, name):
                 raise ValueError(
-                    f"{name!r}: a space and its arms are named by letters, digits and . _ + -"
+                    f"{name!r}: names of spaces and arms may only have letters, digits and . _ + -"
                 )
         if not self.arms:
             raise ValueError(f"search space {self.name} has no arm")
@@ -57,11 +58,11 @@ class SearchSpace:
 
     @property
     def asked(self) -> Question:
-        """What a report needs to know of the space."""
+        """The question, arms and columns, as a report needs them."""
         return Question(text=self.question, arms=tuple(self.arms), columns=tuple(self.columns))
 
     def not_available(self) -> dict[str, str]:
-        """The arms that cannot run on this machine, each with the reason."""
+        """Return the arms that cannot run on this machine, each with the reason."""
         missing = {arm: self.missing(arm) for arm in self.arms}
         return {arm: reason for arm, reason in missing.items() if reason is not None}
 
@@ -72,18 +73,20 @@ class SearchSpace:
         without: Collection[str] = (),
         samples: int | None = None,
     ) -> list[GRPOConfig]:
-        """The config of every trial in the order of the arms, then of the seeds.
+        """Return the config of every trial, in the order of the arms, then of the seeds.
 
-        `fixed` keys replace those of the arm. Arms in `without` are left out unless `fixed` names
-        one. A `fixed` resource that only one placement reads is given to the arms of that
-        placement, if there are any. With `samples` a trial has as many rounds as that many
-        responses take.
+        Trials that are equal except for their label are merged into the first of them.
 
-        Trials that are then equal but for their label are merged into the first of them.
+        Args:
+            fixed: Keys that replace those of every arm. A resource that only one placement reads is
+                given only to the arms of that placement, if there are any.
+            seeds: The seeds of each arm.
+            without: Arms to leave out, unless `fixed` names one of them.
+            samples: The number of responses in each trial. It replaces the number of rounds.
 
         Raises:
-            ConfigError: a trial is invalid, `fixed` names an arm that the space does not have, or
-                some arm has no whole number of rounds for `samples`.
+            ConfigError: A trial is invalid, `fixed` names an arm that the space does not have, or
+                an arm has no whole number of rounds for `samples`.
         """
         arms = self._chosen_arms(fixed, without)
         concerning = {arm: self._concerning(arm, arms, fixed) for arm in arms}
@@ -108,8 +111,10 @@ class SearchSpace:
     def _concerning(
         self, arm: str, arms: Sequence[str], fixed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """`fixed` without the resources that other `arms` reserve and this one, whose placement
-        differs, does not: a machine's GPUs are given to all arms by one command."""
+        """Return `fixed` without the resources that only arms with another placement reserve.
+
+        One command can then give a machine's GPUs to arms of both placements.
+        """
 
         def reserves(name: str, key: str) -> bool:
             chosen = {**self.arms[name], **fixed}
@@ -134,26 +139,29 @@ class SearchSpace:
 def at_equal_samples(
     trials: Sequence[GRPOConfig], samples: int, *, evaluate: bool
 ) -> list[GRPOConfig]:
-    """The trials cut to `samples` responses each.
+    """Return the trials, cut to `samples` responses each.
 
-    With `evaluate`, evaluations also fall at equal samples in all of them: as many as the trials
-    had, or fewer where one round of some arm is longer than the time between two.
+    Args:
+        trials: The trials to cut.
+        samples: The number of responses in each trial.
+        evaluate: Also evaluate all trials at equal samples. The number of evaluations stays, or is
+            smaller if a round of some arm is longer than the time between two evaluations.
 
     Raises:
-        ConfigError: some trial has no whole number of rounds for so many responses.
+        ConfigError: A trial has no whole number of rounds for `samples` responses.
     """
     common = math.lcm(*(schedule.responses_per_round(trial) for trial in trials))
     if samples % common:
         below, above = samples // common * common, -(-samples // common) * common
         rounds = sorted({schedule.responses_per_round(trial) for trial in trials})
         seeds = (
-            f"; {samples} seeds of each arm are --num-samples {samples}"
+            f"; for {samples} seeds of each arm use --num-samples {samples}"
             if samples < rounds[0]
             else ""
         )
         raise ConfigError(
-            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses a round, "
-            "and each needs whole rounds; valid next to it: "
+            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses per round, "
+            "and each needs whole rounds; nearest valid: "
             f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)
@@ -171,8 +179,11 @@ def at_equal_samples(
 
 
 def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """The same trials in randomised blocks: seed after seed, each seed's arms in an order that is
-    drawn from the seed. A machine that becomes slower meanwhile then slows no arm in particular."""
+    """Return the same trials in randomised blocks: one seed after another.
+
+    The order of the arms within a block is drawn from the seed. So if a machine slows down, it does
+    not slow one arm in particular.
+    """
     blocks: dict[int, list[GRPOConfig]] = {}
     for trial in trials:
         blocks.setdefault(trial.seed, []).append(trial)
@@ -181,29 +192,31 @@ def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
     return [trial for block in blocks.values() for trial in block]
 
 
-# ---- What a report needs to know of a space ------------------------------------------------------
+# ---- The part of a space that a report needs -----------------------------------------------------
 
 
-MAX_FACTOR = 1e38  # times a metric it is still a number
+MAX_FACTOR = 1e38  # a metric times this factor is still a finite number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
+    """The question of a space with its arms and columns, as stored for reports."""
+
     text: str  # one line
     arms: Sequence[str]  # sorted as in tables
     columns: Sequence[Column]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the question as plain data."""
         columns = [asdict(column) for column in self.columns]
         return {"text": self.text, "arms": list(self.arms), "columns": columns}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Question:
-        """The question that `to_dict` wrote, of an experiment that may come from anybody.
+        """Return the question that `to_dict` wrote. The data may come from anybody.
 
         Raises:
-            ValueError: it is not one, in one line.
+            ValueError: The data is not a question. The error is one line.
         """
         try:
             columns = tuple(Column(**column) for column in data["columns"])
@@ -211,9 +224,9 @@ class Question:
             texts = (data["text"], *arms)
             texts += tuple(text for c in columns for text in (c.name, c.title))
             if not all(isinstance(text, str) for text in texts):
-                raise TypeError("a text is something else")
+                raise TypeError("a text is not a string")
             if not all(isinstance(column.factor, int | float) for column in columns):
-                raise TypeError("a factor is no number")
+                raise TypeError("a factor is not a number")
             if not all(abs(column.factor) < MAX_FACTOR for column in columns):
                 raise TypeError(f"a factor is not below {MAX_FACTOR:g}")
             return cls(text=data["text"], arms=arms, columns=columns)

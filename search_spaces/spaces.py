@@ -1,4 +1,4 @@
-"""Questions asked as grids of arms: each space holds the arms that its question decides between."""
+"""The search spaces that ship: each is a question with the arms that answer it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ EVAL_EVERY = 16
 
 
 def fresh(k: int) -> dict[str, Any]:
-    """Settings with k rollout batches a round and 1/k of the rounds: samples and evaluations are
-    equally many for every k."""
+    """Return settings for k rollout batches per round and 1/k of the rounds.
+
+    Every k then has the same number of samples and of evaluations.
+    """
     return {
         "k": k,
         "k_mode": "fresh_batches",
@@ -43,7 +45,7 @@ ASYNC_VS_SYNC = SearchSpace(
     question="what does asynchrony buy in wall-clock, and cost in reward, at equal samples?",
     arms={
         "colocated_k1": {"placement": "colocated", **fresh(1)},
-        # This arm reserves as many cores as the disaggregated ones and trains with two threads.
+        # This arm reserves as many cores as the disaggregated arms, and trains with two threads.
         "colocated_k1_two_cores": {
             "placement": "colocated",
             "resources.worker_cpus": 1.9,
@@ -66,7 +68,7 @@ KS = (2, 4, 8)
 
 
 def _reused(k_mode: str, k: int) -> dict[str, Any]:
-    """Settings with one rollout batch a round for every k: equal samples in equally many rounds."""
+    """Return settings for one rollout batch per round: equal samples and rounds for every k."""
     return {**fresh(1), "k": k, "k_mode": k_mode}
 
 
@@ -75,11 +77,11 @@ GRADIENT_STEPS = SearchSpace(
     question="how many gradient steps per rollout batch, and of which kind, at equal samples?",
     arms={
         "k1": fresh(1),
-        # k passes over the batch: k times the steps.
+        # k passes over the batch: k times as many steps.
         **{f"same_batch_k{k}": _reused("same_batch", k) for k in KS},
-        # The batch in k parts: k times the steps, each on a k-th of the rows.
+        # The batch in k parts: k times as many steps, each on 1/k of the rows.
         **{f"minibatches_k{k}": _reused("minibatches", k) for k in KS},
-        # k batches a round, sampled by one version: as many steps as with k = 1.
+        # k batches per round, all sampled by one version: as many steps as with k = 1.
         **{f"fresh_batches_k{k}": fresh(k) for k in KS},
     },
     columns=(STEPS, SPEED, *OFF_POLICY, *DRIFT),
@@ -90,8 +92,8 @@ GRADIENT_STEPS = SearchSpace(
 
 LAGS = (0, 1, 2, 4, 8)
 CAP = 2.0
-# Two passes over each batch: training takes longer than sampling, so the generator runs ahead as
-# far as the lag allows and the bound is reached.
+# Two passes over each batch make training slower than sampling. The generator then runs ahead as
+# far as the lag allows, so the bound is reached.
 STALE = {"placement": "disaggregated", **fresh(1), "k": 2, "k_mode": "same_batch"}
 
 LAG = SearchSpace(
@@ -111,7 +113,7 @@ SAMPLINGS = ("fifo", "uniform", "mixed")
 
 
 def _replay(capacity: int, sampling: str) -> dict[str, Any]:
-    """Settings for gradient steps on two rollout batches, drawn from those of `capacity` rounds."""
+    """Return settings for gradient steps on two rollout batches, drawn from `capacity` rounds."""
     return {
         **fresh(1),
         "buffer_capacity": capacity,
@@ -125,7 +127,7 @@ REPLAY = SearchSpace(
     question="what does training on rollouts more than once buy, at equal fresh samples?",
     arms={
         "no_replay": fresh(1),
-        # A draw of two batches takes all of a capacity of two, whatever the sampling.
+        # With a capacity of two, a draw of two batches takes everything, whatever the sampling.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },
@@ -135,7 +137,7 @@ REPLAY = SearchSpace(
 
 # ---- How should weights travel? ------------------------------------------------------------------
 
-# The arms are asynchronous, where most of a sync overlaps with the work of both sides.
+# The arms are asynchronous, so most of a sync overlaps with work of generator and learner.
 ASYNCHRONOUS = {"placement": "disaggregated", "lag": 1, **fresh(1)}
 GPUS: dict[str, dict[str, Any]] = {
     "nccl": {"resources.generator_gpus": 1, "resources.learner_gpus": 1},
@@ -156,8 +158,8 @@ TRANSPORT = SearchSpace(
 
 # ---- Which loss? ---------------------------------------------------------------------------------
 
-# Four gradient steps on parts of the batch: on the first step of a round every ratio is 1, and the
-# losses hardly differ.
+# Four gradient steps on parts of the batch. In the first step of a round every ratio is 1, and the
+# losses hardly differ there.
 FOUR_STEPS = {**fresh(1), "k": 4, "k_mode": "minibatches"}
 TYPES = (
     *("grpo_clip", "reinforce_with_baseline", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr"),
@@ -184,7 +186,7 @@ LOSSES = SearchSpace(
 
 BASELINE_NAMES = ("group_mean", "rloo", "group_std", "group_mean_batch_std", "batch", "maxrl")
 
-# No ratio and no clip: the arms differ in the advantage alone.
+# Without ratio and clip, the arms differ only in the advantage.
 BASELINES = SearchSpace(
     name="baselines",
     question="what should a response be compared with: nothing, its group, the others, the batch?",
@@ -231,7 +233,7 @@ STD_NORM = SearchSpace(
 
 # ---- Which learning rate? ------------------------------------------------------------------------
 
-# The default first: the others are compared with it.
+# The default comes first, because the others are compared with it.
 RATES = ("3e-4", "2e-5", "5e-5", "1e-4", "5e-4", "1e-3")
 
 LEARNING_RATE = SearchSpace(
@@ -242,10 +244,10 @@ LEARNING_RATE = SearchSpace(
 )
 
 
-# ---- Which objective permits which staleness? ----------------------------------------------------
+# ---- How much staleness does each objective tolerate? --------------------------------------------
 
 OBJECTIVE_LAGS = (0, 4, 8)
-# The presets' objectives alone: all arms sample and train alike.
+# Only the objectives of the presets are used: all arms sample and train alike.
 OBJECTIVES = (
     *("grpo", "dr_grpo", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
     *("m2po", "clip_cov", "kl_cov", "rloo", "maxrl", "icepop"),
@@ -253,14 +255,14 @@ OBJECTIVES = (
 
 
 def objective(name: str) -> dict[str, Any]:
-    """What a preset sets of the loss."""
+    """Return the settings of the loss from a preset."""
     settings = ALGORITHMS[name].settings
     return {key: value for key, value in settings.items() if key.startswith("loss.")}
 
 
 OBJECTIVES_BY_LAG = SearchSpace(
     name="objectives_by_lag",
-    question="which objective permits which staleness?",
+    question="how much staleness does each objective tolerate?",
     arms={
         f"{name}_lag{lag}": {**STALE, "lag": lag, **objective(name)}
         for name in OBJECTIVES

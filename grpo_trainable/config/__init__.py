@@ -1,10 +1,12 @@
-"""Every setting of a trial: its name, meaning, unit, default and range, each written once.
+"""All settings of a trial. The name, meaning, unit, default and range of each are written once.
 
-`GRPOConfig.from_dict` is the door. It refuses unknown keys, wrong types, values out of range,
-contradictions, and settings that the chosen combination does not read, each as a one-line
-`ConfigError`, before Ray or any actor starts. Behind the door nobody touches a dict.
+`GRPOConfig.from_dict` builds a config from plain data. It refuses unknown keys, wrong types, values
+out of range, contradictions, and settings that the chosen combination does not read. Each refusal
+is a one-line `ConfigError`, raised before Ray or any actor starts. All other code reads a
+`GRPOConfig` and never a dict.
 
-Only the standard library is imported: the launcher reads this package before torch and Ray load.
+This package imports only the standard library, because the launcher reads it before torch and Ray
+load.
 """
 
 from grpo_trainable.config.advantage import VineSettings

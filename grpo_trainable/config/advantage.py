@@ -1,4 +1,4 @@
-"""The settings of critics and completions, and which advantages go with which settings."""
+"""The `critic` and `vine` sections, and the settings that each advantage works with."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ COMPARE_A_GROUP = (
     *("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl"),
     "group_to_go",
 )
-# Losses whose ratio, or whose choice of a weight, is that of a whole response.
+# Losses whose ratio or weight belongs to a whole response.
 _OF_RESPONSES = ("gspo", "gmpo", "topr")
-# Advantages of the task's own reward, and why nothing else may be taken off it.
+# Advantages that need the task's own reward, and why nothing may be taken off it.
 _OF_THE_TASK = {
-    "vine": "loss.advantage=vine values states by the task's reward alone",
-    "maxrl": "loss.advantage=maxrl divides by the mean of rewards that are 0 and above",
+    "vine": "loss.advantage=vine values states only by the task's reward",
+    "maxrl": "loss.advantage=maxrl divides by the mean reward, so no reward may be negative",
 }
 
 
 def compares_a_group(advantage: str) -> bool:
-    """Check whether an advantage learns nothing from a group of equal rewards.
+    """Return True if an advantage learns nothing from a group of equal rewards.
 
-    A function of the user's counts as one that compares: its name does not say.
+    A user's function counts as one that compares, because its name does not tell.
     """
     return advantage in COMPARE_A_GROUP or is_reference(advantage)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticSettings(Settings):
-    """How the critic of `loss.advantage=gae` is made and trained."""
+    """Critic of `loss.advantage=gae` and its training."""
 
     SECTION: ClassVar[str] = "critic"
 
     body: str = choice(
         ("own", "shared"),
-        "What the critic computes values from: a copy of the starting policy that it trains for "
-        "itself, or the hidden states of the policy in training.",
+        "Source of the critic's values: its own copy of the starting policy, which it trains "
+        "(own), or the hidden states of the policy in training (shared).",
         read_if=GAE,
     )
     lr: float | None = number(
         None,
-        "The learning rate of what only the critic uses; none: 5 times optim.lr.",
+        "Learning rate of the weights that only the critic uses. `none` means 5 times optim.lr.",
         minimum=0,
         read_if=GAE,
         default_by=when_read(("optim.lr",), lambda lr: CRITIC_LR * lr),
@@ -60,14 +60,14 @@ class CriticSettings(Settings):
     )
     coef: float = number(
         0.5,
-        "The weight of the value loss, which trains the body of the policy too.",
+        "Weight of the value loss, which also trains the body of the policy.",
         above=0,
         read_if=(GAE, one_of("critic.body", "shared")),
     )
     clip: float = number(
         0.2,
-        "How far a value may move from the one before the round until its loss stops pulling; 0: "
-        "as far as it likes.",
+        "Limit on the change of a state's value within a round: beyond it, the value loss stops "
+        "pulling. 0 sets no limit.",
         minimum=0,
         read_if=GAE,
         also_called=(verl("critic.cliprange_value"),),
@@ -76,29 +76,33 @@ class CriticSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class VineSettings(Settings):
-    """How `loss.advantage=vine` values the states of a response."""
+    """Values of a response's states under `loss.advantage=vine`."""
 
     SECTION: ClassVar[str] = "vine"
 
     samples: int = integer(
         4,
-        "K, the completions that are sampled from each state to value it.",
+        "K, the number of completions sampled from each state to value it.",
         minimum=1,
         read_if=_VINE,
     )
     states: str = choice(
         ("chunks", "sentences"),
-        "Which states are valued beside the prompt: one every chunk_tokens tokens, or the ends of "
-        "sentences and lines that are at least as far apart.",
+        "States that are valued in addition to the prompt: one every chunk_tokens tokens "
+        "(chunks), or the ends of sentences and lines that are at least that far apart "
+        "(sentences).",
         read_if=_VINE,
     )
     chunk_tokens: int = integer(
-        16, "Tokens between two states, which share an advantage.", minimum=1, read_if=_VINE
+        16,
+        "Number of tokens between two states. These tokens share an advantage.",
+        minimum=1,
+        read_if=_VINE,
     )
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other, in the order in which it is reported."""
+    """Yield conflicts between advantages and other settings, in the order of reporting."""
     yield from _group_conflicts(config)
     yield from _token_conflicts(config)
     yield from _reward_conflicts(config)
@@ -111,12 +115,12 @@ def _group_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         alone and advantage in COMPARE_A_GROUP,
         "rollout.group_size",
-        f"must be >= 2 with loss.advantage={advantage}: it compares the responses of a group",
+        f"must be >= 2 with loss.advantage={advantage}, which compares the responses of a group",
     )
     yield (
         alone and config.task.normalize_parts,
         "rollout.group_size",
-        "must be >= 2 with task.normalize_parts=true: each part is compared within its group",
+        "must be >= 2 with task.normalize_parts=true, which compares each part within its group",
     )
     yield (
         alone and advantage == "batch" and config.rollout.prompts == 1,
@@ -136,7 +140,7 @@ def _group_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         advantage == "zero" and config.loss.teacher is None,
         "loss.advantage",
-        "needs loss.teacher: without one there would be nothing to learn",
+        "needs loss.teacher: without a teacher there is nothing to learn",
     )
 
 
@@ -148,24 +152,25 @@ def _token_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         loss == "ppo" and not of_tokens,
         "loss.type",
-        f"needs loss.advantage=gae or vine, got {advantage}, with which grpo_clip is the same",
+        f"needs loss.advantage=gae or vine, got {advantage}; with that advantage, "
+        "loss.type=grpo_clip is the same",
     )
     yield (
         (of_tokens or config.loss.teacher is not None) and loss in _OF_RESPONSES,
         "loss.type",
-        f"takes a response as a whole, and {tells_apart} tells its tokens apart; "
-        "valid: dapo, cispo, sapo, and others with a ratio for each token",
+        f"treats a response as a whole, but {tells_apart} treats each token separately; valid: "
+        "dapo, cispo, sapo, and others with a ratio for each token",
     )
     yield (
         advantage == "vine" and config.in_mid_batch,
         "weight_update",
-        "must be between_batches with loss.advantage=vine: values are those of one policy",
+        "must be between_batches with loss.advantage=vine, whose values belong to a single policy",
     )
     yield (
         advantage == "vine" and config.rollout.overlong == "interrupt",
         "rollout.overlong",
-        "must be score or filter: completions of loss.advantage=vine are not interrupted, so they "
-        "would value states by another law",
+        "must be score or filter with loss.advantage=vine: its completions are not interrupted, "
+        "so they would value states under a different policy",
     )
 
 

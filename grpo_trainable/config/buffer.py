@@ -1,4 +1,4 @@
-"""How rollouts are used again."""
+"""The `buffer` section: the reuse of rollouts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from grpo_trainable.config.values import Settings, integer, number
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSettings(Settings):
-    """How rollouts are used again; `buffer_capacity` turns it on."""
+    """Reuse of rollouts. `buffer_capacity` turns it on."""
 
     SECTION: ClassVar[str] = "buffer"
 
     sample_batches: int = integer(
         1,
-        "How many rollout batches' worth of groups a gradient step draws.",
+        "Number of rollout batches' worth of groups that a gradient step draws.",
         minimum=1,
         read_if=REPLAY,
     )
     max_age: int | None = integer(
         None,
-        "Rounds that a group may be behind when it is trained on; none: lag + buffer_capacity − 1.",
+        "Maximum number of rounds that a group may be behind when it is trained on. `none` means "
+        "lag + buffer_capacity − 1.",
         minimum=0,
         read_if=REPLAY,
     )
     fresh_fraction: float = number(
         0.5,
-        "The share of a draw that has not been trained on before.",
+        "Share of a draw that has not been trained on before.",
         above=0,
         maximum=1,
         read_if=(REPLAY, one_of("buffer_sampling", "mixed")),
@@ -40,12 +41,12 @@ class BufferSettings(Settings):
 
 
 def fresh_wanted(fraction: float, count: int) -> int:
-    """ceil(fraction · count), of the number that was meant: 0.28 · 25 is 7."""
+    """Return ceil(fraction · count) without floating-point error: 0.28 · 25 gives 7."""
     return math.ceil(round(fraction * count, 9))
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts over limits, and settings under which no group is ever reused."""
     sampling, sample = config.buffer_sampling, config.buffer.sample_batches
     replay = config.buffer_capacity > 1
     drawn = sample * config.rollout.prompts
@@ -58,15 +59,15 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         sampling == "recency" and config.buffer_capacity > sample,
         "buffer_capacity",
-        f"buffer_sampling=recency never reuses a group unless it is <= "
-        f"buffer.sample_batches={sample}; valid: fifo, uniform, mixed sampling",
+        f"must be <= buffer.sample_batches={sample} with buffer_sampling=recency, which otherwise "
+        "never reuses a group; or set buffer_sampling to fifo, uniform or mixed",
     )
-    # Each draw would be filled by fresh groups alone.
+    # Fresh groups alone would fill each draw.
     yield (
         replay and sampling == "fifo" and sample == 1,
         "buffer.sample_batches",
-        "must be >= 2 with buffer_sampling=fifo, which never reuses a group while there are "
-        "unused ones",
+        "must be >= 2 with buffer_sampling=fifo, which never reuses a group while unused ones "
+        "remain",
     )
     yield (
         replay
@@ -79,6 +80,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         replay and schedule.max_age(config) == config.lag,
         "buffer.max_age",
-        f"a group that was first used at lag={config.lag} is never reused; must be above it",
+        f"must be > lag={config.lag}: otherwise a group that is first used at that lag is never "
+        "reused",
     )
     yield schedule.max_age(config) < config.lag, "buffer.max_age", f"must be >= lag={config.lag}"

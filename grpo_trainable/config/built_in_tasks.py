@@ -1,4 +1,4 @@
-"""The settings of each built-in task."""
+"""Settings of each built-in task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from grpo_trainable.config.values import (
     text,
 )
 
-MIX = "mix"  # the name of a trial's task where it has several
+MIX = "mix"  # the name of the task in a trial with several tasks
 # Tasks whose prompts only make sense in the environment of the same name.
 GAMES = ("guess", "calculator")
 
@@ -30,7 +30,7 @@ _NO_PROMPT_FILES = none_given("task.train_file", "task.eval_file")
 
 
 def settled_equality(equality: str, train_file: str | None, eval_file: str | None) -> str:
-    """Return how the math task compares answers, where it may choose."""
+    """Return how the math task compares answers, resolving `auto`."""
     if equality != "auto":
         return equality
     return "exact" if train_file is None and eval_file is None else "math_verify"
@@ -53,18 +53,19 @@ def _is_options(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFileSettings(Settings):
-    """The files that a task reads prompts from."""
+    """Files that a task reads prompts from."""
 
     train_file: str | None = path(
         None,
-        "A JSONL file of training prompts in a layout of the task (docs/howto); without eval_file "
-        "a fifth of it is held out.",
+        "JSONL file of training prompts, in a layout of the task (docs/howto). Without eval_file, "
+        "a fifth of its prompts is held out.",
         read_if=one_of("task.name", "keyword", "math"),
         also_called=(verl("data.train_files", "JSONL"),),
     )
     eval_file: str | None = path(
         None,
-        "A JSONL file of held-out prompts; without train_file four fifths of it are trained on.",
+        "JSONL file of held-out prompts. Without train_file, four fifths of its prompts are "
+        "trained on.",
         read_if=one_of("task.name", "keyword", "math"),
         also_called=(verl("data.val_files", "JSONL"),),
     )
@@ -72,55 +73,58 @@ class PromptFileSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class KeywordSettings(PromptFileSettings):
-    """The settings of the keyword task."""
+    """Settings of the keyword task."""
 
     SECTION: ClassVar[str] = "task"
 
     keywords_file: str | None = path(
         None,
-        "A UTF-8 file with one keyword a line; none: the shipped nouns.",
+        "UTF-8 file with one keyword per line. `none` takes the nouns that ship with the package.",
         read_if=(_KEYWORD, _NO_PROMPT_FILES),
     )
     keywords_per_prompt: int = integer(
         1,
-        "How many keywords a prompt asks for at once.",
+        "Number of keywords in each prompt.",
         minimum=1,
         read_if=(_KEYWORD, _NO_PROMPT_FILES),
     )
     match: str = choice(
         ("word", "substring"),
-        'How a keyword counts as included: as a whole word, or anywhere, as "hen" in "when".',
+        "Rule by which a keyword counts as included: as a whole word (word), or anywhere "
+        '(substring), as "hen" in "when".',
         read_if=(_KEYWORD, none_given("task.reward")),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings(Settings):
-    """How a question is put, and where its answer stands in the response."""
+    """Form of a question, and location of the answer in a response."""
 
     template: str = choice_or_path(
         ("short", "r1_zero", "boxed", "question_only"),
-        "What a question becomes a prompt by; in a file of yours {question} stands for it.",
+        "Template that turns a question into a prompt. In a file of yours, {question} marks the "
+        "place of the question.",
         read_if=one_of("task.name", "math", "reasoning_gym"),
     )
     answer_in: str = choice(
         ("auto", "tags", "boxed"),
-        r"Where a response has its answer: in answer tags after its reasoning, or in \boxed{}; "
-        "auto: as the template asks.",
+        r"Location of the answer in a response: in answer tags after the reasoning (tags), or in "
+        r"\boxed{} (boxed). `auto` follows the template.",
         read_if=one_of("task.name", "math", "reasoning_gym"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MathSettings(PromptFileSettings, AnswerSettings):
-    """The settings of the math task."""
+    """Settings of the math task."""
 
     SECTION: ClassVar[str] = "task"
 
     equality: str = choice(
         ("auto", "exact", "math_verify"),
-        "How an answer is compared with the true one: as a number or a text, or as mathematics by "
-        "math-verify; auto: math_verify where a file of problems is given, else exact.",
+        "Comparison of an answer with the true one: as a number or a text (exact), or as "
+        "mathematics by math-verify (math_verify). `auto` takes math_verify if a file of problems "
+        "is given, else exact.",
         read_if=(one_of("task.name", "math"), none_given("task.reward")),
         default_by=where_none(
             ("task.name", "task.reward", "task.train_file", "task.eval_file"), _default_equality
@@ -130,27 +134,27 @@ class MathSettings(PromptFileSettings, AnswerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymSettings(AnswerSettings):
-    """The settings of the reasoning_gym task."""
+    """Settings of the reasoning_gym task."""
 
     SECTION: ClassVar[str] = "task"
 
     dataset: str | None = text(
         None,
-        "The data set of reasoning-gym that makes the problems and scores the answers.",
+        "Data set of reasoning-gym that makes the problems and scores the answers.",
         expected="the name of a data set, such as chain_sum",
         valid=str.isidentifier,
         read_if=_REASONING_GYM,
     )
     size: int = integer(
         20000,
-        "Problems of the data set, a fifth of which is held out; they come round again in another "
-        "order.",
+        "Number of problems in the data set. A fifth of them is held out. After one pass, the "
+        "problems repeat in another order.",
         minimum=1,
         read_if=_REASONING_GYM,
     )
     options: str = text(
         "{}",
-        "The data set's own options as JSON.",
+        "Options of the data set, as JSON.",
         expected='a JSON object without seed and size, such as {"min_terms": 2}',
         valid=_is_options,
         read_if=_REASONING_GYM,
@@ -159,25 +163,26 @@ class ReasoningGymSettings(AnswerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class NoSettings(Settings):
-    """The settings of tasks that have none: the games, and control, where `model.env` says all."""
+    """Settings of tasks that have none: the games, and control, which reads only `model.env`."""
 
     SECTION: ClassVar[str] = "task"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixSettings(Settings):
-    """The settings of a mix of tasks."""
+    """Settings of a mix of tasks."""
 
     SECTION: ClassVar[str] = "task"
 
     mix: str | None = task_mix(
-        "Tasks and how much of the prompts each has, as JSON, with an object of weight and "
-        "settings where a task has some (docs/howto/mix.md); it means task.name=mix.",
+        "Tasks and their shares of the prompts, as JSON. A task with settings has an object that "
+        "holds its weight and its settings (docs/howto/mix.md). Giving this setting implies "
+        "task.name=mix.",
         read_if=one_of("task.name", MIX),
     )
 
 
-# The settings of each built-in task, besides those that every task has.
+# Settings of each built-in task, in addition to those that every task has.
 TASK_SETTINGS: dict[str, type[Settings]] = {
     "keyword": KeywordSettings,
     "math": MathSettings,
@@ -190,7 +195,7 @@ TASK_SETTINGS: dict[str, type[Settings]] = {
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts between a mix of tasks and other settings."""
     task, tasks = config.task, len(config.parts)
     mixed = tasks > 0
 
@@ -207,7 +212,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         mixed and task.reward is not None,
         "task.reward",
-        "must be none with task.mix: name it beside the weight of the task that it scores",
+        "must be none with task.mix: give it in the entry of the task that it scores",
     )
     yield (
         mixed and config.pools.enabled,
@@ -217,13 +222,13 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         mixed and config.loss.advantage == "batch",
         "loss.advantage",
-        "compares the rewards of different tasks with task.mix; choose one that compares the "
+        "would compare rewards of different tasks with task.mix; choose one that compares the "
         "responses of a group, such as group_std",
     )
     yield (
         mixed and config.has_critic and config.loss.whiten,
         "loss.whiten",
-        "compares the rewards of different tasks with task.mix; set it to false",
+        "would compare rewards of different tasks with task.mix; set it to false",
     )
     yield (
         config.eval.prompts < tasks,

@@ -1,7 +1,7 @@
-"""When a setting is read: what must hold of others, as a predicate and in words.
+"""Conditions under which a setting is read, each as a predicate and in words.
 
-A field declares it as `read_if`. Where a key is not read it may only have its default: `GRPOConfig`
-refuses any other value, which would look as if it had an effect.
+A field declares them as `read_if`. A key that is not read may only have its default. `GRPOConfig`
+refuses any other value, because that value would seem to have an effect.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from typing import Any, Protocol, TypeAlias
 
 from grpo_trainable.plugins import is_reference
 
-# A `GRPOConfig`. Its module imports those that speak of it, so they cannot import it for its type.
+# A `GRPOConfig`. Its module imports the modules that use this alias, so they cannot import the
+# class.
 Config: TypeAlias = Any
-# Of settings that contradict each other: whether they do, the key to blame, and why.
+# (True if the settings contradict each other, the key to blame, the reason).
 Conflict: TypeAlias = tuple[bool, str, str]
 
 
 class Readable(Protocol):
-    """A config, or a dict: the value at a dotted key."""
+    """A config or a dict: an object that returns the value at a dotted key."""
 
     def __getitem__(self, key: str, /) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A condition on other settings under which a key is read."""
+    """Condition on other settings under which a key is read."""
 
-    keys: tuple[str, ...]  # the settings it is about
-    needs: str  # the condition in words, as errors and the reference give it
+    keys: tuple[str, ...]  # the settings that the condition checks
+    needs: str  # the condition in words, for errors and the reference
     holds: Callable[..., bool]  # takes the values of `keys`, in their order
 
     def met_by(self, settings: Readable) -> bool:
-        """Check the condition against a config, or against plain settings."""
+        """Return True if a config, or plain settings, meet the condition."""
         return self.holds(*(settings[key] for key in self.keys))
 
 
@@ -45,7 +46,7 @@ def one_of(key: str, *values: str, remark: str = "") -> Condition:
 
 
 def one_of_or_own(key: str, *values: str, remark: str = "") -> Condition:
-    """Require one of these values of `key`, or a function of the user's."""
+    """Require one of these values of `key`, or a user's function."""
     return Condition(
         keys=(key,),
         needs=f"{key}={', '.join(values)} or a function of your own{remark}",
@@ -54,12 +55,12 @@ def one_of_or_own(key: str, *values: str, remark: str = "") -> Condition:
 
 
 def at_least(key: str, minimum: int) -> Condition:
-    """Require a number of at least `minimum`."""
+    """Require a value of at least `minimum`."""
     return Condition(keys=(key,), needs=f"{key} >= {minimum}", holds=lambda v: v >= minimum)
 
 
 def positive(key: str) -> Condition:
-    """Require a number above 0; none is not."""
+    """Require a value above 0. none does not meet the condition."""
     return Condition(keys=(key,), needs=f"{key} > 0", holds=bool)
 
 
@@ -75,7 +76,7 @@ def given(key: str, what: str = "") -> Condition:
 
 
 def none_given(*keys: str) -> Condition:
-    """Require none of all these keys."""
+    """Require all of these keys to be none."""
     return Condition(
         keys=keys,
         needs=" and ".join(f"{key}=none" for key in keys),
@@ -85,7 +86,7 @@ def none_given(*keys: str) -> Condition:
 
 # ---- Conditions of several sections ------------------------------------------------------------
 
-CONTROL = "control"  # the name of the task of a policy that acts in `model.env`
+CONTROL = "control"  # the task of a policy that acts in `model.env`
 
 COLOCATED = one_of("placement", "colocated")
 DISAGGREGATED = one_of("placement", "disaggregated")

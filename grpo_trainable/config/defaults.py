@@ -1,11 +1,11 @@
-"""Defaults that other settings decide: per task, per loss, per kind of engine.
+"""Defaults that depend on other settings: on the task, the loss or the kind of engine.
 
-A field declares them as `default_by`. There is one form for all, and three moments:
+A field declares them as `default_by`. All have the same form, but they apply at three moments:
 
-- `absent`: a key that is not given has it. `GRPOConfig.from_dict` fills it in.
-- `none`: a key that is none, or whatever its default is, has it. `GRPOConfig` puts it in when it is
-  constructed, so that a trial's files show it.
-- `read`: a key that is none stays none, and whoever reads it computes with this.
+- `absent`: the key is not given. `GRPOConfig.from_dict` fills in the default.
+- `none`: the key has its general default, usually none. `GRPOConfig` replaces it when constructed,
+  so a trial's files show the replacement.
+- `read`: the key is none and stays none. Code that reads it computes the default.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Moment = Literal["absent", "none", "read"]
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultBy:
-    """The default that a key has beside certain values of others."""
+    """Default of a key that depends on the values of other keys."""
 
-    keys: tuple[str, ...]  # the settings that decide
-    value: Callable[..., Any]  # takes their values; None where they leave the general default
+    keys: tuple[str, ...]  # the settings that the default depends on
+    value: Callable[..., Any]  # takes their values; returns None to keep the general default
     moment: Moment
-    of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if they decide
+    of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
 
     def beside(self, settings: Readable) -> Any:
-        """Return the default beside these settings, or None."""
+        """Return the default under these settings, or None to keep the general default."""
         return self.value(*(settings[key] for key in self.keys))
 
 
 def by_task(**defaults: Any) -> DefaultBy:
-    """Return a default for each of these tasks; docs/defaults.md says why they differ."""
+    """Return a default for each of these tasks. docs/defaults.md gives the reasons."""
     return DefaultBy(keys=("task.name",), value=defaults.get, moment="absent", of_tasks=defaults)
 
 
 def where_none(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
-    """Return a default that is put in where a key is none, or auto."""
+    """Return a default that replaces a key's general default, such as none or auto."""
     return DefaultBy(keys=keys, value=value, moment="none")
 
 
 def when_read(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
-    """Return a number that follows from others wherever a key is none."""
+    """Return a default that is computed from other keys wherever a key is none."""
     return DefaultBy(keys=keys, value=value, moment="read")

@@ -1,7 +1,7 @@
-"""How responses are sampled: one record for each engine, with what it promises.
+"""The engines: one record for each, with its promises about what it samples.
 
-Only the standard library is imported here, so that the config can list them and the launcher ask
-them.
+This module imports only the standard library, so the config can list the engines and the launcher
+can query them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 PolicyKind = Literal["ours", "hugging_face", "control"]
 
-# What a trial starts from, in words.
+# Kinds of policies that a trial starts from, in words.
 POLICY_KINDS: dict[PolicyKind, str] = {
     "ours": "a policy of this package",
     "hugging_face": "a Hugging Face model",
@@ -24,32 +24,32 @@ _OF_TEXT: tuple[PolicyKind, ...] = ("ours", "hugging_face")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecord:
-    """What is known about an engine before it is built."""
+    """Facts about an engine that are known before it is built."""
 
     name: str
     build: str  # `module:name`, called with an `EngineSetup`, returns an `Engine`
     samples: tuple[PolicyKind, ...] = _OF_TEXT
-    # Asked again, by any process on this machine, it samples the same tokens with the same
-    # log-probs, bit for bit. Without that a resumed run is not the one that never stopped.
+    # For equal requests, any process on this machine samples the same tokens with the same
+    # log-probs, bit for bit. Without this, a resumed run differs from an uninterrupted one.
     same_bits: bool = False
-    # How far, in nats, the log-prob of a token may be from the one that the learner computes from
-    # float32 weights. None: nothing is known.
+    # Largest difference in nats between the log-prob of a token and the one that the learner
+    # computes from float32 weights. None: unknown.
     log_prob_error: float | None = None
-    compared: bool = False  # whether it compares them with the learner's when it is built
-    # What its process cannot do beside sampling, as reasons by value.
+    compared: bool = False  # True: compares its log-probs with the learner's when it is built
+    # Placements that its process does not support, each with the reason.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
-    refuses_two_sided: str = ""  # why it cannot be in a transport's collective group, if so
-    gpus: bool = True  # whether it may sample on a GPU
-    lowest_temperature: float = 0.0  # above 0, which takes the most likely token
-    plays: bool = False  # whether it can extend a response by what an environment says
-    interrupts: bool = False  # whether it can feed a response a text in the middle
-    queues: bool = False  # whether `rollout.slots` may make responses of a call wait for others
-    narrows: bool = False  # whether it may sample in `model.sampler_dtype`
-    libraries: tuple[str, ...] = ()  # extra libraries, which the package does without
-    install: str = ""  # the line that installs them
+    refuses_two_sided: str = ""  # the reason, if it cannot join a transport's collective group
+    gpus: bool = True  # True: may sample on a GPU
+    lowest_temperature: float = 0.0  # the lowest above 0; 0 takes the most likely token
+    plays: bool = False  # True: can add an environment's answers to a response
+    interrupts: bool = False  # True: can insert text in the middle of a response
+    queues: bool = False  # True: `rollout.slots` may make responses of a call wait for others
+    narrows: bool = False  # True: may sample in `model.sampler_dtype`
+    libraries: tuple[str, ...] = ()  # optional libraries that this engine needs
+    install: str = ""  # the command that installs them
 
     def missing(self) -> str | None:
-        """The library that this process lacks, and how to get it; None when nothing is missing."""
+        """Return the library that this process lacks and how to get it, or None."""
         for library in self.libraries:
             if importlib.util.find_spec(library) is None:
                 return f"the library {library} is not installed: {self.install}"
@@ -57,7 +57,7 @@ class EngineRecord:
 
     @property
     def promise(self) -> str:
-        """What can be relied on, in words."""
+        """The promises of the engine, in words."""
         bits = "the same bits when asked again" if self.same_bits else "other tokens after a resume"
         if self.log_prob_error is None:
             checked = "compared with the learner's at the start" if self.compared else "unchecked"
@@ -94,10 +94,10 @@ ENGINES: dict[str, EngineRecord] = {
             build="grpo_trainable.engines.vllm.build:build_vllm_engine",
             compared=True,
             refused_placements={
-                "colocated": "vLLM fixes the threads of its process, with which the learner of a "
-                "colocated worker would have to train",
+                "colocated": "vLLM fixes the number of threads in its process, and the learner of "
+                "a colocated worker would have to train with that number",
             },
-            refuses_two_sided="vLLM has a collective group of its own in its process",
+            refuses_two_sided="vLLM has its own collective group in its process",
             gpus=False,
             lowest_temperature=0.01,
             libraries=("vllm", "transformers"),
@@ -115,7 +115,7 @@ ENGINES: dict[str, EngineRecord] = {
     )
 }
 
-# The engine that `auto` stands for.
+# The engine that `auto` chooses for each kind of policy.
 BY_POLICY: dict[PolicyKind, str] = {
     "ours": "torch",
     "hugging_face": "hf",
@@ -124,5 +124,5 @@ BY_POLICY: dict[PolicyKind, str] = {
 
 
 def engine_record(name: str) -> EngineRecord:
-    """The record of one of ENGINES, or of a user's engine, of which nothing is known."""
+    """Return the record of an engine. The record of a user's engine promises nothing."""
     return ENGINES[name] if name in ENGINES else EngineRecord(name=name, build=name)

@@ -1,4 +1,4 @@
-"""Episodes of several turns."""
+"""The `env` section: episodes of several turns."""
 
 from __future__ import annotations
 
@@ -19,87 +19,92 @@ _PLAYED = Condition(
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSettings(Settings):
-    """Episodes of several turns: what the policy writes is answered by an environment."""
+    """Episodes of several turns, in which an environment answers the policy."""
 
     SECTION: ClassVar[str] = "env"
 
     name: str = choice_or_reference(
         ("off", "guess", "calculator", "python"),
-        "The environment in which responses are played, and which rewards them in place of the "
-        "task: a number to guess, a calculator, a Python interpreter, or a Class of yours.",
+        "Environment that answers the policy and rewards the episode in place of the task: a "
+        "number to guess (guess), a calculator (calculator), a Python interpreter (python), or a "
+        "Class of yours.",
         what="Class",
         read_if=OF_TEXT,
         default_by=by_task(guess="guess", calculator="calculator"),
     )
     allow_unsafe: bool = flag(
         False,
-        "Whether code that the policy writes runs uncontained: it can then read, change and delete "
+        "Run code that the policy writes without containment. It can then read, change and delete "
         "your files and end your processes.",
         read_if=one_of("env.name", "python"),
     )
     max_turns: int = integer(
-        8, "Actions of an episode after which it is cut off.", minimum=1, read_if=_PLAYED
+        8,
+        "Maximum number of actions in an episode. Longer episodes are cut off.",
+        minimum=1,
+        read_if=_PLAYED,
     )
     discount: float = number(
         1.0,
-        "What the reward of an action counts for each action before it.",
+        "Factor that discounts the reward of an action for each action before it.",
         above=0,
         maximum=1,
         read_if=_PLAYED,
     )
     step_deadline_s: float = number(
         10.0,
-        "Seconds that an environment may take to begin or to answer.",
+        "Maximum seconds for an environment to begin or to answer.",
         above=0,
         read_if=_PLAYED,
     )
     episode_deadline_s: float = number(
         60.0,
-        "Seconds that an environment may take for an episode in all.",
+        "Maximum total seconds for an environment in one episode.",
         above=0,
         read_if=_PLAYED,
     )
     patience_s: float = number(
         1.0,
-        "Seconds that a call of a generator waits in all for environments while others of its "
-        "episodes could go on; a call that waits no longer repeats bit by bit.",
+        "Total seconds that one call of a generator waits for environments while its other "
+        "episodes could continue. A call that waits no longer than this repeats bit by bit.",
         minimum=0,
         read_if=_PLAYED,
     )
 
     @property
     def plays(self) -> bool:
-        """Whether responses are episodes."""
+        """Return True if responses are episodes."""
         return self.name != "off"
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts between an environment and other settings."""
     env, enough_s = config.env, 2 * config.env.step_deadline_s
     can_play = config.engine == "auto" or engine_record(config.engine).plays
 
     yield (
         config.task.name in GAMES and env.name != config.task.name,
         "env.name",
-        f"must be {config.task.name} with task.name={config.task.name}, which only that plays",
+        f"must be {config.task.name} with task.name={config.task.name}, whose prompts need that "
+        "environment",
     )
     yield (
         env.plays and not can_play,
         "engine",
-        f"cannot extend a response by what an environment says; env.name={env.name} needs "
+        f"cannot add the answers of an environment to a response; env.name={env.name} needs "
         "engine=torch",
     )
     yield (
         env.plays and config.loss.advantage == "vine",
         "loss.advantage",
-        f"must not be vine with env.name={env.name}: completions would need an environment in the "
-        "middle of its episode",
+        f"must not be vine with env.name={env.name}: completions would have to start in the "
+        "middle of an episode",
     )
     yield (
         env.plays and config.rollout.overlong == "interrupt",
         "rollout.overlong",
-        f"must not be interrupt with env.name={env.name}: an episode is answered by its "
-        "environment alone",
+        f"must not be interrupt with env.name={env.name}: only the environment answers in an "
+        "episode",
     )
     yield (
         env.plays and enough_s > config.resources.deadline_s,

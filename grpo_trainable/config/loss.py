@@ -1,4 +1,4 @@
-"""What the gradient steps minimise."""
+"""The `loss` section: the objective that the gradient steps minimise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from grpo_trainable.plugins import is_reference
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
-# Low and high, each from the paper of the loss (docs/algorithms.md).
+# (low, high) for each loss, from its paper (docs/algorithms.md).
 CLIPS = {
     "gspo": (3e-4, 4e-4),
     "gmpo": (0.4, 0.4),
@@ -41,7 +41,7 @@ CLIPS = {
     "dppo_kl": (0.05, 0.05),
 }
 IMPORTANCE_CAP = 2.0  # default where sampler and learner may disagree (Yao et al. 2025)
-# Losses with a ratio for how far the policy is from the sampler.
+# Losses whose ratio measures how far the policy is from the sampler.
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
@@ -77,8 +77,8 @@ def _usual_clip_high(loss: str, clip: float) -> float:
 
 
 def samples_as_it_learns(engine: str, sampler_dtype: str) -> bool:
-    """Check whether log-probs of the sampler are promised to be the learner's, but for rounding."""
-    # `auto` takes an engine that promises it.
+    """Return True if the engine promises the learner's log-probs, except for rounding."""
+    # `auto` chooses an engine that makes this promise.
     promised = engine == "auto" or engine_record(engine).log_prob_error is not None
     return promised and sampler_dtype == "float32"
 
@@ -90,7 +90,7 @@ def _default_importance_cap(engine: str, sampler_dtype: str, loss: str) -> float
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
-    """What the gradient steps minimise."""
+    """Objective that the gradient steps minimise."""
 
     SECTION: ClassVar[str] = "loss"
 
@@ -100,19 +100,19 @@ class LossSettings(Settings):
             *("gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
             *("m2po", "clip_cov", "kl_cov"),
         ),
-        "The policy loss of a token, or a function of your own that computes it.",
+        "Policy loss of each token, or a function of yours that computes it.",
         what="function",
         advice=PUBLISHED,
         also_called=(
             trl(
                 "loss_type",
                 "grpo averages by sequence_mean, dapo and bnpo by token_mean, dr_grpo by "
-                "constant; --preset NAME sets what a paper does",
+                "constant; --preset NAME sets all settings of a paper",
                 also=("loss.aggregation",),
             ),
             trl(
                 "importance_sampling_level",
-                "sequence is gspo; loss.importance_level is about weights against stale rollouts",
+                "sequence is gspo; loss.importance_level is for weights against stale rollouts",
             ),
             verl("actor.policy_loss.loss_mode"),
         ),
@@ -122,38 +122,38 @@ class LossSettings(Settings):
             *("group_std", "none", "group_mean", "rloo", "batch"),
             *("group_mean_batch_std", "maxrl", "zero", "gae", "vine", "group_to_go"),
         ),
-        "How rewards become advantages, or a function of your own; none: the reward itself; zero: "
-        "not at all, so that only a teacher counts; gae: of tokens, by a critic; vine: of tokens, "
-        "by completions of the response; group_to_go: of steps, by what the episodes of the group "
-        "earn from there on.",
+        "Rule that turns rewards into advantages, or a function of yours. `none` takes the reward "
+        "itself. `zero` ignores rewards, so only a teacher counts. `gae` gives each token an "
+        "advantage from a critic, and `vine` from completions of the response. `group_to_go` "
+        "gives each step an advantage from the rewards that the episodes of the group earn from "
+        "that step on.",
         what="function",
         advice=PUBLISHED,
         default_by=by_task(control="group_to_go"),
         also_called=(
             trl(
                 "scale_rewards",
-                "group is group_std, none group_mean, mean maxrl; batch divides r - group "
-                "mean by the standard deviation of all rewards: write that as an advantage "
-                "of your own",
+                "group is group_std, none group_mean, mean maxrl; batch divides r - group mean by "
+                "the standard deviation of all rewards: write your own advantage for that",
             ),
             verl(
                 "algorithm.adv_estimator",
-                "grpo is group_std, reinforce_plus_plus batch, reinforce_plus_plus_baseline"
-                " group_mean_batch_std; rloo and gae are called so here too",
+                "grpo is group_std, reinforce_plus_plus batch, reinforce_plus_plus_baseline "
+                "group_mean_batch_std; rloo and gae have the same names here",
             ),
             verl("algorithm.norm_adv_by_std_in_grpo", "true is group_std, false group_mean"),
         ),
     )
     advantage_eps: float = number(
         1e-8,
-        "What is added to the standard deviation, or with maxrl to the mean, that rewards are "
-        "divided by; a function of your own is given it.",
+        "Number added to the divisor of the rewards: to their standard deviation, or to their "
+        "mean with maxrl. A function of yours receives it.",
         above=0,
         read_if=_DIVIDED,
     )
     gamma: float = number(
         1.0,
-        "γ: what a reward counts a token earlier than it is earned.",
+        "γ, the factor that discounts a reward for each token before it is earned.",
         minimum=0,
         maximum=1,
         read_if=one_of("loss.advantage", "gae", "group_to_go"),
@@ -161,8 +161,8 @@ class LossSettings(Settings):
     )
     gae_lambda: float = number(
         1.0,
-        "λ of generalised advantage estimation: 1 trusts the rewards alone, 0 the critic's value "
-        "of the next state.",
+        "λ of generalised advantage estimation. 1 trusts only the rewards, and 0 only the "
+        "critic's value of the next state.",
         minimum=0,
         maximum=1,
         read_if=GAE,
@@ -170,21 +170,24 @@ class LossSettings(Settings):
     )
     whiten: bool = flag(
         True,
-        "Whether the advantages of all tokens of a rollout batch are brought to mean 0 and "
-        "standard deviation 1.",
+        "Normalise the advantages of all tokens of a rollout batch to mean 0 and standard "
+        "deviation 1.",
         read_if=one_of("loss.advantage", *_WHITENED),
     )
     aggregation: str = choice(
         ("sequence_mean", "token_mean", "constant"),
-        "How the losses of tokens are averaged into the loss of a batch.",
+        "Averaging of the token losses of a batch. `sequence_mean` averages over each response, "
+        "then over the responses. `token_mean` averages over all tokens. `constant` divides the "
+        "sum over each response by rollout.max_new_tokens, then averages over the responses.",
         default_by=by_task(control="token_mean"),
         also_called=(verl("actor.loss_agg_mode", "token_mean, sequence_mean or constant"),),
     )
     clip: float | None = number(
         None,
-        "ε of the clip range: the ratio is held above 1 − ε, with gmpo above e^−ε; how far a "
-        "probability (dppo_tv) or its KL (dppo_kl) may move down; none: 0.2, but 0.0003 for gspo, "
-        "0.4 for gmpo, 0.15 for dppo_tv and 0.05 for dppo_kl.",
+        "ε, the clip range below 1. The ratio stays above 1 − ε, and with gmpo above e^−ε. With "
+        "dppo_tv it limits how far a probability may fall, and with dppo_kl it limits the KL of "
+        "that fall. `none` means 0.2, but 0.0003 for gspo, 0.4 for gmpo, 0.15 for dppo_tv and "
+        "0.05 for dppo_kl.",
         above=0,
         below=1,
         read_if=one_of_or_own("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),
@@ -194,8 +197,10 @@ class LossSettings(Settings):
     )
     clip_high: float | None = number(
         None,
-        "The same on the other side: the ratio is held below 1 + clip_high, with gmpo below "
-        "e^clip_high; none: clip, but 0.28 for dapo, and 0.0004 for gspo where clip is none too.",
+        "ε_high, the clip range above 1. The ratio stays below 1 + clip_high, and with gmpo below "
+        "e^clip_high. With dppo_tv it limits how far a probability may rise, and with dppo_kl it "
+        "limits the KL of that rise. `none` means the value of clip, but 0.28 for dapo, and "
+        "0.0004 for gspo if clip is none too.",
         above=0,
         read_if=one_of_or_own("loss.type", *_CLIPPED, "cispo"),
         default_by=(
@@ -206,114 +211,120 @@ class LossSettings(Settings):
     )
     dual_clip: float | None = number(
         None,
-        "The ratio of a token with a negative advantage is held below it, so that one unlikely "
-        "token cannot outweigh all others; none: it is not.",
+        "Upper limit on the ratio of a token with a negative advantage, so that no single token "
+        "can outweigh all others. `none` sets no limit.",
         above=1,
         read_if=one_of("loss.type", "grpo_clip", "dapo", "ppo"),
         also_called=(trl("delta"), verl("actor.clip_ratio_c")),
     )
     tau_positive: float = number(
         1.0,
-        "τ of tokens with a positive advantage, the steepness of their gate.",
+        "τ of tokens with a positive advantage: the steepness of their gate.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_pos"),),
     )
     tau_negative: float = number(
         1.05,
-        "τ of all other tokens; above tau_positive, their gate closes earlier.",
+        "τ of all other tokens. Above tau_positive, their gate closes earlier.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_neg"),),
     )
     second_moment: float = number(
         0.04,
-        "What the mean (log ratio)² of tokens may be; those with the largest are left out until it "
-        "is.",
+        "Largest allowed mean of (log ratio)² over tokens. Tokens with the largest values are "
+        "left out until the mean is within the limit.",
         minimum=0,
         read_if=one_of("loss.type", "m2po"),
     )
     cov_fraction: float = number(
         2e-4,
-        "The share of a gradient step's tokens, at least one, that is singled out because "
-        "log-prob and advantage go together.",
+        "Share of a gradient step's tokens, at least one, that is singled out because log-prob "
+        "and advantage vary together.",
         above=0,
         maximum=1,
         read_if=one_of("loss.type", "clip_cov", "kl_cov"),
     )
     cov_band: tuple[float, float] = pair(
         (1.0, 5.0),
-        "The band of covariances that clip_cov draws its tokens from.",
+        "Range of covariances from which clip_cov draws its tokens.",
         expected="two numbers, low < high",
         valid=lambda low, high: low < high,
         read_if=one_of("loss.type", "clip_cov"),
     )
     cov_kl_coef: float = number(
         1.0,
-        "The weight of the KL to the old policy on the tokens that kl_cov singles out.",
+        "Weight of the KL to the old policy on the tokens that kl_cov singles out.",
         minimum=0,
         read_if=one_of("loss.type", "kl_cov"),
     )
     teacher: str | None = path_or_hub_id(
         None,
-        "The teacher, a policy with the same tokenizer: its directory, or that of a Hugging Face "
-        "model, or the name of one on the hub; its log-prob of each token, less the sampler's, is "
-        "added to the advantage.",
+        "Teacher policy with the same tokenizer: the directory of a policy or of a Hugging Face "
+        "model, or the name of one on the hub. Its log-prob of each token, minus the sampler's, "
+        "is added to the advantage.",
         read_if=OF_TEXT,
     )
-    teacher_coef: float = number(1.0, "The weight of that.", above=0, read_if=given("loss.teacher"))
+    teacher_coef: float = number(
+        1.0,
+        "Weight of the teacher's term in the advantage.",
+        above=0,
+        read_if=given("loss.teacher"),
+    )
     kl_coef: float = number(
         0.0,
         "β, the weight of the KL to the reference.",
         minimum=0,
         also_called=(
             trl("beta"),
-            verl("actor.use_kl_loss", "0 is without; loss.kl_in says where it counts"),
+            verl("actor.use_kl_loss", "0 turns it off; loss.kl_in says where it counts"),
             verl("actor.kl_loss_coef"),
             verl("algorithm.kl_ctrl.kl_coef"),
         ),
     )
     kl_in: str = choice(
         ("loss", "reward"),
-        "Where that KL counts: as a term of the loss, or taken off the reward of each response "
-        "before rewards become advantages.",
+        "Use of the KL to the reference: as a term of the loss (loss), or subtracted from the "
+        "reward of each response before rewards become advantages (reward).",
         read_if=_KL,
         also_called=(verl("algorithm.use_kl_in_reward", "with a loss.kl_coef", value="reward"),),
     )
     kl_target: float | None = number(
         None,
-        "Nats of a response that the KL to the reference is steered to, by changing β after each "
-        "round; none: β stays as it is.",
+        "Target for the KL to the reference, in nats per response. β changes after each round to "
+        "approach it. `none` leaves β as it is.",
         above=0,
         read_if=_KL,
         also_called=(verl("algorithm.kl_ctrl.target_kl", "in nats of a response"),),
     )
     kl_gain: float = number(
         0.1,
-        "How hard it is steered: β grows or shrinks by at most a fifth of it in a round.",
+        "Gain of the control towards loss.kl_target: β changes by at most kl_gain / 5 of its "
+        "value in a round.",
         above=0,
         maximum=1,
         read_if=given("loss.kl_target"),
     )
     kl_estimator: str = choice(
         ("k3", "k2"),
-        "The estimator of the KL inside the loss; k1 is none there, since its expected gradient is "
-        "0.",
-        advice="k1 has the expected gradient 0 inside the loss, so it would hold nothing near the "
-        "reference; loss.kl_in=reward, without loss.kl_estimator, takes k1 off the reward",
+        "Estimator of the KL inside the loss. k1 is not valid there because its expected gradient "
+        "is 0.",
+        advice="k1 has an expected gradient of 0 inside the loss, so it would not hold the policy "
+        "near the reference; loss.kl_in=reward, without loss.kl_estimator, takes k1 off "
+        "the reward",
         read_if=(_KL, one_of("loss.kl_in", "loss")),
         also_called=(
-            verl("actor.kl_loss_type", "mse is k2, low_var_kl k3; kl has none: loss.kl_in=reward"),
+            verl("actor.kl_loss_type", "mse is k2, low_var_kl k3; for kl use loss.kl_in=reward"),
         ),
     )
-    kl_monitor: bool = flag(
-        True, "Whether the KL is measured after each round, which costs forward passes."
-    )
+    kl_monitor: bool = flag(True, "Measure the KL after each round, which costs forward passes.")
     importance_cap: float | None = number(
         None,
-        "C, the largest importance weight; 0: no importance weights; none: 0 with the engines "
-        "auto, torch and hf, 2 with others and with model.sampler_dtype=bfloat16, whose log-probs "
-        "may not be the learner's.",
+        "C, the largest importance weight. 0 turns importance weights off. `none` means 0 with "
+        "the engines auto, torch, hf and control. It means 2 with other engines and with "
+        "model.sampler_dtype=bfloat16, whose log-probs may differ from the learner's. For the "
+        "losses m2po, dppo_tv, dppo_kl and topr it always means 0.",
         minimum=0,
         default_by=where_none(
             ("engine", "model.sampler_dtype", "loss.type"), _default_importance_cap
@@ -322,25 +333,25 @@ class LossSettings(Settings):
     )
     importance_level: str = choice(
         ("token", "sequence"),
-        "Whose importance weight it is: each token's, or one for the response, the product of its "
-        "tokens'.",
+        "Unit of the importance weights: each token (token), or each response, whose weight is "
+        "the product over its tokens (sequence).",
         read_if=_WEIGHTED,
     )
     importance_rule: str = choice(
         ("truncate", "mask"),
-        "What becomes of a weight above the cap: it is cut to the cap, or it is 0.",
+        "Treatment of a weight above the cap: cut it to the cap (truncate), or set it to 0 (mask).",
         read_if=_WEIGHTED,
     )
     importance_floor: float | None = number(
         None,
-        "A weight below it is 0; none: no weight is too small.",
+        "Smallest importance weight that counts. A smaller one becomes 0. `none` sets no minimum.",
         above=0,
         read_if=(_WEIGHTED, one_of("loss.importance_rule", "mask")),
     )
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts between settings of importance weights."""
     cap, floor = config.loss.importance_cap, config.loss.importance_floor
 
     yield (

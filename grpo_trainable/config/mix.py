@@ -1,9 +1,9 @@
-"""`task.mix`: the tasks that a trial mixes, each under a label, as text that holds JSON.
+"""`task.mix`: the tasks that a trial mixes, each under a label, as JSON text.
 
     {"keyword": 0.5, "hard": {"name": "math", "weight": 0.3, "train_file": "hard.jsonl"}}
 
-A key is the name of a task, or the label of an entry that has a `name`; a value is a weight, or an
-object of the weight and of settings that the task has when it is alone.
+A key is the name of a task, or the label of an entry that has a `name`. A value is a weight, or an
+object of the weight and the settings of the task.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ Entry = dict[str, Any]  # `name`, `weight`, and settings of the task
 
 
 def mix_of(given: Any) -> dict[str, Entry]:
-    """Label -> entry, of the text of `task.mix` or of the mapping that it stands for. None has no
-    entries.
+    """Return the entry of each label, from the text of `task.mix` or an equivalent mapping.
+
+    None gives no entries.
 
     Raises:
-        TypeError, ValueError, RecursionError: it is no such text.
+        TypeError: The value is empty, or the value, a label or a weight has the wrong type.
+        ValueError: The text is not JSON, two keys are equal, or a label or a weight is invalid.
+        RecursionError: The JSON is nested too deeply.
     """
     if given is None:
         return {}
@@ -37,19 +40,24 @@ def mix_of(given: Any) -> dict[str, Entry]:
 
 
 def mix_text(entries: Mapping[str, Entry]) -> str:
-    """The text of `task.mix` with these entries."""
+    """Return the text of `task.mix` with these entries."""
     return json.dumps(entries, ensure_ascii=False)
 
 
 def weights_of(given: Any) -> dict[str, float]:
-    """Label -> weight, as given."""
+    """Return the weight of each label, as given."""
     return {label: entry["weight"] for label, entry in mix_of(given).items()}
 
 
 def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
-    """The mix with each entry as `settle` has it; what is no mix is left for its check to refuse.
+    """Return the mix with `settle` applied to each entry.
 
-    The entry is given as the settings of a task: without its weight.
+    A value that is not a mix is returned unchanged, and its check refuses it later.
+
+    Args:
+        given: The text of `task.mix`, or an equivalent mapping.
+        settle: Makes the paths of an entry absolute. It gets the settings of the task, without the
+            weight.
     """
     try:
         entries = mix_of(given)
@@ -65,7 +73,7 @@ def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON would keep the last of two equal keys without a word."""
+    """Return the pairs as a dict, and refuse equal keys. JSON would silently keep the last one."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError
@@ -73,7 +81,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _label(key: Any) -> str:
-    """A class of the user's is called by its own name: labels are parts of metric names."""
+    """Return the label of a key. A user's class has its own name as label.
+
+    Labels become parts of metric names.
+    """
     if not isinstance(key, str):
         raise TypeError
     label = key.rpartition(":")[2] if is_reference(key) else key
@@ -85,7 +96,7 @@ def _label(key: Any) -> str:
 def _entry(key: str, value: Any) -> Entry:
     entry = dict(value) if isinstance(value, Mapping) else {"weight": value}
     weight = entry.get("weight")
-    # True is a number to Python.
+    # Python counts True as a number.
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise TypeError
     if not math.isfinite(weight):

@@ -1,4 +1,4 @@
-"""The policy that a trial starts from."""
+"""The `model` section: the policy that a trial starts from."""
 
 from __future__ import annotations
 
@@ -41,49 +41,49 @@ _CHAT = Condition(
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
-    """The policy that a trial starts from."""
+    """Policy that a trial starts from."""
 
     SECTION: ClassVar[str] = "model"
 
     preset: str = choice(
         ("tiny", "arithmetic", "games", "small", "course"),
-        "What the trial starts from: tiny is the shipped policy that writes stories, arithmetic "
-        "the one that solves word problems, games the one that plays at random; small and course "
-        "are shapes with random weights.",
+        "Policy to start from. Three ship with the package: `tiny` writes stories, `arithmetic` "
+        "solves word problems, and `games` plays at random. `small` and `course` are shapes with "
+        "random weights.",
         read_if=(none_given("model.path"), OF_TEXT),
         default_by=by_task(math="arithmetic", guess="games", calculator="games"),
     )
     path: str | None = path_or_hub_id(
         None,
-        "The directory of the policy to start from, as launch/pretrain.py writes it, or of a "
-        "Hugging Face causal language model; or the name of one on the hub.",
+        "Directory of the policy to start from, as launch/pretrain.py writes it, or of a Hugging "
+        "Face causal language model. The name of a model on the hub also works.",
         read_if=OF_TEXT,
         also_called=(trl("model_name_or_path"), verl("model.path")),
     )
     env: str | None = name_or_reference(
         None,
-        "The environment of Gymnasium in which a small network acts in place of a language model.",
+        "Gymnasium environment in which a small network acts in place of a language model.",
         what="name that Gymnasium knows",
         read_if=one_of("task.name", CONTROL),
         default_by=by_task(control="CartPole-v1"),
     )
     chat_template: str = choice_or_path(
         ("off", "on"),
-        "Whether a prompt becomes a conversation by the chat template that the model was trained "
-        "with, or by a jinja file; off: the policy goes on with the text of the prompt.",
+        "Template that turns a prompt into a conversation: the one that the model was trained "
+        "with (on), or a jinja file. With `off`, the policy continues the text of the prompt.",
         what="jinja file",
         read_if=OF_TEXT,
     )
     system: str | None = text(
         None,
-        "The system message before every prompt that brings none of its own.",
+        "System message before every prompt that does not bring one.",
         expected="text that is not blank",
         valid=lambda message: bool(message.strip()),
         read_if=_CHAT,
     )
     dtype: str = choice(
         ("float32", "bfloat16"),
-        "The precision in which the body of the model is held and computed; the optimizer always "
+        "Precision in which the body of the model is stored and computed. The optimizer always "
         "has float32 weights and moments.",
         read_if=_HUGGING_FACE,
         also_called=(
@@ -94,51 +94,51 @@ class ModelSettings(Settings):
     )
     head_fp32: bool = flag(
         True,
-        "Whether the output head of a bfloat16 model computes in float32.",
+        "Compute the output head of a bfloat16 model in float32.",
         read_if=one_of("model.dtype", "bfloat16"),
         harmless=(False,),
     )
     sampler_dtype: str = choice(
         ("float32", "bfloat16"),
-        "The precision in which policies of this package sample: bfloat16 holds and multiplies "
-        "their matrices in it, and log-probs differ from the learner's by rounding.",
+        "Precision in which policies of this package sample. `bfloat16` stores and multiplies "
+        "their matrices in bfloat16, so log-probs differ from the learner's by rounding.",
         read_if=OF_TEXT,
     )
     gradient_checkpointing: bool = flag(
         False,
-        "Whether the learner computes the activations of each layer again in the backward pass "
-        "instead of keeping them.",
+        "Recompute the activations of each layer in the learner's backward pass instead of "
+        "keeping them.",
         read_if=OF_TEXT,
         of_training=True,
         also_called=(verl("model.enable_gradient_checkpointing"),),
     )
     packing: bool = flag(
         False,
-        "Whether the learner computes each token once, the prompt of a group for all its "
-        "responses and no padding, which changes gradients by rounding.",
+        "Compute each token once in the learner: a prompt once for all responses of its group, "
+        "and no padding. Gradients change by rounding.",
         read_if=OF_TEXT,
         of_training=True,
         also_called=(verl("model.use_remove_padding"),),
     )
     lora_rank: int | None = integer(
         None,
-        "The rank of LoRA adapters, which are trained in place of the model; none: all of the "
-        "model is trained.",
+        "Rank of the LoRA adapters that are trained in place of the model. `none` trains the "
+        "whole model.",
         minimum=1,
         read_if=_HUGGING_FACE,
         also_called=(trl("lora_r"), verl("model.lora_rank")),
     )
     lora_alpha: float | None = number(
         None,
-        "The scale of LoRA: the product of its matrices counts lora_alpha / lora_rank times; "
-        "none: twice the rank.",
+        "Scale of LoRA: the product of its matrices is multiplied by lora_alpha / lora_rank. "
+        "`none` means twice the rank.",
         above=0,
         read_if=_LORA,
     )
     lora_targets: str = text(
         "all-linear",
-        "Which layers have adapters: all-linear, all but the head, or names of modules separated "
-        "by commas.",
+        "Layers that have adapters: all linear layers but the head (all-linear), or modules whose "
+        "names are separated by commas.",
         expected="all-linear or names separated by commas",
         valid=lambda names: all(name.strip() for name in names.split(",")),
         read_if=_LORA,
@@ -147,29 +147,30 @@ class ModelSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts between a policy that acts in an environment and other settings."""
     acts, engine = config.task.name == CONTROL, config.engine
     advantage, overlong = config.loss.advantage, config.rollout.overlong
 
     yield (
         acts and config.model.env is None,
         "model.env",
-        f"task.name={CONTROL} needs the environment to act in, such as CartPole-v1",
+        f"task.name={CONTROL} needs an environment to act in, such as CartPole-v1",
     )
     yield (
         acts and engine not in ("auto", CONTROL),
         "engine",
-        f"samples no actions; task.name={CONTROL} needs engine=auto or {CONTROL}",
+        f"cannot sample actions; task.name={CONTROL} needs engine=auto or {CONTROL}",
     )
     yield (
         not acts and engine == CONTROL,
         "engine",
-        f"acts in environments; needs task.name={CONTROL}",
+        f"only acts in environments; needs task.name={CONTROL}",
     )
     yield (
         acts and advantage == "vine",
         "loss.advantage",
-        f"must not be vine with task.name={CONTROL}: an environment cannot be put back",
+        f"must not be vine with task.name={CONTROL}: an environment cannot return to an earlier "
+        "state",
     )
     yield (
         not acts and advantage == "group_to_go",

@@ -1,4 +1,4 @@
-"""What happens beside training: evaluations, checkpoints, what is watched and printed."""
+"""The `eval`, `checkpoint` and `callbacks` sections: everything that happens beside training."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ _KL_IS_MEASURED = is_true("loss.kl_monitor", ", which measures the KL")
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings(Settings):
-    """How the policy is evaluated on held-out prompts."""
+    """Evaluation of the policy on held-out prompts."""
 
     SECTION: ClassVar[str] = "eval"
 
     every: int = integer(
         16,
-        "Rounds between evaluations; round 0 and the last are always evaluated.",
+        "Number of rounds between evaluations. Round 0 and the last round are always evaluated.",
         minimum=1,
         also_called=(trl("eval_steps", IN_ROUNDS), verl("trainer.test_freq", IN_ROUNDS)),
     )
     prompts: int = integer(
-        128, "Held-out prompts of an evaluation.", minimum=1, default_by=by_task(control=20)
+        128,
+        "Number of held-out prompts in an evaluation.",
+        minimum=1,
+        default_by=by_task(control=20),
     )
     samples: int = integer(
         2,
-        "Responses sampled for each held-out prompt.",
+        "Number of responses sampled for each held-out prompt.",
         minimum=1,
         default_by=by_task(control=1),
         also_called=(verl("rollout.val_kwargs.n"),),
     )
     temperature: float = number(
         0.8,
-        "The temperature of sampling in an evaluation; 0 takes the most likely token.",
+        "Sampling temperature of an evaluation. 0 takes the most likely token.",
         minimum=0,
         default_by=by_task(math=1.0, control=0.0, guess=1.0, calculator=1.0),
         also_called=(verl("rollout.val_kwargs.temperature"),),
@@ -47,20 +50,20 @@ class EvalSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Settings):
-    """When checkpoints are written, and which are kept."""
+    """Checkpoints: how often they are written and how many are kept."""
 
     SECTION: ClassVar[str] = "checkpoint"
 
     every: int = integer(
         10,
-        "Rounds between checkpoints.",
+        "Number of rounds between checkpoints.",
         minimum=1,
         also_called=(trl("save_steps", IN_ROUNDS), verl("trainer.save_freq", IN_ROUNDS)),
     )
     keep: int | None = integer(
         2,
-        "Checkpoints that are kept, beside those that another trial may go on from under PBT; "
-        "none: all.",
+        "Number of checkpoints that are kept, not counting those that another trial may continue "
+        "from under PBT. `none` keeps all.",
         minimum=1,
         optional=True,
         also_called=(trl("save_total_limit"), verl("trainer.max_actor_ckpt_to_keep")),
@@ -69,32 +72,35 @@ class CheckpointSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackSettings(Settings):
-    """What is watched and printed while a trial runs."""
+    """Warnings, limits and output while a trial runs."""
 
     SECTION: ClassVar[str] = "callbacks"
 
     kl_band: tuple[float, float] | None = pair(
         None,
-        "The band of kl/reference_nats; a warning says when it is left.",
+        "Expected range of kl/reference_nats. A warning is printed when the value leaves it.",
         expected="two numbers, 0 <= low < high",
         valid=lambda low, high: 0 <= low < high,
         read_if=_KL_IS_MEASURED,
     )
     kl_stop: float | None = number(
-        None, "A larger kl/reference_nats ends the trial.", above=0, read_if=_KL_IS_MEASURED
+        None,
+        "Limit for kl/reference_nats. A larger value ends the trial.",
+        above=0,
+        read_if=_KL_IS_MEASURED,
     )
-    verbose: bool = flag(False, "Whether changes of version and example responses are printed.")
+    verbose: bool = flag(False, "Print version changes and example responses.")
     leave_out_disturbed: bool = flag(
         True,
-        "Whether speeds leave out the rounds in which other work took CPU time from the trial "
+        "Exclude from speeds the rounds in which other processes took CPU time from the trial "
         "(time/disturbed_fraction above 0.1).",
     )
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts between settings of evaluations."""
     yield (
         config.eval.temperature == 0 and config.eval.samples > 1,
         "eval.samples",
-        "must be 1 with eval.temperature=0, where all responses to a prompt are the same",
+        "must be 1 with eval.temperature=0, where all responses to a prompt are equal",
     )

@@ -1,4 +1,4 @@
-"""How gradient steps are taken."""
+"""The `optim` section: the optimizer and its gradient steps."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from grpo_trainable.config.values import Settings, choice, integer, number, pair
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings(Settings):
-    """How gradient steps are taken."""
+    """Optimizer and its gradient steps."""
 
     SECTION: ClassVar[str] = "optim"
 
     lr: float = number(
         3e-4,
-        "The learning rate of AdamW; 0 makes a control run that never learns.",
+        "Learning rate of AdamW. 0 makes a control run that never learns.",
         minimum=0,
         default_by=by_task(math=0.0001, control=0.003, guess=0.0005, calculator=0.0005),
         also_called=(trl("learning_rate"), verl("actor.optim.lr")),
     )
     betas: tuple[float, float] = pair(
         (0.9, 0.95),
-        "The decay rates of AdamW's two moments.",
+        "Decay rates of AdamW's two moments.",
         expected="two numbers >= 0 and < 1",
         valid=lambda first, second: 0 <= first < 1 and 0 <= second < 1,
         also_called=(
@@ -37,19 +37,19 @@ class OptimSettings(Settings):
     )
     weight_decay: float = number(
         0.0,
-        "The decoupled weight decay of AdamW.",
+        "Decoupled weight decay of AdamW.",
         minimum=0,
         also_called=(verl("actor.optim.weight_decay"),),
     )
     grad_clip: float = number(
         1.0,
-        "The largest norm of a gradient; a longer one is scaled.",
+        "Largest norm of a gradient. A longer gradient is scaled down to it.",
         above=0,
         also_called=(trl("max_grad_norm"), verl("actor.grad_clip")),
     )
     microbatch: int = integer(
         16,
-        "Responses of one forward and backward pass.",
+        "Number of responses in one forward and backward pass.",
         minimum=1,
         read_if=none_given("optim.microbatch_tokens"),
         default_by=by_task(control=64),
@@ -60,8 +60,8 @@ class OptimSettings(Settings):
     )
     microbatch_tokens: int | None = integer(
         None,
-        "Tokens of one forward and backward pass, prompts and padding included, in place of "
-        "microbatch; a longer row is a pass by itself.",
+        "Maximum number of tokens in one forward and backward pass, prompts and padding included. "
+        "It replaces microbatch. A longer row gets its own pass.",
         minimum=1,
         also_called=(
             verl("actor.ppo_max_token_len_per_gpu"),
@@ -70,17 +70,17 @@ class OptimSettings(Settings):
     )
     epochs: int = integer(
         1,
-        "Passes over a rollout batch that is split.",
+        "Number of passes over a rollout batch that is split.",
         minimum=1,
         read_if=one_of("k_mode", "minibatches"),
         also_called=(
-            trl("num_iterations", "with k_mode=minibatches; else k, with k_mode=same_batch"),
+            trl("num_iterations", "with k_mode=minibatches; otherwise k, with k_mode=same_batch"),
             verl("actor.ppo_epochs", "with k_mode=minibatches"),
         ),
     )
     schedule: str = choice(
         ("constant", "linear", "cosine"),
-        "The course of the learning rate over all gradient steps.",
+        "Course of the learning rate over all gradient steps. `linear` and `cosine` fall to 0.",
         also_called=(
             trl(
                 "lr_scheduler_type",
@@ -90,14 +90,14 @@ class OptimSettings(Settings):
     )
     max_skipped_steps: int = integer(
         3,
-        "Gradient steps in a row that may be skipped because they are not finite; more end the "
-        "trial.",
+        "Maximum number of consecutive gradient steps that may be skipped because they are not "
+        "finite. One more ends the trial.",
         minimum=0,
     )
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts that involve microbatches and minibatches."""
     epochs, prompts = config.optim.epochs, config.rollout.prompts
     split = config.k_mode == "minibatches"
     tokens, longest = config.optim.microbatch_tokens, config.rollout.max_new_tokens
@@ -105,7 +105,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         tokens is not None and tokens < longest,
         "optim.microbatch_tokens",
-        f"must be >= rollout.max_new_tokens={longest}: a response alone may have as many",
+        f"must be >= rollout.max_new_tokens={longest}: a single response may be that long",
     )
     yield (
         split and config.k % epochs != 0,

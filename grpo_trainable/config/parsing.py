@@ -16,10 +16,13 @@ from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path,
 
 
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
-    """`("optim.lr", 0.001)` from `optim.lr=1e-3`, as `--set` takes it, of the keys in `checks`.
+    """Parse an assignment of `--set`: `optim.lr=1e-3` gives `("optim.lr", 0.001)`.
 
-    The value is read as JSON where the key is no text; `none` and `null` are None where the key
-    may be None. Whether the value is valid is `GRPOConfig.from_dict`'s to say.
+    The value is read as JSON if the key does not hold text. `none` and `null` give None if the key
+    may be None. `GRPOConfig.from_dict` checks the value later.
+
+    Raises:
+        ConfigError: The text is not an assignment, or `checks` does not have the key.
     """
     key, equals, raw = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -36,7 +39,8 @@ def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[s
         return key, raw
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
-    # JSON knows neither ".5" nor "+1"; what is no number either stays text for the error to show.
+    # JSON accepts neither ".5" nor "+1". A value that is not a number either stays text, so that
+    # the error shows it.
     for read in (json.loads, float):
         try:
             return key, read(raw)
@@ -46,7 +50,7 @@ def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[s
 
 
 def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Put `value` at a dotted key of nested dicts, in place, making the sections it needs."""
+    """Put `value` at a dotted key of nested dicts, in place, and create missing sections."""
     *sections, leaf = key.split(".")
     for name in sections:
         mapping = mapping.setdefault(name, {})
@@ -56,7 +60,7 @@ def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
 
 
 def flatten(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key → leaf value, of a resolved nested config."""
+    """Return the leaf value of each dotted key in a resolved nested config."""
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
         if isinstance(value, Mapping):
@@ -71,10 +75,14 @@ def make_absolute(
     base_dir: str | os.PathLike[str],
     checks: Mapping[str, Check] = CHECKS,
 ) -> dict[str, Any]:
-    """A copy whose paths are absolute, relative ones meaning `base_dir`. `checks` says which keys
-    hold paths or name Python files.
+    """Return a copy in which relative paths are made absolute, starting from `base_dir`.
 
-    Call it on the driver: Tune moves a trial's process to a directory of its own.
+    Call it on the driver: Tune moves the process of a trial to another directory.
+
+    Args:
+        config: Nested settings.
+        base_dir: The directory that relative paths start from.
+        checks: Tells which keys hold paths or name Python files.
     """
 
     def settled(key: str, value: Any) -> Any:
@@ -83,7 +91,7 @@ def make_absolute(
             return with_absolute_paths(value, lambda entry: settled("task", entry))
         if isinstance(value, Mapping):
             return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
-        # What is not text or empty is left as it is, for `from_dict` to refuse by name.
+        # A value that is empty or not text stays as it is, and `from_dict` refuses it by name.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
         if check.refers_to == "path":
@@ -102,8 +110,10 @@ def make_absolute(
 
 
 def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
-    """The error for a key that does not exist, with the nearest in `checks`, or with ours for one
-    of TRL or verl."""
+    """Return the error for an unknown key.
+
+    It proposes the nearest key in `checks`, or our name for a key of TRL or verl.
+    """
     section, _, leaf = key.rpartition(".")
     by_leaf: dict[str, list[str]] = {}
     for name in checks:
@@ -117,8 +127,8 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
         matches = difflib.get_close_matches(leaf, names, n=1, cutoff=0.65)
         return names[matches[0]] if matches else []
 
-    # The name that another library has comes first, then the right one in the wrong place, then a
-    # slip of the fingers.
+    # Names of other libraries come first, then a correct name in the wrong section, then a typing
+    # error.
     foreign = advice_for(key)
     near = by_leaf.get(leaf) or close(siblings) or close(by_leaf | sections)
     if foreign is not None:
@@ -134,22 +144,22 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
 
 
 def advice_for(key: str) -> str | None:
-    """Say what to set in place of a key that TRL or verl has; None for other keys.
+    """Return our name for a key of TRL or verl, as advice. Return None for other keys.
 
-    TRL's names are found within our sections too.
+    TRL's names are found inside our sections too.
     """
     found = VERL.get(key) or TRL.get(key.rpartition(".")[2])
     if found is not None:
         return found.advice
     if any(name.startswith(f"{key}.") for name in VERL):
-        return f"a section of verl's; {PAGE} says what its keys are called here"
+        return f"a section of verl's config; {PAGE} lists our names for its keys"
     return None
 
 
 def with_task_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested plain data with the defaults of its task where a key is not given.
+    """Return a copy of nested plain data in which missing keys have the defaults of the task.
 
-    Those of a mix are the defaults of its tasks where these are all the same task.
+    A mix has the defaults of its task if all of its entries have the same task.
     """
     filled = dict(data)
     task = data.get("task")
@@ -171,7 +181,7 @@ def _task_of(task: Mapping[str, Any]) -> str:
     try:
         mixed = {entry["name"] for entry in mix_of(task.get("mix")).values()}
     except (TypeError, ValueError, RecursionError):
-        mixed = set()  # the check of the key refuses it
+        mixed = set()  # the check of `task.mix` refuses it later
     if len(mixed) == 1:
         (name,) = mixed
     return name if isinstance(name, str) else CHECKS["task.name"].default

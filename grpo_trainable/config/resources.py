@@ -1,4 +1,4 @@
-"""The actors of a trial and what they reserve."""
+"""The `resources` section: the actors of a trial and the CPUs and GPUs that they reserve."""
 
 from __future__ import annotations
 
@@ -32,42 +32,43 @@ _HAS_REFERENCE = Condition(
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSettings(Settings):
-    """The actors of a trial and what they reserve."""
+    """Actors of a trial and the resources that they reserve."""
 
     SECTION: ClassVar[str] = "resources"
 
     num_generators: int = integer(
-        1, "Generator actors of a trial.", minimum=1, read_if=DISAGGREGATED
+        1, "Number of generator actors in a trial.", minimum=1, read_if=DISAGGREGATED
     )
     reference: str = choice(
         ("learner", "generator"),
-        "Who makes the forward pass of the frozen reference: with lag >= 1 a generator that waits "
-        "for the learner has the time for it.",
+        "Actor that makes the forward pass of the frozen reference. With lag >= 1, a generator "
+        "has time for it while it waits for the learner.",
         read_if=(DISAGGREGATED, _HAS_REFERENCE),
     )
     generator_cpus: float | None = number(
         None,
-        "CPUs of each generator, and of a colocated worker while it samples; none: 0.95 / "
+        "CPUs of each generator, and of a colocated worker while it samples. `none` means 0.95 / "
         "num_generators.",
         minimum=0.01,
     )
     generator_gpus: float = gpus(0.0, "GPUs of each generator.", read_if=DISAGGREGATED)
     num_learners: int = integer(
         1,
-        "Learner actors of a trial, which share the rows of each gradient step.",
+        "Number of learner actors in a trial. They share the rows of each gradient step.",
         minimum=1,
         read_if=DISAGGREGATED,
     )
     learner_strategy: str = choice(
         ("replicated", "fsdp2"),
-        "How several learners hold the policy: each of them whole, or a part of every parameter "
-        "and of its moments each.",
+        "Division of the policy among several learners: each holds all of it (replicated), or a "
+        "part of every parameter and of its moments (fsdp2).",
         read_if=(DISAGGREGATED, _SEVERAL_LEARNERS),
     )
     elastic: bool = flag(
         False,
-        "Whether the other learners go on where one but the first is lost, on CPUs only; false: "
-        "the trial fails and goes on from its checkpoint.",
+        "Continue with the other learners when one is lost. This works for learners on CPUs, and "
+        "for any learner but the first. If false, the trial fails and continues from its "
+        "checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,
@@ -85,8 +86,8 @@ class ResourceSettings(Settings):
     )
     worker_cpus: float = number(
         0.95,
-        "CPUs that a colocated worker trains with; 1.9 buy a second thread, which makes gradient "
-        "steps of the shipped policy 1.4 to 1.5 times as fast.",
+        "CPUs that a colocated worker trains with. 1.9 gives it a second thread, which makes "
+        "gradient steps of the shipped policy 1.4 to 1.5 times as fast.",
         minimum=0.01,
         read_if=COLOCATED,
         harmless=(1.9,),
@@ -94,39 +95,41 @@ class ResourceSettings(Settings):
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.", read_if=COLOCATED)
     spread: str = choice(
         ("pack", "spread", "one_node_learners"),
-        "How the actors of a trial are placed on the nodes of a cluster: on as few as possible; on "
-        "as many, so that the death of one costs few of them; or all learners on one, whose "
-        "gradients then never leave it, and generators wherever there is room.",
+        "Placement of a trial's actors on the nodes of a cluster. `pack` uses as few nodes as "
+        "possible. `spread` uses as many as possible, so that the loss of a node costs few "
+        "actors. `one_node_learners` puts all learners on one node, so that gradients never leave "
+        "it, and generators wherever there is room.",
         read_if=DISAGGREGATED,
     )
     reward_workers: int = integer(
         1,
-        "Processes of each generator that call your own reward.",
+        "Number of processes per generator that score responses.",
         minimum=1,
         read_if=(SCORED_APART, NOT_PLAYED),
     )
     reward_cpus: float = number(
         0.0,
-        "CPUs reserved for these processes beside the generator's own.",
+        "CPUs reserved per generator for its reward or environment processes, in addition to its "
+        "own.",
         minimum=0,
         read_if=PROCESSES_OF_ITS_OWN,
     )
     deadline_s: float = number(
         600.0,
-        "Seconds without an answer or progress after which an actor that owes one is given up; an "
-        "answer may take as long to arrive from another machine.",
+        "Seconds without an answer or progress after which an actor that owes an answer is given "
+        "up. An answer from another machine may take just as long to arrive.",
         above=0,
     )
 
     @property
     def actors(self) -> dict[str, Any]:
-        """How many actors there are and which GPUs they have, for `Transport.refuses_actors`."""
+        """Numbers of actors and their GPUs, as arguments of `Transport.refuses_actors`."""
         names = ("generator_gpus", "learner_gpus", "num_generators", "num_learners")
         return {name: getattr(self, name) for name in names}
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts between resources and other settings."""
     r = config.resources
     several, divided = r.num_learners > 1, r.learner_strategy == "fsdp2"
     size = config.rollout.group_size
@@ -135,15 +138,16 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         several and 0 < r.learner_gpus < 1,
         "resources.learner_gpus",
-        f"must be 0, or >= 1, with resources.num_learners={r.num_learners}: each needs its own",
+        f"must be 0, or >= 1, with resources.num_learners={r.num_learners}: each learner needs "
+        "its own GPU",
     )
     yield (
         r.elastic and r.learner_gpus > 0,
         "resources.elastic",
-        f"must be false with resources.learner_gpus={r.learner_gpus:g}: nothing has shown yet that "
-        "learners on GPUs, which NCCL connects, go on without a lost one",
+        f"must be false with resources.learner_gpus={r.learner_gpus:g}: learners on GPUs, which "
+        "NCCL connects, have not yet been shown to continue without a lost one",
     )
-    # Each rank runs as many microbatches as the others: a multiple of rows can be dealt so.
+    # All ranks must run the same number of microbatches. A multiple of rows can be dealt that way.
     yield (
         divided and size % r.num_learners != 0,
         "rollout.group_size",
@@ -174,11 +178,11 @@ def conflicts(config: Config) -> Iterator[Conflict]:
 
 # ---- What the actors reserve ---------------------------------------------------------------------
 
-# Environment variables of every actor: how its threads wait for each other between two matrix
-# products. GNU OpenMP reads both, others the first. A thread looks for work for half a millisecond
-# at most, then sleeps. To sleep at once costs two threads a quarter of their speed, since products
-# of small matrices end sooner than a thread wakes up. To look longer takes the core that another
-# actor was promised.
+# Environment variables of every actor. They control how its threads wait for each other between two
+# matrix products. GNU OpenMP reads both, other implementations read only the first. A thread polls
+# for work for at most half a millisecond, then sleeps. Sleeping at once would cost two threads a
+# quarter of their speed, because products of small matrices end sooner than a thread wakes up.
+# Polling longer would take a core that another actor has reserved.
 OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
@@ -192,8 +196,8 @@ def generator_cpus(config: Config) -> float:
     given = config.resources.generator_cpus
     if given is not None:
         return given
-    # Ray rounds to 1e-4: three times 0.95 / 3 rounded up would not fit beside 0.1 + 0.95 on two
-    # cores, and a placement group that does not fit waits for ever.
+    # Ray rounds to 1e-4. Three times 0.95 / 3, rounded up, would not fit beside 0.1 + 0.95 on two
+    # cores, and a placement group that does not fit waits forever.
     return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
 
 
@@ -203,7 +207,7 @@ def worker_cpus(config: Config) -> float:
 
 
 def learner_names(config: Config) -> list[str]:
-    """Return what the learners are called; the first of them publishes."""
+    """Return the names of the learners. The first learner publishes the weights."""
     count = config.resources.num_learners
     return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
 
@@ -211,12 +215,12 @@ def learner_names(config: Config) -> list[str]:
 def bundles(config: Config) -> list[dict[str, float]]:
     """Return the resources of the trial's own process, then of each actor.
 
-    The actors are the worker, or learners and generators. Learners that must share a node share one
-    bundle, which is never divided.
+    The actors are the worker, or the learners and then the generators. Learners that must share a
+    node share one bundle, because Ray never divides a bundle.
     """
     r = config.resources
-    # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
-    # trial pending for ever.
+    # The trial's own process mostly waits. On two cores, reserving a whole CPU for it would keep
+    # the trial pending forever.
     driver = {"CPU": 0.1}
     if config.placement == "colocated":
         return [driver, _bundle(worker_cpus(config) + r.reward_cpus, r.worker_gpus)]
@@ -227,9 +231,9 @@ def bundles(config: Config) -> list[dict[str, float]]:
 
 
 def bundle_of(config: Config, actor: int) -> int:
-    """Return which of `bundles` an actor is in.
+    """Return the index in `bundles` of an actor's bundle.
 
-    Actors are counted from 0, the learners or the worker first.
+    Actors are counted from 0, starting with the learners or the worker.
     """
     learners = config.resources.num_learners
     if not _learners_share_a_bundle(config):
@@ -238,20 +242,24 @@ def bundle_of(config: Config, actor: int) -> int:
 
 
 def placement_strategy(config: Config) -> str:
-    """Return how Ray places the bundles on nodes, by its own name.
+    """Return Ray's name for the way it places the bundles on nodes.
 
-    It is a preference: bundles that find no other room share a node, or are on several.
+    The strategy is only a preference. If there is no other room, Ray puts bundles on one node or on
+    several.
     """
     return "SPREAD" if config.resources.spread == "spread" else "PACK"
 
 
 def uses_gpus(config: Config) -> bool:
-    """Check whether any actor reserves a GPU."""
+    """Return True if any actor reserves a GPU."""
     return any("GPU" in bundle for bundle in bundles(config))
 
 
 def devices(config: Config) -> float:
-    """Return what an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
+    """Return the devices that the trial is charged for: its GPUs, or its CPU cores if it has none.
+
+    Only the actors count, not the trial's own process.
+    """
     _, *actors = bundles(config)
     on_gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
     return on_gpus or sum(bundle["CPU"] for bundle in actors)

@@ -1,4 +1,4 @@
-"""How responses to train on are sampled, and of which prompts."""
+"""The `rollout` and `pools` sections: the sampling of training responses and of their prompts."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _ENABLED = is_true("pools.enabled")
 
 
 def _is_stop(text: str) -> bool:
-    # U+FFFD stands for bytes that are no text, half a surrogate pair for nothing.
+    # U+FFFD stands for bytes that are not text. Half a surrogate pair stands for nothing.
     return bool(text) and not re.search("[\0\ufffd\ud800-\udfff]", text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Settings):
-    """How responses to train on are sampled."""
+    """Sampling of the responses to train on."""
 
     SECTION: ClassVar[str] = "rollout"
 
     prompts: int = integer(
         16,
-        "Prompts of one rollout batch.",
+        "Number of prompts in a rollout batch.",
         minimum=1,
         default_by=by_task(control=8),
         also_called=(
@@ -47,34 +47,34 @@ class RolloutSettings(Settings):
     )
     unit_prompts: int | None = integer(
         None,
-        "Prompts that one call of a generator samples together; none: the generators share a round "
-        "out evenly.",
+        "Number of prompts that one call of a generator samples together. `none` shares each "
+        "round evenly among the generators.",
         minimum=1,
     )
     slots: int | None = integer(
         None,
-        "Responses that a generator decodes at a time: where one ends, the next of the same call "
-        "takes its place; none: all of a call.",
+        "Number of responses that a generator decodes at a time. When one ends, the next of the "
+        "same call takes its place. `none` decodes all responses of a call together.",
         minimum=1,
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(verl("rollout.max_num_seqs"),),
     )
     group_size: int = integer(
         4,
-        "Responses sampled for each prompt.",
+        "Number of responses sampled for each prompt.",
         minimum=1,
         default_by=by_task(math=8, control=8, guess=8, calculator=8),
         also_called=(trl("num_generations"), verl("rollout.n")),
     )
     min_new_tokens: int = integer(
         1,
-        "Tokens of a response before which it cannot end.",
+        "Minimum number of tokens in a response.",
         minimum=1,
         read_if=(NOT_PLAYED, OF_TEXT),
     )
     max_new_tokens: int = integer(
         60,
-        "Tokens after which a response is cut off.",
+        "Maximum number of tokens in a response. Longer responses are cut off.",
         minimum=1,
         default_by=by_task(math=64, control=500, guess=40, calculator=40),
         also_called=(
@@ -85,51 +85,54 @@ class RolloutSettings(Settings):
     )
     stop: tuple[str, ...] | None = texts(
         None,
-        "Strings after which a response ends, and which stay in it, one or a JSON list; a special "
-        "token of the tokenizer is spelt out; none: those that the task asks for.",
+        "Strings that end a response and stay in it: one string, or a JSON list. Special tokens "
+        "of the tokenizer are spelt out. `none` takes the strings of the task.",
         expected="a text that is not empty, or a JSON list of such texts",
         valid=_is_stop,
         read_if=OF_TEXT,
     )
     temperature: float = number(
         0.8,
-        "The temperature of sampling, under which the learner scores tokens too.",
+        "Sampling temperature. The learner scores tokens at the same temperature.",
         above=0,
         default_by=by_task(math=1.0, control=1.0, guess=1.0, calculator=1.0),
         also_called=(verl("rollout.temperature"),),
     )
     zero_advantage: str = choice(
         ("keep", "filter", "resample"),
-        "What becomes of a group whose rewards are all equal, which teaches nothing: it stays in "
-        "its rollout batch, it is left out, or other prompts are drawn in its place.",
+        "Treatment of a group whose rewards are all equal, which teaches nothing: keep it in its "
+        "rollout batch (keep), leave it out (filter), or draw other prompts in its place "
+        "(resample).",
         also_called=(verl("algorithm.filter_groups.enable", value="resample"),),
     )
     oversample: float = number(
         4.0,
-        "How many times as many prompts as a rollout batch has may be drawn for it in all.",
+        "Maximum number of prompts drawn for a rollout batch, as a multiple of rollout.prompts.",
         minimum=1,
         read_if=_RESAMPLED,
         harmless=(1.0,),
     )
     redraws: int = integer(
         8,
-        "How many times in a row prompts may be drawn in place of those that were left out.",
+        "Maximum number of times in a row that prompts are drawn in place of those that were left "
+        "out.",
         minimum=1,
         read_if=_RESAMPLED,
         also_called=(verl("algorithm.filter_groups.max_num_gen_batches"),),
     )
     overlong: str = choice(
         ("score", "filter", "penalty", "interrupt"),
-        "What becomes of a response that was cut off or nearly so: it counts as any other, it is "
-        "left out of the loss, its length is taken off its reward, or it is interrupted in time "
-        "and told to answer.",
+        "Treatment of a response that was cut off or nearly so: count it like any other (score), "
+        "leave it out of the loss (filter), lower its reward (penalty), or interrupt it in time "
+        "and tell it to answer (interrupt).",
         of_training=True,
         also_called=(trl("mask_truncated_completions", value="filter"),),
     )
     overlong_buffer: int | None = integer(
         None,
-        "The last of max_new_tokens, in which the penalty grows from 0 to all of it, or which an "
-        "interruption and the answer after it share; none: a fifth of them.",
+        "Number of tokens at the end of max_new_tokens in which the penalty grows from 0 to its "
+        "full value. With `interrupt`, the interruption and the answer after it share these "
+        "tokens. `none` means a fifth of max_new_tokens.",
         minimum=1,
         read_if=one_of("rollout.overlong", "penalty", "interrupt"),
         of_training=True,
@@ -137,23 +140,23 @@ class RolloutSettings(Settings):
     )
     overlong_penalty: float = number(
         1.0,
-        "What a response of max_new_tokens loses of its reward.",
+        "Reward that a response of max_new_tokens tokens loses.",
         above=0,
         read_if=one_of("rollout.overlong", "penalty"),
         of_training=True,
     )
     interruption: str = text(
         "Okay, time is up. Let me formulate a final answer now. </think>",
-        "The text that an interrupted response reads, as if it had written it; special tokens are "
-        "spelt out.",
+        "Text that an interrupted response reads, as if the policy had written it. Special tokens "
+        "are spelt out.",
         expected="text that is not empty",
         valid=bool,
         read_if=_INTERRUPTED,
     )
     thinking_end: str = text(
         "</think>",
-        "What a response writes before its answer: one that has written it in time is not "
-        "interrupted; a special token is spelt out.",
+        "Text that a response writes before its answer. A response that has written it in time is "
+        "not interrupted. A special token is spelt out.",
         expected="a text that is not empty",
         valid=_is_stop,
         read_if=_INTERRUPTED,
@@ -162,30 +165,32 @@ class RolloutSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSettings(Settings):
-    """Which prompts are drawn: passes over all of them, or by how often the policy solves each."""
+    """Choice of prompts: passes over all of them, or draws by how often the policy solves each."""
 
     SECTION: ClassVar[str] = "pools"
 
     enabled: bool = flag(
         False,
-        "Whether prompts are drawn from pools, easy, mid and hard ones, by the share of right "
-        "responses so far, in place of passes over all prompts.",
+        "Draw prompts from three pools (easy, mid, hard), by the share of correct responses so "
+        "far, instead of in passes over all prompts.",
     )
     easy: float = number(
-        0.1, "The share of prompts drawn from the easy ones.", minimum=0, read_if=_ENABLED
+        0.1, "Share of prompts drawn from the easy pool.", minimum=0, read_if=_ENABLED
     )
     mid: float = number(
         0.8,
-        "The share drawn from those between, to which new prompts belong.",
+        "Share of prompts drawn from the mid pool, to which new prompts belong.",
         minimum=0,
         read_if=_ENABLED,
     )
-    hard: float = number(0.1, "The share drawn from the hard ones.", minimum=0, read_if=_ENABLED)
-    easy_above: float = number(0.8, "The pass rate above which a prompt is easy.", read_if=_ENABLED)
-    hard_below: float = number(0.2, "The pass rate below which a prompt is hard.", read_if=_ENABLED)
+    hard: float = number(
+        0.1, "Share of prompts drawn from the hard pool.", minimum=0, read_if=_ENABLED
+    )
+    easy_above: float = number(0.8, "Pass rate above which a prompt is easy.", read_if=_ENABLED)
+    hard_below: float = number(0.2, "Pass rate below which a prompt is hard.", read_if=_ENABLED)
     memory: float = number(
         0.5,
-        "The weight of earlier groups in the pass rate of a prompt; 0: only the latest counts.",
+        "Weight of earlier groups in the pass rate of a prompt. 0 counts only the latest group.",
         minimum=0,
         below=1,
         read_if=_ENABLED,
@@ -193,7 +198,7 @@ class PoolSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other, in the order in which it is reported."""
+    """Yield conflicts between sampling and other settings, in the order of reporting."""
     yield from _signal_conflicts(config)
     yield from _length_conflicts(config)
     yield from _pool_conflicts(config)
@@ -206,24 +211,24 @@ def _signal_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         left_out and config.loss.teacher is not None,
         "rollout.zero_advantage",
-        "must be keep with loss.teacher, from which groups of equal rewards learn as well",
+        "must be keep with loss.teacher, which also teaches groups of equal rewards",
     )
     yield (
         left_out and not compares_a_group(advantage),
         "rollout.zero_advantage",
-        f"must be keep with loss.advantage={advantage}, by which groups of equal rewards teach "
-        f"something; needs one of {', '.join(COMPARE_A_GROUP)} or a function of your own",
+        f"must be keep with loss.advantage={advantage}, which also learns from groups of equal "
+        f"rewards; needs one of {', '.join(COMPARE_A_GROUP)} or a function of your own",
     )
     yield (
         left_out and rollout.group_size == 1,
         "rollout.zero_advantage",
-        "must be keep with rollout.group_size=1: one reward alone is always equal to itself",
+        "must be keep with rollout.group_size=1: a single reward is always equal to itself",
     )
     yield (
         schedule.redraws(config) > 0 and schedule.most_drawn(config) == rollout.prompts,
         "rollout.oversample",
-        "leaves no prompt to draw in place of one of "
-        f"rollout.prompts={rollout.prompts}; raise it, or set rollout.zero_advantage=filter",
+        f"allows no prompt beyond rollout.prompts={rollout.prompts}; raise it, or set "
+        "rollout.zero_advantage=filter",
     )
 
 
@@ -245,9 +250,10 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         rollout.overlong == "interrupt" and config.overlong_buffer >= rollout.max_new_tokens,
         "rollout.overlong_buffer",
         f"must be < rollout.max_new_tokens={rollout.max_new_tokens} with "
-        "rollout.overlong=interrupt: else there is no token to think",
+        "rollout.overlong=interrupt: otherwise no token is left for thinking",
     )
-    # The learner counts sampled tokens, the sampler all: before the interruption they are the same.
+    # The learner counts only sampled tokens, the sampler counts all tokens. Before the interruption
+    # the two counts agree.
     yield (
         rollout.overlong == "interrupt" and rollout.min_new_tokens - 1 > thinking,
         "rollout.min_new_tokens",
@@ -262,8 +268,9 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         (rollout.slots or 0) >= schedule.most_rows(config),
         "rollout.slots",
-        f"must be < {schedule.most_rows(config)}, the responses of the largest call of a "
-        "generator: none would wait; none decodes all of them at once",
+        f"must be < {schedule.most_rows(config)}, the number of responses in the largest call of "
+        "a generator: otherwise no response would wait; set it to none to decode all of them "
+        "together",
     )
     yield (
         config.resources.num_generators > schedule.chunks_at_once(config),
@@ -273,7 +280,7 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         + (
             "or raise rollout.prompts"
             if schedule.unit_prompts(config) == 1
-            else "or rollout.unit_prompts to none, which shares a round out"
+            else "or set rollout.unit_prompts to none, which shares each round evenly"
         ),
     )
 
@@ -284,7 +291,7 @@ def _pool_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         pools.easy + pools.mid + pools.hard == 0,
         "pools.mid",
-        "the shares of all pools are 0, so no prompt could be drawn",
+        "the shares of all pools are 0, so no prompt could be drawn; raise one",
     )
     yield (
         pools.hard_below > pools.easy_above,

@@ -1,8 +1,8 @@
-"""All settings of a trial together: those at the top, and a section for each owner.
+"""All settings of a trial: the top-level ones and a section for each owner.
 
-Each section has a file with its fields, each with its default, range and meaning, when it is read
-and what others call it, and with what contradicts it. `CHECKS` lists all keys, dotted;
-docs/config.md is generated from it.
+Each section has a file with its fields and the conflicts between them. A field holds its default,
+range and meaning, the conditions under which it is read, and its names in other libraries. `CHECKS`
+lists all keys, dotted. docs/config.md is generated from it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from grpo_trainable.config.values import (
 
 
 def _is_label(label: str) -> bool:
-    # Labels become parts of trial names and of report tables: no path may hide in them.
+    # Labels become parts of trial names and report tables, so they must not contain paths.
     return (
         0 < len(label) <= 64 and label.isprintable() and not re.search(r"[/\\]|^\.|^\s|\s$", label)
     )
@@ -61,22 +61,22 @@ def _is_label(label: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings(Settings):
-    """All settings: what is usually searched stands at the top, the rest is nested by owner."""
+    """All settings: top-level settings are those usually searched; the rest are nested by owner."""
 
     arm: str = text(
         "custom",
-        "The label of a search arm.",
+        "Label of the search arm.",
         expected="a label of 1 to 64 printable characters without slashes",
         valid=_is_label,
     )
     placement: str = choice(
         ("colocated", "disaggregated"),
-        "Whether one actor samples and trains in turn, or generators and a learner work "
-        "side by side.",
+        "Placement of the actors: one actor samples and trains in turn (colocated), or generators "
+        "and a learner work side by side (disaggregated).",
     )
     rounds: int = integer(
         96,
-        "Rounds after which the trial is done.",
+        "Number of rounds in a trial.",
         minimum=1,
         also_called=(
             trl("max_steps", f"{IN_ROUNDS}; {LENGTH}"),
@@ -87,7 +87,7 @@ class TrialSettings(Settings):
     )
     k: int = integer(
         1,
-        "Gradient steps of a round.",
+        "Number of gradient steps in a round.",
         minimum=1,
         also_called=(
             trl("steps_per_generation", also=MINIBATCHES),
@@ -100,29 +100,36 @@ class TrialSettings(Settings):
     )
     k_mode: str = choice(
         ("same_batch", "minibatches", "fresh_batches"),
-        "What the k steps train on: one rollout batch k times, its parts, or k batches.",
+        "Data for the k steps: one rollout batch k times (same_batch), its parts (minibatches), "
+        "or k rollout batches (fresh_batches).",
     )
     lag: int = integer(
-        0, "Rounds that a group may be behind when it is first trained on.", minimum=0
+        0,
+        "Maximum number of rounds that a group may be behind the learner when it is first trained "
+        "on.",
+        minimum=0,
     )
     weight_update: str = choice(
         ("between_batches", "interrupt_recompute", "in_flight"),
-        "When generators take new weights: between batches, or in the middle of one, where "
-        "interrupt_recompute rebuilds the KV cache and in_flight keeps it.",
+        "Point at which generators take new weights: between batches (between_batches), or within "
+        "a batch. Within a batch, the KV cache is either rebuilt (interrupt_recompute) or kept "
+        "(in_flight).",
         read_if=(DISAGGREGATED, at_least("lag", 1)),
     )
     buffer_capacity: int = integer(
-        1, "Rounds' worth of rollouts that are kept; 1: no replay.", minimum=1
+        1, "Number of rounds whose rollouts are kept. 1 means no replay.", minimum=1
     )
     buffer_sampling: str = choice(
         ("recency", "uniform", "fifo", "mixed"),
-        "Which groups of the buffer are drawn.",
+        "Groups that a gradient step draws from the buffer: the newest (recency), random ones "
+        "(uniform), the least used (fifo), or a share of fresh ones and random older ones (mixed).",
         read_if=REPLAY,
     )
     engine: str = choice_or_reference(
         ("auto", *ENGINES),
-        "What samples the responses; auto: torch for policies of this package, hf for Hugging Face "
-        "models; vllm takes both; or a Class of yours.",
+        "Engine that samples the responses. `auto` takes torch for policies of this package, hf "
+        "for Hugging Face models and control for networks that act in an environment. `vllm` "
+        "samples policies of this package and Hugging Face models. A Class of yours also works.",
         what="Class",
         also_called=(
             trl("use_vllm", value="vllm", also=("placement=disaggregated",)),
@@ -131,16 +138,16 @@ class TrialSettings(Settings):
     )
     transport: str = choice_or_reference(
         ("auto", *TRANSPORTS),
-        "How weights travel; auto: in_process when colocated, shm on one machine, object_store "
-        "to others, by_machine where generators are on the learner's and on others; or a record "
-        "of yours.",
+        "Transport of weights from the learner to the generators. `auto` takes in_process when "
+        "colocated and shm on one machine. With several machines it takes object_store, or "
+        "by_machine if some generators are on the learner's machine. A record of yours also works.",
     )
     transport_dtype: str = choice(
         ("float32", "bfloat16"),
-        "The precision of the weights on their way.",
+        "Precision of the weights in transit.",
         read_if=one_of("model.dtype", "float32"),
     )
-    seed: int = integer(0, "What every random draw is keyed by.", minimum=0, maximum=2**32 - 1)
+    seed: int = integer(0, "Seed of every random draw.", minimum=0, maximum=2**32 - 1)
 
     model: ModelSettings = field(default=ModelSettings())
     task: TaskSettings = field(default=TaskSettings())
@@ -158,7 +165,7 @@ class TrialSettings(Settings):
     resources: ResourceSettings = field(default=ResourceSettings())
 
     def __getitem__(self, key: str) -> Any:
-        """The value at a dotted key: `config["optim.lr"]`."""
+        """Return the value at a dotted key, as in `config["optim.lr"]`."""
         value: Any = self
         for name in key.split("."):
             value = getattr(value, name)
@@ -179,15 +186,16 @@ CHECKS: dict[str, Check] = {
     },
 }
 
-# Keys that change neither what is sampled nor its reward, only what training makes of that.
+# Keys that affect only training: neither the sampled tokens nor their rewards depend on them.
 OF_TRAINING = tuple(key for key, check in CHECKS.items() if check.of_training)
 
-# The keys that only some combinations read. Of several that are not read the first is reported.
+# Keys that only some combinations of settings read. If several are not read, an error names the
+# first.
 SOMETIMES_READ = [key for key, check in CHECKS.items() if check.read_if]
 
 
 def of_other_placement(key: str, placement: str) -> bool:
-    """Check whether `key` is a resource that only the other placement reserves."""
+    """Return True if `key` is a resource that only the other placement reserves."""
     conditions = CHECKS[key].read_if if key in CHECKS else ()
     return key.startswith("resources.") and any(
         condition.keys == ("placement",) and not condition.holds(placement)
@@ -195,14 +203,15 @@ def of_other_placement(key: str, placement: str) -> bool:
     )
 
 
-# What other libraries call our settings, each by its spelling there.
+# Names of our settings in other libraries, by their spelling there.
 TRL, VERL = by_name(name.of(key) for key, check in CHECKS.items() for name in check.also_called)
 
 
 def placement_conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts that involve placement, lag and transport."""
     colocated = config.placement == "colocated"
-    # A user's transport has no record here: it is asked before the trial starts, where its file is.
+    # A user's transport has no record here. It is checked before the trial starts, on the machine
+    # that has its file.
     transport, r = TRANSPORTS.get(config.transport), config.resources
     in_process = transport is not None and transport.sidedness == "in_process"
     refused = transport and transport.refuses_actors(**r.actors)
@@ -222,8 +231,8 @@ def placement_conflicts(config: Config) -> Iterator[Conflict]:
 
 
 def engine_conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
-    # `auto` takes an engine that works with everything.
+    """Yield conflicts that involve the engine."""
+    # `auto` chooses an engine that works with all of these settings.
     record = engine_record(config.engine)
     placement = record.refused_placements.get(config.placement)
     transport = TRANSPORTS.get(config.transport)
@@ -238,7 +247,7 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         bool(record.refuses_two_sided) and transport is not None and transport.two_sided,
         "transport",
-        f"not with engine={config.engine}: {record.refuses_two_sided}; use auto",
+        f"does not work with engine={config.engine}: {record.refuses_two_sided}; use auto",
     )
     yield (
         gpus > 0 and not record.gpus,
@@ -258,20 +267,21 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         sampler != "float32" and config.importance_cap is None and not config.corrects_itself,
         "loss.importance_cap",
-        f"must be above 0 with model.sampler_dtype={sampler}, by which log-probs change",
+        f"must be above 0 with model.sampler_dtype={sampler}, which changes log-probs",
     )
     yield (
         config.rollout.overlong == "interrupt"
         and config.engine != "auto"
         and not record.interrupts,
         "rollout.overlong",
-        f"not with engine={config.engine}, which cannot feed a text to a response; needs "
-        "engine=torch or hf",
+        f"does not work with engine={config.engine}, which cannot insert text into a response; "
+        "needs engine=torch or hf",
     )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]
         yield (
             0 < temperature < lowest,
             f"{section}.temperature",
-            f"must be >= {lowest:g} with engine={config.engine}, which rounds lower ones up",
+            f"must be >= {lowest:g} with engine={config.engine}, which rounds lower temperatures "
+            "up",
         )

@@ -1,4 +1,4 @@
-"""Where prompts come from and how responses are scored."""
+"""The `task` section: the source of prompts and the scoring of responses."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from grpo_trainable.config.values import (
 from grpo_trainable.plugins import is_reference
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
-PARTS = ("format", "answer")  # of every reward
+PARTS = ("format", "answer")  # the parts that every reward has
 
 
 def scored_apart(reward: str | None, name: str, equality: str, mix: str | None) -> bool:
-    """Check whether a task with these settings scores any responses in processes of their own."""
+    """Return True if a task with these settings scores any responses in separate processes."""
     verified = name == "reasoning_gym" or (name == "math" and equality == "math_verify")
     mixed = any(_entry_scored_apart(entry) for entry in mix_of(mix).values())
     return reward is not None or is_reference(name) or verified or mixed
@@ -62,13 +62,13 @@ SCORED_APART = Condition(
     needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
     holds=scored_apart,
 )
-# An environment of text has processes of its own, as what is scored apart has.
+# Text environments have their own processes too, like tasks that are scored apart.
 PROCESSES_OF_ITS_OWN = Condition(
     keys=("env.name", *SCORED_APART.keys),
     needs=f"env.name, {SCORED_APART.needs}",
     holds=lambda name, *scoring: name != "off" or scored_apart(*scoring),
 )
-# All of these may fail, and so may an environment of control.
+# All of these may fail, and so may the environment of a control task.
 _MAY_FAIL = Condition(
     keys=PROCESSES_OF_ITS_OWN.keys,
     needs=f"env.name, task.name={CONTROL}, {SCORED_APART.needs}",
@@ -98,22 +98,22 @@ def _are_weights(text: str) -> bool:
         return False
     if not isinstance(weights, dict) or not weights:
         return False
-    # True is a number to Python; NaN and infinity are to JSON.
+    # Python counts True as a number, and its JSON parser accepts NaN and infinity.
     return all(type(w) in (int, float) and abs(w) <= MAX_WEIGHT for w in weights.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommonTaskSettings(Settings):
-    """The settings that every task has."""
+    """Settings that every task has."""
 
     SECTION: ClassVar[str] = "task"
 
     name: str = choice_or_reference(
-        tuple(TASK_SETTINGS), "The task, which makes prompts and scores responses.", what="Class"
+        tuple(TASK_SETTINGS), "Task that makes prompts and scores responses.", what="Class"
     )
     reward: str | None = reference(
         None,
-        "A function f(response, ground_truth) that scores a response in place of the task.",
+        "Function f(response, ground_truth) that scores a response in place of the task.",
         what="function",
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(
@@ -123,47 +123,47 @@ class CommonTaskSettings(Settings):
     )
     reward_deadline_s: float = number(
         10.0,
-        "Seconds that scoring one response may take, where that has processes of its own.",
+        "Maximum seconds for scoring one response in a separate process.",
         above=0,
         read_if=(SCORED_APART, NOT_PLAYED),
     )
     max_error_rate: float = number(
         0.1,
-        "The largest share of failed rewards; a trial with more of them ends.",
+        "Largest allowed share of failed rewards. A trial that exceeds it ends.",
         minimum=0,
         maximum=1,
         read_if=_MAY_FAIL,
     )
     reward_weights: str | None = text(
         None,
-        "Parts of the reward and their weights as JSON: their weighted sum is what is trained on; "
-        "every reward has the parts format and answer; none: the reward itself.",
+        "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the "
+        "parts. Every reward has the parts format and answer. `none` uses the reward itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )
     normalize_parts: bool = flag(
         False,
-        "Whether each part is normalised within its group, as by group_std, before it is weighted.",
+        "Normalise each part within its group, as group_std does, before weighting it.",
         read_if=given("task.reward_weights"),
         of_training=True,
     )
     length_penalty: float = number(
         0.0,
-        "α: what each token that a response is longer or shorter than length_target takes off its "
-        "reward.",
+        "α, the reward that a response loses for each token that it is longer or shorter than "
+        "length_target.",
         minimum=0,
         of_training=True,
     )
     length_target: int | None = integer(
         None,
-        "The tokens that a response should have.",
+        "Number of tokens that a response should have.",
         minimum=1,
         read_if=positive("task.length_penalty"),
         of_training=True,
     )
     strict: bool = flag(
         False,
-        "Whether the first failed reward ends the trial, and a malformed line of a prompt file is "
+        "End the trial at the first failed reward, and treat a malformed line of a prompt file as "
         "an error.",
         read_if=_HAS_FILES_OR_MAY_FAIL,
     )
@@ -173,27 +173,29 @@ class CommonTaskSettings(Settings):
 class TaskSettings(
     MixSettings, ReasoningGymSettings, MathSettings, KeywordSettings, CommonTaskSettings
 ):
-    """Where prompts come from and how responses are scored. A task of your own adds the settings
-    that it declares."""
+    """Source of prompts and scoring of responses.
 
-    # What is given for the settings that a user's task declares: (name, value). The task's class
-    # says which there are and what they accept, and only a process that runs the task loads it.
+    A task of your own adds the settings that it declares.
+    """
+
+    # (name, value) pairs for the settings that a user's task declares. They are not checked here:
+    # only a process that runs the task loads its class, which declares them.
     own: tuple[tuple[str, Any], ...] = ()
 
     @property
     def part_weights(self) -> dict[str, float]:
-        """Part of the reward -> its weight; empty where the reward itself is trained on."""
+        """Weight of each part of the reward; empty if the reward itself is trained on."""
         weights = json.loads(self.reward_weights or "{}")
         return {part: float(weight) for part, weight in weights.items()}
 
     @property
     def is_custom(self) -> bool:
-        """Whether the task is a user's class."""
+        """Return True if the task is a user's class."""
         return is_reference(self.name)
 
     @property
     def has_custom_reward(self) -> bool:
-        """Whether code of the user's scores responses: a function, or a task's."""
+        """Return True if user code scores responses: a reward function or a user's task."""
         mixed = mix_of(self.mix).values()
         return (
             self.reward is not None
@@ -203,12 +205,11 @@ class TaskSettings(
 
     @property
     def is_scored_apart(self) -> bool:
-        """Whether the task, or what stands in for its reward, scores in processes of its own, since
-        that may take long."""
+        """Return True if responses are scored in separate processes, because that may be slow."""
         return scored_apart(self.reward, self.name, self.equality, self.mix)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings that the task has; those of other tasks are left out."""
+        """Return the settings of this task, without those of other tasks."""
         settings = super().to_dict()
         own = dict(settings.pop("own"))
         of_task = {} if self.is_custom else checks_of(TASK_SETTINGS[self.name])
@@ -217,29 +218,29 @@ class TaskSettings(
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield what contradicts each other."""
+    """Yield conflicts between the task and other settings."""
     task = config.task
-    # A generator that waits for a score must not pass for one that hangs itself.
+    # A generator that waits for a score must not be taken for one that hangs.
     enough_s = 2 * task.reward_deadline_s
 
     yield (
         task.length_penalty > 0 and task.length_target is None,
         "task.length_target",
-        f"task.length_penalty={task.length_penalty:g} needs the number of tokens to aim at",
+        f"task.length_penalty={task.length_penalty:g} needs a target length in tokens",
     )
     yield (
         (task.length_target or 0) > config.rollout.max_new_tokens,
         "task.length_target",
-        f"must be <= rollout.max_new_tokens={config.rollout.max_new_tokens}, which no response is "
-        "longer than",
+        f"must be <= rollout.max_new_tokens={config.rollout.max_new_tokens}, the maximum length "
+        "of a response",
     )
     yield (
         not task.has_custom_reward
         and not config.env.plays
         and not set(task.part_weights) <= set(PARTS)
-        and task.name != MIX,  # whose tasks are asked one by one
+        and task.name != MIX,  # each task of a mix is checked separately
         "task.reward_weights",
-        f"the reward of task.name={task.name} has the parts {' and '.join(PARTS)}",
+        f"the reward of task.name={task.name} has only the parts {' and '.join(PARTS)}",
     )
     yield (
         task.name == "reasoning_gym" and task.dataset is None,

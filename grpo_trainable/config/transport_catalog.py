@@ -1,7 +1,7 @@
-"""How weights travel from the learner to the generators: one record for each transport.
+"""The transports of weights from the learner to the generators: one record for each.
 
-Only the standard library is imported here, so that the config and the launcher can ask the records.
-What a record names by `module:name` is imported in the processes that use it.
+This module imports only the standard library, so the config and the launcher can read the records.
+Objects that a record names by `module:name` are imported in the processes that use them.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ def _nothing() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """Everything that is known about one way for weights to travel.
+    """A way for weights to travel, with everything that is known about it.
 
-    `grpo_trainable.protocol.weight_transfer` has the interfaces of its two ends. Both are made in
-    the process that uses them, by a callable or by `module:name` of one: the sender without
-    arguments, the receiver with `deadline_s`, the seconds within which weights must arrive, and
-    `device`, "cpu" or "cuda", where its generator computes.
+    `grpo_trainable.protocol.weight_transfer` has the interfaces of the two ends. Each end is made
+    in the process that uses it, by a callable or by the `module:name` of one. The sender is made
+    without arguments. The receiver is made with `deadline_s`, the seconds within which weights must
+    arrive, and `device`, "cpu" or "cuda", where its generator computes.
     """
 
-    name: str  # rows, traces and errors call it so
+    name: str  # its name in metric rows, traces and errors
     sender: str | Callable[[], Any]
     receiver: str | Callable[[float, str], Any]
-    # in_process: one object is both ends, in a colocated worker. pull: the receiver fetches what
-    # the sender has laid out. two_sided: learner and generators are one collective group of Ray,
-    # which sends when the driver says so and does not survive the loss of an actor.
+    # in_process: one object is both ends, in a colocated worker. pull: the receiver fetches the
+    # snapshot that the sender has prepared. two_sided: learner and generators form one collective
+    # group of Ray. The group sends when the driver says so, and does not survive losing an actor.
     sidedness: Sidedness = "pull"
-    # any: weights may be on GPUs or not. none: they must be in main memory. shared: all actors
-    # share one GPU. own: each actor has a GPU of its own.
+    # any: weights may be on GPUs or not. none: weights must be in main memory. shared: all actors
+    # share one GPU. own: each actor has its own GPU.
     gpus: GPUs = "any"
-    one_machine: bool = False  # all actors must be on one machine
-    # Snapshots go to other machines in parts: its sender takes the number of machines that fetch,
-    # without its own, and its receiver, as a third argument, with which part it begins.
+    one_machine: bool = False  # True: all actors must be on one machine
+    # True: snapshots go to other machines in parts. The sender then takes the number of machines
+    # that fetch, not counting its own. The receiver takes, as a third argument, the part to begin
+    # with, as a share of all parts in [0, 1).
     in_parts: bool = False
-    tensor_transport: bool = False  # Ray must know of it when it starts an actor
+    tensor_transport: bool = False  # True: Ray must know of it when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
-    missing_library: Callable[[], str | None] = _nothing  # what this process lacks, None if nothing
-    cost: str = ""  # what a user should know before choosing it
+    missing_library: Callable[[], str | None] = _nothing  # says what this process lacks, or None
+    cost: str = ""  # a cost that a user should know before choosing it
 
     def __post_init__(self) -> None:
         for name, valid in (("sidedness", get_args(Sidedness)), ("gpus", get_args(GPUs))):
@@ -63,19 +64,20 @@ class Transport:
 
     @property
     def two_sided(self) -> bool:
+        """Return True if learner and generators form one collective group."""
         return self.sidedness == "two_sided"
 
     def missing(self) -> str | None:
-        """What this process lacks, and how to get it; None when nothing is missing."""
+        """Return what this process lacks and how to get it, or None."""
         if self.gpus in ("shared", "own") and not _gpus_seen():
             return "torch sees no CUDA device"
         return self.missing_library()
 
     def missing_on_machine(self) -> str | None:
-        """What this machine lacks, asked in a process that sees all of its GPUs."""
+        """Return what this machine lacks, or None. Call it in a process that sees all GPUs."""
         missing = self.missing()
         if missing is None and self.gpus == "own" and _gpus_seen() < 2:
-            return "needs a GPU for each actor, and there is one"
+            return "needs a GPU for each actor, but there is only one"
         return missing
 
     def refuses_actors(
@@ -86,12 +88,12 @@ class Transport:
         num_generators: int,
         num_learners: int,
     ) -> str | None:
-        """Why the actors of a trial and their GPUs do not suit; None when they do."""
+        """Return why the transport does not suit the trial's actors and GPUs, or None."""
         if num_learners > 1 and (self.two_sided or self.gpus == "shared"):
             return f"works with one learner, got resources.num_learners={num_learners}; use auto"
         both = (generator_gpus, learner_gpus)
         if self.gpus == "none" and max(both) > 0:
-            return "moves what lies in main memory; on GPUs use nccl, or auto"
+            return "moves only weights in main memory; on GPUs use nccl, or auto"
         if self.gpus in ("shared", "own") and min(both) == 0:
             return (
                 "needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
@@ -99,10 +101,10 @@ class Transport:
             )
         asked = generator_gpus * num_generators + learner_gpus
         if self.gpus == "shared" and asked > 1:
-            return f"all actors must share one GPU, and they ask for {asked:g}"
+            return f"all actors must share one GPU, but they request {asked:g}"
         if self.gpus == "own" and min(both) < 1:
             return (
-                "every actor needs a GPU of its own, got "
+                "every actor needs its own GPU, got "
                 f"resources.generator_gpus={generator_gpus:g} and "
                 f"resources.learner_gpus={learner_gpus:g}"
             )
@@ -114,7 +116,9 @@ def _gpus_seen() -> int:
 
 
 def _no_memfd() -> str | None:
-    return None if hasattr(os, "memfd_create") else "this system has no memfd_create (Linux has)"
+    return (
+        None if hasattr(os, "memfd_create") else "this system has no memfd_create, which Linux has"
+    )
 
 
 def _no_library(name: str, install: str) -> Callable[[], str | None]:
@@ -162,7 +166,8 @@ TRANSPORTS: dict[str, Transport] = {
             tensor_transport=True,
             start="grpo_trainable.transports.rdt:start_nixl",
             missing_library=_no_library("nixl", INSTALL_NIXL),
-            cost="its agents poll: nearly a CPU core in each process, beside those reserved",
+            cost="its agents poll: nearly a CPU core in each process, in addition to those "
+            "reserved",
         ),
         Transport(
             name="gloo",
@@ -194,10 +199,10 @@ TRANSPORTS: dict[str, Transport] = {
 
 
 def transport_named(key: str) -> Transport:
-    """The record of a transport: one of TRANSPORTS, or a user's, by `file.py:NAME`.
+    """Return the record of a transport: one of TRANSPORTS, or a user's, named as `file.py:NAME`.
 
     Raises:
-        PluginError: the user's record cannot be loaded, is no `Transport`, or does not pull.
+        PluginError: The user's record cannot be loaded, is not a `Transport`, or does not pull.
     """
     if key in TRANSPORTS:
         return TRANSPORTS[key]

@@ -1,4 +1,4 @@
-"""One trial: the settings together, checked against each other, and what follows from them."""
+"""The settings of one trial, checked against each other, and the values derived from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
 from grpo_trainable.plugins import is_reference
 
-# What contradicts each other. The first that applies is the one that is reported.
+# The checks for settings that contradict each other. The first conflict that applies is reported.
 CONFLICTS = (
     schema.placement_conflicts,
     resources.conflicts,
@@ -52,24 +52,24 @@ CONFLICTS = (
     built_in_tasks.conflicts,
 )
 
-# Settings of a task that a mix has once, for all of its tasks.
+# Task settings that a mix has once, for all of its tasks.
 _SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(TrialSettings):
-    """The settings of one trial, valid together.
+    """The settings of one trial, checked against each other.
 
     Raises:
-        ConfigError: a value is invalid, is not read by the chosen combination, or contradicts
+        ConfigError: A value is invalid, is not read by the chosen combination, or contradicts
             another.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._put_defaults_in("task")  # which is read depends on them
+        self._put_defaults_in("task")  # they decide which keys are read
         self._refuse_unread()
-        self.parts  # noqa: B018  # refuses a task of a mix that could not be a trial's own
+        self.parts  # noqa: B018  # refuses a mix with a task that is invalid as a trial's only task
         for name in SECTIONS:
             self._put_defaults_in(name)
         for conflicts in CONFLICTS:
@@ -78,7 +78,10 @@ class GRPOConfig(TrialSettings):
                     raise ConfigError(f"{key}={shown(self[key])}: {reason}")
 
     def _put_defaults_in(self, name: str) -> None:
-        """Put in what other settings decide, in place of none, so that a trial's files show it."""
+        """Replace general defaults by defaults that other settings decide.
+
+        A trial's files then show the values that it uses.
+        """
         section = self[name]
         settled = {
             key: value
@@ -99,7 +102,7 @@ class GRPOConfig(TrialSettings):
                 raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
 
     def _unread_values(self, key: str) -> tuple[Any, ...]:
-        """Return what a key may hold where it is not read."""
+        """Return the values that a key may have when it is not read."""
         check = CHECKS[key]
         names = (self.task.name, *(entry["name"] for entry in mix_of(self.task.mix).values()))
         return *check.unremarkable, *(check.of_tasks.get(name, check.default) for name in names)
@@ -108,10 +111,10 @@ class GRPOConfig(TrialSettings):
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
         """Return the config that nested plain data describes.
 
-        A missing key has its default, or that of its task.
+        A missing key has its default, or the default of its task.
 
         Raises:
-            ConfigError: a key is unknown, or the settings are invalid.
+            ConfigError: A key is unknown, or the settings are invalid.
         """
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
@@ -125,17 +128,17 @@ class GRPOConfig(TrialSettings):
         return cls(**values)
 
     def reads(self, key: str) -> bool:
-        """Check whether the combination of settings reads this one."""
-        return key not in CHECKS or not CHECKS[key].unmet(self)  # a user's task reads its own
+        """Return True if the combination of settings reads this key."""
+        return key not in CHECKS or not CHECKS[key].unmet(self)  # a user's task reads its settings
 
     def effective(self, key: str) -> Any:
-        """Return a setting, or what it follows from where it is none."""
+        """Return the value of a setting, or the value that follows from others if it is none."""
         value, follows = self[key], CHECKS[key].default_at("read")
         return follows.beside(self) if value is None and follows else value
 
     @property
     def in_effect(self) -> dict[str, Any]:
-        """Return the value of each dotted key, with a number for those that follow from others."""
+        """Value of each dotted key, including values that follow from other settings."""
         following = {
             key: self.effective(key)
             for key, check in CHECKS.items()
@@ -145,16 +148,16 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """Return, for each label of a mix, the trial that would have its task alone.
+        """For each label of a mix, the config of a trial with that task alone.
 
         Raises:
-            ConfigError: such a trial would be refused.
+            ConfigError: Such a trial would be refused.
         """
         return {label: self._part(label, entry) for label, entry in mix_of(self.task.mix).items()}
 
     @property
     def alone(self) -> list[GRPOConfig]:
-        """Return a trial for each task: this one, or the parts of its mix."""
+        """One config for each task: this config, or the parts of its mix."""
         return list(self.parts.values()) or [self]
 
     def _part(self, label: str, entry: Entry) -> GRPOConfig:
@@ -182,19 +185,19 @@ class GRPOConfig(TrialSettings):
     def in_mid_batch(self) -> bool:
         """Return True if generators take new weights in the middle of a batch.
 
-        At lag 0 no batch is under way when weights come.
+        At lag 0, no batch is under way when new weights arrive.
         """
         return self.weight_update != "between_batches" and self.lag > 0
 
     @property
     def reference_role(self) -> str | None:
-        """Return who keeps the frozen reference, learner or generator, or None if nobody does."""
+        """Actor that keeps the frozen reference, learner or generator, or None without one."""
         asked = self.loss.kl_coef > 0 or self.loss.kl_monitor
         return self.resources.reference if asked else None
 
     @property
     def teacher(self) -> ModelSettings | None:
-        """Return the policy that `loss.teacher` names, in the precision of the one in training."""
+        """Policy that `loss.teacher` names, in the precision of the policy in training."""
         if self.loss.teacher is None:
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32
@@ -202,38 +205,40 @@ class GRPOConfig(TrialSettings):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Return True if the KL to the reference is taken off the rewards."""
+        """Return True if the KL to the reference is subtracted from the rewards."""
         return self.loss.kl_coef > 0 and self.loss.kl_in == "reward"
 
     @property
     def adapters_apart(self) -> bool:
-        """Return True if the engine samples with LoRA adapters beside the model.
+        """Return True if the engine samples with LoRA adapters kept apart from the model.
 
-        The learner computes so too. Merged into bfloat16 weights, most of a small update would be
-        rounded off. `auto` takes `hf` for a model with adapters.
+        The learner computes the same way. Merging into bfloat16 weights would round off most of a
+        small update. `auto` chooses `hf` for a model with adapters.
         """
         lora = self.model.lora_rank is not None and self.model.dtype == "bfloat16"
         return lora and self.engine in ("auto", "hf")
 
     @property
     def samples_as_it_learns(self) -> bool:
-        """Return True if the sampler promises the learner's log-probs, but for rounding."""
+        """Return True if the engine promises the learner's log-probs, except for rounding."""
         return samples_as_it_learns(self.engine, self.model.sampler_dtype)
 
     @property
     def ratio_sees_sampler(self) -> bool:
         """Return True if the ratio has to show how the sampler differs from the learner.
 
-        It has to where the loss is made for that, and where weights are rounded on their way.
+        It has to for losses whose ratio measures that difference, and when weights are rounded in
+        transit.
         """
         rounded = self.transport_dtype != "float32" and self.model.dtype == "float32"
         return rounded or (self.corrects_itself and not self.samples_as_it_learns)
 
     @property
     def corrects_itself(self) -> bool:
-        """Return True if the ratio of the loss says how far the policy is from the sampler.
+        """Return True if the ratio of the loss measures how far the policy is from the sampler.
 
-        By importance weights it would say how far it is from the start of the round.
+        With importance weights, the ratio would measure how far the policy is from the start of the
+        round.
         """
         return self.loss.type in TO_THE_SAMPLER
 
@@ -242,7 +247,7 @@ class GRPOConfig(TrialSettings):
         """Return True if only differences of the task's rewards within a group teach."""
         shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
         shaped = shaped or self.rollout.overlong == "penalty"
-        # Groups that are left out by their rewards do not get as far as that.
+        # Groups that are left out because of their rewards are never shaped.
         otherwise = self.loss.teacher is not None or (
             shaped and self.rollout.zero_advantage == "keep"
         )
@@ -250,18 +255,18 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Return how many last tokens of a response are penalised, or follow an interruption."""
+        """Number of last tokens of a response that are penalised or follow an interruption."""
         return self.effective("rollout.overlong_buffer")
 
     @property
     def clip_high(self) -> float:
-        """Return how far above 1 the ratio may go."""
+        """Limit on how far the ratio may be above 1."""
         return self.effective("loss.clip_high")
 
     @property
     def clip_low(self) -> float:
-        """Return how far below 1 the ratio may go."""
-        assert self.loss.clip is not None, "settled when constructed"
+        """Limit on how far the ratio may be below 1."""
+        assert self.loss.clip is not None, "resolved when constructed"
         return self.loss.clip
 
     @property
@@ -276,18 +281,18 @@ class GRPOConfig(TrialSettings):
 
     @property
     def critic_lr(self) -> float:
-        """Return the learning rate of what only the critic uses."""
+        """Learning rate of the weights that only the critic uses."""
         return self.effective("critic.lr")
 
     @property
     def importance_cap(self) -> float | None:
-        """Return the cap of truncated importance sampling, or None without importance weights."""
+        """Cap of truncated importance sampling, or None without importance weights."""
         return self.loss.importance_cap or None
 
 
 def defaults_with(task_name: str) -> dict[str, Any]:
-    """Return each dotted key's value in a trial of this task in which it is not given."""
-    resolved = flatten(GRPOConfig().to_dict())  # some, like `loss.clip`, follow from others
+    """Return the value of each dotted key in a trial of this task that does not set the key."""
+    resolved = flatten(GRPOConfig().to_dict())  # some defaults, like `loss.clip`, depend on others
     return {
         key: check.of_tasks.get(task_name, resolved.get(key, check.default))
         for key, check in CHECKS.items()
@@ -295,7 +300,7 @@ def defaults_with(task_name: str) -> dict[str, Any]:
 
 
 def _section(name: str, value: Any) -> Any:
-    """Return the section of this name from plain data."""
+    """Return the section of this name, built from plain data."""
     default = DEFAULTS[name]
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={shown(value)}: {section_expected(default)}")
@@ -312,7 +317,10 @@ def _is_custom(name: Any) -> bool:
 
 
 def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
-    """Return the section of a user's task: what is not common to all tasks is its own."""
+    """Return the section of a user's task.
+
+    Settings that not every task has are kept for the task itself.
+    """
     common = checks_of(CommonTaskSettings)
     own = {str(name): value for name, value in given.items() if name not in common}
     for name, value in own.items():
@@ -324,7 +332,7 @@ def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
 
 
 def _frozen(key: str, value: Any) -> Any:
-    """Return plain data, with lists as tuples, and numbers of other libraries as Python's."""
+    """Return plain data, with lists as tuples and numbers of other libraries as Python numbers."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, list | tuple):

@@ -1,14 +1,14 @@
-"""The kinds of single values that a setting can have: `integer`, `number`, `choice`, `path`, …
+"""The kinds of values that a setting can have: `integer`, `number`, `choice`, `path` and others.
 
-Each function makes a field of a frozen dataclass, with the default, the meaning and the check of
-one setting. A user's task declares its own settings with the same functions:
+Each function declares one setting: it makes a field of a frozen dataclass, with a default, a
+meaning and a check. A user's task declares its settings with the same functions:
 
     @dataclass(frozen=True, kw_only=True)
     class SumSettings:
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
 
-A setting of ours also says, by keyword, how it hangs together with others: `read_if`, `default_by`
-and what follows them in `Check`.
+Our own settings also declare, by keyword, how they depend on others: `read_if`, `default_by`, and
+the attributes after them in `Check`.
 """
 
 from __future__ import annotations
@@ -30,54 +30,55 @@ from grpo_trainable.text import did_you_mean
 
 
 class ConfigError(ValueError):
-    """The user's mistake, in one line: the dotted key, the value got, what would be valid."""
+    """A user's mistake in one line: the dotted key, the value given, and the valid values."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one key accepts, and what it means."""
+    """Declaration of one key: the values that it accepts, and its meaning."""
 
     default: Any
-    meaning: str  # one sentence
+    meaning: str  # whole sentences, in one line
     expected: str  # completes "must be …"
     convert: Callable[[Any], Any]  # the value as stored; ValueError or TypeError when invalid
     type: str  # one word, for the reference of all keys
     optional: bool = False  # None is valid
     is_text: bool = False  # any text is a value, so "7" stays text on the command line
-    choices: tuple[str, ...] = ()  # the valid values, where they can be listed
-    advice: str = ""  # where to look for what is no valid value, in half a sentence
-    # What a value may refer to outside the config: a file or directory, a model, a Python object.
+    choices: tuple[str, ...] = ()  # the valid values, if they can be listed
+    advice: str = ""  # follows the valid values in an error, as half a sentence
+    # The kind of thing outside the config that a value names: a file or directory, a model, a
+    # Python object, or the tasks of a mix.
     refers_to: Literal["nothing", "path", "model", "object", "tasks"] = "nothing"
 
-    # How it hangs together with other settings, and with other libraries. A single condition or
-    # default needs no tuple.
-    read_if: tuple[Condition, ...] = ()  # all must hold for it to be read; none: it always is
-    default_by: tuple[DefaultBy, ...] = ()  # defaults that other settings decide
+    # Relations to other settings and to other libraries. A single condition or default needs no
+    # tuple.
+    read_if: tuple[Condition, ...] = ()  # all must hold for the key to be read; empty: always read
+    default_by: tuple[DefaultBy, ...] = ()  # defaults that depend on other settings
     also_called: tuple[ForeignName, ...] = ()  # its names in other libraries
-    # Other values that it may have where it is not read: what its default resolves to, and defaults
-    # of earlier versions, which the files of their experiments spell out.
+    # Other values that the key may have when it is not read: values that its default resolves to,
+    # and defaults of earlier versions, which are written in the files of old experiments.
     harmless: tuple[Any, ...] = ()
-    # Within the sections of a task, of sampling and of the model: it changes neither what is
-    # sampled nor its reward, only what training makes of that.
+    # True: the key affects only training, not the sampled tokens or their rewards. Used in the
+    # sections of the task, of sampling and of the model.
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:
-        """Return what keeps it from being read beside these settings."""
+        """Return the conditions for reading the key that these settings do not meet."""
         return [condition for condition in self.read_if if not condition.met_by(settings)]
 
     def default_at(self, moment: Moment) -> DefaultBy | None:
-        """Return the default that others decide at this moment, if there is one."""
+        """Return the default that other settings decide at this moment, or None."""
         return next((default for default in self.default_by if default.moment == moment), None)
 
     @property
     def of_tasks(self) -> Mapping[str, Any]:
-        """Task -> default, of those that have one of their own."""
+        """Default of each task that differs from the general default."""
         absent = self.default_at("absent")
         return absent.of_tasks if absent else {}
 
     @property
     def unremarkable(self) -> tuple[Any, ...]:
-        """Its general default, and other values that say nothing where it is not read."""
+        """The general default, and other values that are allowed when the key is not read."""
         return self.default, *self.harmless
 
 
@@ -91,7 +92,7 @@ def _checked(default: Any, meaning: str, expected: str, convert: Callable, **fac
     return field(default=default, metadata={"check": check})
 
 
-MAX_INTEGER = (1 << 63) - 1  # a larger one is no float either
+MAX_INTEGER = (1 << 63) - 1  # the largest signed 64-bit integer
 
 
 def integer(
@@ -103,8 +104,10 @@ def integer(
     optional: bool = False,
     **relations: Any,
 ) -> Any:
-    """An integer from `minimum` to `maximum`, of 64 bits in any case; None too where it is the
-    default or `optional`."""
+    """Declare an integer from `minimum` to `maximum`, of at most 64 bits.
+
+    None is valid too if it is the default or if `optional` is true.
+    """
     expected = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
 
     def convert(value: Any) -> int:
@@ -139,7 +142,7 @@ def number(
     maximum: float | None = None,
     **relations: Any,
 ) -> Any:
-    """A finite number within bounds: `above` and `below` are themselves excluded."""
+    """Declare a finite number within bounds. `above` and `below` themselves are excluded."""
     bounds = ((">", above), (">=", minimum), ("<", below), ("<=", maximum))
     limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
@@ -166,7 +169,7 @@ def pair(
     valid: Callable[[float, float], bool],
     **relations: Any,
 ) -> Any:
-    """Two finite numbers for which `valid` holds; `expected` says it in words."""
+    """Declare two finite numbers for which `valid` holds; `expected` describes them in words."""
 
     def convert(value: Any) -> tuple[float, float]:
         if not isinstance(value, list | tuple):
@@ -180,7 +183,7 @@ def pair(
 
 
 def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
-    """True or false."""
+    """Declare a setting that is true or false."""
 
     def convert(value: Any) -> bool:
         if not isinstance(value, bool):
@@ -191,7 +194,10 @@ def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
 
 
 def choice(words: Sequence[str], meaning: str = "", *, advice: str = "", **relations: Any) -> Any:
-    """One of a few words; the first is the default. `advice` follows them in errors."""
+    """Declare a choice among a few words. The first is the default.
+
+    `advice` follows the valid words in errors.
+    """
     expected = f"one of {', '.join(words)}"
     valid = words.__contains__
     return _text(
@@ -214,9 +220,16 @@ def choice_or_reference(
     advice: str = "",
     **relations: Any,
 ) -> Any:
-    """One of a few words, or a Python object of the user's: `module:name` or `file.py:name`.
+    """Declare a choice among a few words, or a user's Python object.
 
-    `what` stands for the name in errors, such as `function` or `Class`; `advice` follows it there.
+    An object is named as `module:name` or `file.py:name`.
+
+    Args:
+        words: The valid words. The first is the default.
+        meaning: The meaning of the setting.
+        what: Stands for the object's name in errors, such as `function` or `Class`.
+        advice: Follows the valid values in errors.
+        relations: Other attributes of `Check`.
     """
     return _text(
         words[0],
@@ -234,7 +247,7 @@ def choice_or_reference(
 def reference(
     default: str | None, meaning: str = "", *, what: str = "name", **relations: Any
 ) -> Any:
-    """A Python object of the user's: `module:name` or `file.py:name`."""
+    """Declare a user's Python object: `module:name` or `file.py:name`."""
     expected = f"module:{what} or file.py:{what}"
     return _text(
         default, meaning, expected, is_reference, "reference", refers_to="object", **relations
@@ -244,7 +257,7 @@ def reference(
 def name_or_reference(
     default: str | None, meaning: str = "", *, what: str = "name", **relations: Any
 ) -> Any:
-    """A name that something else knows, or a Python object of the user's."""
+    """Declare a name that another package knows, or a user's Python object."""
     expected = f"a {what}, or module:name or file.py:name"
     valid = re.compile(r"[\w./:-]+").fullmatch
     return _text(
@@ -259,7 +272,10 @@ def name_or_reference(
 
 
 def path(default: str | None, meaning: str = "", **relations: Any) -> Any:
-    """The path of a file or a directory; a relative one means the directory of the command."""
+    """Declare the path of a file or a directory.
+
+    A relative path is relative to the current directory of the command.
+    """
     return _text(
         default,
         meaning,
@@ -274,10 +290,9 @@ def path(default: str | None, meaning: str = "", **relations: Any) -> Any:
 def choice_or_path(
     words: Sequence[str], meaning: str = "", *, what: str = "file", **relations: Any
 ) -> Any:
-    """One of a few words, the first by default, or the path of a file, which has a dot or a slash
-    in it.
+    """Declare a choice among a few words, or the path of a file. The first word is the default.
 
-    `what` stands for the path in errors.
+    A path has a dot or a slash in it. `what` stands for the path in errors.
     """
     return _text(
         words[0],
@@ -292,7 +307,7 @@ def choice_or_path(
 
 
 def path_or_hub_id(default: str | None, meaning: str = "", **relations: Any) -> Any:
-    """The path of a directory, or else organisation/name of a model on the Hugging Face hub."""
+    """Declare a directory, or the organisation/name of a model on the Hugging Face hub."""
     return _text(
         default,
         meaning,
@@ -305,12 +320,12 @@ def path_or_hub_id(default: str | None, meaning: str = "", **relations: Any) -> 
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether `text` has the form of a name on the hub; the model need not exist."""
+    """Return True if `text` has the form of a name on the hub. The model need not exist."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` can only be a path where a word could be as well: it has a dot or a slash."""
+    """Return True if `text` is a path rather than a word: it has a dot or a slash."""
     return bool(re.search(r"[./]", text)) and "\0" not in text
 
 
@@ -322,7 +337,7 @@ def text(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """A text for which `valid` holds; `expected` says it in words."""
+    """Declare a text for which `valid` holds; `expected` describes it in words."""
     return _text(default, meaning, expected, valid, "text", **relations)
 
 
@@ -334,7 +349,7 @@ def texts(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """A list of texts for each of which `valid` holds; one text stands for a list of it."""
+    """Declare a list of texts for which `valid` holds. A single text stands for a list of one."""
 
     def convert(value: Any) -> tuple[str, ...]:
         listed = [value] if isinstance(value, str) else value
@@ -367,12 +382,12 @@ def _text(
 
 
 def task_mix(meaning: str = "", **relations: Any) -> Any:
-    """Several tasks and their weights: JSON, or the mapping that it stands for."""
+    """Declare a mix of tasks and their weights: JSON text, or the equivalent mapping."""
     return _checked(
         None,
         meaning,
         'a JSON object of tasks and weights > 0, such as {"math": 0.5, "keyword": 0.5}, each task '
-        "under a name of its own",
+        "under a different name",
         lambda value: mix_text(mix_of(value)),
         type="JSON object",
         is_text=True,
@@ -382,7 +397,7 @@ def task_mix(meaning: str = "", **relations: Any) -> Any:
 
 
 def gpus(default: float, meaning: str = "", **relations: Any) -> Any:
-    """GPUs of an actor: Ray shares one by fractions and gives several only whole."""
+    """Declare GPUs of an actor. Ray shares one GPU by fractions, but gives several only whole."""
 
     def convert(value: Any) -> float:
         converted = _finite(value)
@@ -398,10 +413,10 @@ def gpus(default: float, meaning: str = "", **relations: Any) -> Any:
 
 
 def converted(key: str, value: Any, check: Check) -> Any:
-    """`value` as a config stores it.
+    """Return `value` as a config stores it.
 
     Raises:
-        ConfigError: it is not what `check` expects.
+        ConfigError: `check` does not accept the value.
     """
     if value is None and check.optional:
         return None
@@ -414,7 +429,7 @@ def converted(key: str, value: Any, check: Check) -> Any:
 
 
 class Settings:
-    """The base of each section: checks and converts every field, however it was constructed."""
+    """Base of each section. It checks and converts every field when an object is constructed."""
 
     SECTION: ClassVar[str] = ""
 
@@ -429,7 +444,10 @@ class Settings:
                 raise ConfigError(f"{item.name}={shown(value)}: {section_expected(item.default)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-able data, every key present; `from_dict` gives an equal config back."""
+        """Return plain JSON-able data with every key.
+
+        `from_dict` turns the data back into an equal config.
+        """
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
 
 
@@ -440,7 +458,7 @@ def _plain(value: Any) -> Any:
 
 
 def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
-    """Key → what it accepts, of a dataclass whose fields are kinds of values."""
+    """Return the check of each key, for a dataclass whose fields these functions declare."""
     return {
         prefix + item.name: item.metadata["check"]
         for item in fields(settings)
@@ -449,12 +467,15 @@ def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
 
 
 def section_expected(section: Any) -> str:
-    """What an error says where `section` should be."""
+    """Return the end of an error for a value that should be a `section`."""
     return "must be a mapping with keys from " + ", ".join(checks_of(section))
 
 
 def shown(value: Any) -> str:
-    """A value as an error prints it: one line, at most 80 characters, "1" told apart from 1."""
+    """Return a value as an error prints it: in one line of at most 80 characters.
+
+    The text "1" looks different from the number 1.
+    """
     if value is None:
         return "none"
     is_word = isinstance(value, str) and re.fullmatch(r"[A-Za-z_./~][\w./:~+-]*", value)
@@ -464,7 +485,7 @@ def shown(value: Any) -> str:
         try:
             line = json.dumps(value, ensure_ascii=False, default=repr)
         except (TypeError, ValueError, RecursionError):
-            # A key that is no text, a loop, an integer too long for Python to print.
+            # A key that is not text, a loop, or an integer too long for Python to print.
             line = f"<{type(value).__name__}>"
     line = " ".join(line.split())
     return line if len(line) <= 80 else line[:79] + "…"

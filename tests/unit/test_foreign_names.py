@@ -34,7 +34,7 @@ def said(assignment: str) -> str:
         ("loss_type=dapo", "TRL's loss_type is loss.type and loss.aggregation here: grpo averages"),
         (
             "per_device_train_batch_size=8",
-            "TRL's per_device_train_batch_size is optim.microbatch here: responses of one forward "
+            "TRL's per_device_train_batch_size is optim.microbatch here: responses in one forward "
             "and backward pass; a gradient step has rollout.prompts × rollout.group_size of them",
         ),
         ("top_p=0.9", "TRL's top_p has no counterpart here: responses are sampled from the whole"),
@@ -43,7 +43,10 @@ def said(assignment: str) -> str:
             "verl's actor_rollout_ref.rollout.n is rollout.group_size here",
         ),
         ("critic.optim.lr=1e-5", "verl's critic.optim.lr is critic.lr here"),
-        ("actor_rollout_ref=1", "a section of verl's; docs/howto/from-trl.md says what its keys"),
+        (
+            "actor_rollout_ref=1",
+            "a section of verl's config; docs/howto/from-trl.md lists our names",
+        ),
     ],
 )
 def test_the_error_names_our_key(assignment, text):

@@ -68,8 +68,11 @@ def test_the_correction_of_the_default_shows_and_can_be_turned_off(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((), "engine=vllm: does not work with placement=colocated: vLLM fixes the threads"),
-        (("arm=sync", "transport=gloo"), "transport=gloo: not with engine=vllm: "),
+        (
+            (),
+            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of threads",
+        ),
+        (("arm=sync", "transport=gloo"), "transport=gloo: does not work with engine=vllm: "),
     ],
 )
 def test_what_vllm_cannot_do_is_one_line(tmp_path, settings, message):

@@ -509,7 +509,7 @@ def test_a_long_value_is_cut():
 # ---- Contradictions --------------------------------------------------------------------------
 
 APART = {"placement": "disaggregated"}
-MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 and above"
+MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward may be negative"
 
 
 @pytest.mark.parametrize(
@@ -519,7 +519,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         (
             nested(eval__temperature=0),
             "eval.samples=2: must be 1 with eval.temperature=0, where all responses to a prompt "
-            "are the same",
+            "are equal",
         ),
         (
             nested(weight_update="in_flight"),
@@ -556,13 +556,14 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(engine="vllm"),
-            "engine=vllm: does not work with placement=colocated: vLLM fixes the threads of its "
-            "process, with which the learner of a colocated worker would have to train",
+            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of "
+            "threads in its process, and the learner of a colocated worker would have to train "
+            "with that number",
         ),
         (
             APART | nested(engine="vllm", transport="gloo"),
-            "transport=gloo: not with engine=vllm: vLLM has a collective group of its own in its "
-            "process; use auto",
+            "transport=gloo: does not work with engine=vllm: vLLM has its own collective group in "
+            "its process; use auto",
         ),
         (
             APART | nested(engine="vllm", resources__generator_gpus=1),
@@ -570,13 +571,14 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             APART | nested(engine="vllm", eval__temperature=0.001),
-            "eval.temperature=0.001: must be >= 0.01 with engine=vllm, which rounds lower ones up",
+            "eval.temperature=0.001: must be >= 0.01 with engine=vllm, which rounds lower "
+            "temperatures up",
         ),
         (
             APART
             | nested(resources__num_learners=2, resources__learner_gpus=1, resources__elastic=True),
-            "resources.elastic=true: must be false with resources.learner_gpus=1: nothing has "
-            "shown yet that learners on GPUs, which NCCL connects, go on without a lost one",
+            "resources.elastic=true: must be false with resources.learner_gpus=1: learners on "
+            "GPUs, which NCCL connects, have not yet been shown to continue without a lost one",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -586,17 +588,17 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         (
             APART
             | nested(transport="cuda_ipc", resources__generator_gpus=1, resources__learner_gpus=1),
-            "transport=cuda_ipc: all actors must share one GPU, and they ask for 2",
+            "transport=cuda_ipc: all actors must share one GPU, but they request 2",
         ),
         (
             APART
             | nested(transport="nccl", resources__generator_gpus=0.5, resources__learner_gpus=1),
-            "transport=nccl: every actor needs a GPU of its own, got resources.generator_gpus=0.5 "
-            "and resources.learner_gpus=1",
+            "transport=nccl: every actor needs its own GPU, got resources.generator_gpus=0.5 and "
+            "resources.learner_gpus=1",
         ),
         (
             APART | nested(transport="gloo", resources__generator_gpus=1),
-            "transport=gloo: moves what lies in main memory; on GPUs use nccl, or auto",
+            "transport=gloo: moves only weights in main memory; on GPUs use nccl, or auto",
         ),
         (
             APART | nested(transport="cuda_ipc"),
@@ -606,8 +608,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         *(
             (
                 nested(rollout__group_size=1, loss__advantage=advantage),
-                f"rollout.group_size=1: must be >= 2 with loss.advantage={advantage}: "
-                "it compares the responses of a group",
+                f"rollout.group_size=1: must be >= 2 with loss.advantage={advantage}, which "
+                "compares the responses of a group",
             )
             for advantage in ("group_std", "group_mean", "rloo")
         ),
@@ -625,30 +627,32 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(loss__type="ppo"),
-            "loss.type=ppo: needs loss.advantage=gae or vine, got group_std, with which grpo_clip "
-            "is the same",
+            "loss.type=ppo: needs loss.advantage=gae or vine, got group_std; with that advantage, "
+            "loss.type=grpo_clip is the same",
         ),
         *(
             (
                 nested(loss__type=loss, loss__advantage="gae"),
-                f"loss.type={loss}: takes a response as a whole, and loss.advantage=gae tells its "
-                "tokens apart; valid: dapo, cispo, sapo, and others with a ratio for each token",
+                f"loss.type={loss}: treats a response as a whole, but loss.advantage=gae treats "
+                "each token separately; valid: dapo, cispo, sapo, and others with a ratio for "
+                "each token",
             )
             for loss in ("gspo", "gmpo", "topr")
         ),
         *(
             (
                 nested(loss__type=loss, loss__advantage=advantage, loss__teacher="/a/policy"),
-                f"loss.type={loss}: takes a response as a whole, and loss.teacher tells its tokens "
-                "apart; valid: dapo, cispo, sapo, and others with a ratio for each token",
+                f"loss.type={loss}: treats a response as a whole, but loss.teacher treats each "
+                "token separately; valid: dapo, cispo, sapo, and others with a ratio for each "
+                "token",
             )
             for loss in ("gspo", "gmpo", "topr")
             for advantage in ("zero", "group_std")
         ),
         (
             nested(loss__teacher="/a/policy", rollout__zero_advantage="resample"),
-            "rollout.zero_advantage=resample: must be keep with loss.teacher, from which groups of "
-            "equal rewards learn as well",
+            "rollout.zero_advantage=resample: must be keep with loss.teacher, which also teaches "
+            "groups of equal rewards",
         ),
         *(
             (nested(loss__advantage="maxrl", **given), f"{line}: {MAXRL_DIVIDES}")
@@ -673,8 +677,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(task__length_penalty=0.1, task__length_target=61),
-            "task.length_target=61: must be <= rollout.max_new_tokens=60, which no response is "
-            "longer than",
+            "task.length_target=61: must be <= rollout.max_new_tokens=60, the maximum length of a "
+            "response",
         ),
         (
             nested(
@@ -682,28 +686,28 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
                 task__mix={"math": 1, "keyword": 1},
                 loss__advantage="gae",
             ),
-            "loss.whiten=true: compares the rewards of different tasks with task.mix; set it to "
+            "loss.whiten=true: would compare rewards of different tasks with task.mix; set it to "
             "false",
         ),
         (
             APART | nested(lag=1, weight_update="in_flight", loss__advantage="vine"),
-            "weight_update=in_flight: must be between_batches with loss.advantage=vine: values are "
-            "those of one policy",
+            "weight_update=in_flight: must be between_batches with loss.advantage=vine, whose "
+            "values belong to a single policy",
         ),
         (
             nested(loss__advantage="vine", loss__kl_coef=0.1, loss__kl_in="reward"),
-            "loss.kl_in=reward: must be loss: loss.advantage=vine values states by the task's "
-            "reward alone",
+            "loss.kl_in=reward: must be loss: loss.advantage=vine values states only by the "
+            "task's reward",
         ),
         (
             nested(loss__advantage="vine", rollout__overlong="penalty"),
             "rollout.overlong=penalty: must be score or filter: loss.advantage=vine values states "
-            "by the task's reward alone",
+            "only by the task's reward",
         ),
         (
             nested(loss__advantage="vine", task__length_penalty=0.1, task__length_target=9),
-            "task.length_penalty=0.1: must be 0: loss.advantage=vine values states by the task's "
-            "reward alone",
+            "task.length_penalty=0.1: must be 0: loss.advantage=vine values states only by the "
+            "task's reward",
         ),
         (
             nested(rollout__min_new_tokens=61),
@@ -715,8 +719,9 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(rollout__slots=64),
-            "rollout.slots=64: must be < 64, the responses of the largest call of a generator: "
-            "none would wait; none decodes all of them at once",
+            "rollout.slots=64: must be < 64, the number of responses in the largest call of a "
+            "generator: otherwise no response would wait; set it to none to decode all of them "
+            "together",
         ),
         (
             nested(rollout__slots=8, engine="hf"),
@@ -728,8 +733,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             APART | nested(rollout__unit_prompts=8, resources__num_generators=3),
-            "resources.num_generators=3: only 2 can sample at a time, one chunk each; set it to 2, "
-            "or rollout.unit_prompts to none, which shares a round out",
+            "resources.num_generators=3: only 2 can sample at a time, one chunk each; set it to "
+            "2, or set rollout.unit_prompts to none, which shares each round evenly",
         ),
         (
             APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
@@ -750,8 +755,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(optim__microbatch_tokens=59),
-            "optim.microbatch_tokens=59: must be >= rollout.max_new_tokens=60: a response alone "
-            "may have as many",
+            "optim.microbatch_tokens=59: must be >= rollout.max_new_tokens=60: a single response "
+            "may be that long",
         ),
         (
             nested(buffer__sample_batches=2),
@@ -763,13 +768,14 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(buffer_capacity=2),
-            "buffer_capacity=2: buffer_sampling=recency never reuses a group unless it is <= "
-            "buffer.sample_batches=1; valid: fifo, uniform, mixed sampling",
+            "buffer_capacity=2: must be <= buffer.sample_batches=1 with buffer_sampling=recency, "
+            "which otherwise never reuses a group; or set buffer_sampling to fifo, uniform or "
+            "mixed",
         ),
         (
             nested(buffer_capacity=4, buffer_sampling="fifo"),
-            "buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo, which never reuses a "
-            "group while there are unused ones",
+            "buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo, which never reuses "
+            "a group while unused ones remain",
         ),
         (
             nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.99),
@@ -778,13 +784,13 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=0),
-            "buffer.max_age=0: a group that was first used at lag=0 is never reused; must be above "
-            "it",
+            "buffer.max_age=0: must be > lag=0: otherwise a group that is first used at that lag "
+            "is never reused",
         ),
         (
             APART | nested(lag=2, buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=2),
-            "buffer.max_age=2: a group that was first used at lag=2 is never reused; must be above "
-            "it",
+            "buffer.max_age=2: must be > lag=2: otherwise a group that is first used at that lag "
+            "is never reused",
         ),
         (
             nested(callbacks__kl_stop=3, loss__kl_monitor=False),
@@ -811,22 +817,22 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         ),
         (
             nested(env__name="my:Env", engine="vllm", placement="disaggregated"),
-            "engine=vllm: cannot extend a response by what an environment says; "
-            "env.name=my:Env needs engine=torch",
+            "engine=vllm: cannot add the answers of an environment to a response; env.name=my:Env "
+            "needs engine=torch",
         ),
         (
             nested(env__name="my:Env", engine="my:Engine"),
-            "engine=my:Engine: cannot extend a response by what an environment says; "
+            "engine=my:Engine: cannot add the answers of an environment to a response; "
             "env.name=my:Env needs engine=torch",
         ),
         (
             nested(env__name="guess", loss__advantage="vine"),
-            "loss.advantage=vine: must not be vine with env.name=guess: completions would need an "
-            "environment in the middle of its episode",
+            "loss.advantage=vine: must not be vine with env.name=guess: completions would have to "
+            "start in the middle of an episode",
         ),
         (
             nested(task__name="guess", env__name="off"),
-            "env.name=off: must be guess with task.name=guess, which only that plays",
+            "env.name=off: must be guess with task.name=guess, whose prompts need that environment",
         ),
         (
             nested(env__name="guess", env__step_deadline_s=301),
@@ -858,8 +864,8 @@ def test_contradiction_is_refused_by_name(data, text):
 def test_k1_is_no_estimator_of_the_loss_and_what_the_error_advises_is_valid():
     loss = {"kl_coef": 0.1, "kl_in": "reward"}
     assert error({"loss": {"kl_coef": 0.1, "kl_estimator": "k1"}}) == (
-        "loss.kl_estimator=k1: must be one of k3, k2; k1 has the expected gradient 0 inside the "
-        "loss, so it would hold nothing near the reference; loss.kl_in=reward, without "
+        "loss.kl_estimator=k1: must be one of k3, k2; k1 has an expected gradient of 0 inside the "
+        "loss, so it would not hold the policy near the reference; loss.kl_in=reward, without "
         "loss.kl_estimator, takes k1 off the reward"
     )
     assert GRPOConfig.from_dict({"loss": loss}).kl_in_reward
@@ -1452,9 +1458,9 @@ def test_path_keys_of_the_config_are_all_made_absolute():
 # ---- The reference of all keys ---------------------------------------------------------------
 
 
-def test_every_key_says_in_one_sentence_what_it_means():
+def test_every_key_says_in_whole_sentences_what_it_means():
     meanings = {key: check.meaning for key, check in CHECKS.items()}
-    odd = {k: m for k, m in meanings.items() if not m.endswith(".") or ". " in m or "\n" in m}
+    odd = {k: m for k, m in meanings.items() if not m.endswith(".") or ";" in m or "\n" in m}
     assert odd == {}
 
 
@@ -1472,7 +1478,7 @@ def test_the_reference_has_a_row_for_every_key():
         "number",
         "`0.5`",
         "a number > 0 and <= 1",
-        "The share of a draw that has not been trained on before.",
+        "Share of a draw that has not been trained on before.",
         "buffer_capacity >= 2, and buffer_sampling=mixed |",
     ]
 

@@ -269,9 +269,9 @@ def test_a_made_up_microbatch_runs_through_the_policy(spaces: Spaces):
     ("settings", "message"),
     [
         ({"model": {"env": "CartPole-v1"}}, "model.env=CartPole-v1: not read with"),
-        ({"task": {"name": "control"}, "model": {"env": None}}, "needs the environment to act in"),
-        ({"task": {"name": "control"}, "engine": "torch"}, "engine=torch: samples no actions"),
-        ({"engine": "control"}, "engine=control: acts in environments"),
+        ({"task": {"name": "control"}, "model": {"env": None}}, "needs an environment to act in"),
+        ({"task": {"name": "control"}, "engine": "torch"}, "engine=torch: cannot sample actions"),
+        ({"engine": "control"}, "engine=control: only acts in environments"),
         ({"loss": {"advantage": "group_to_go"}}, "group_to_go compares episodes step by step"),
         ({"task": {"name": "control"}, "loss": {"advantage": "vine"}}, "must not be vine"),
         ({"task": {"name": "control"}, "rollout": {"stop": ["."]}}, "has no text"),

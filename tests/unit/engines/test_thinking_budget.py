@@ -376,7 +376,7 @@ def test_a_text_that_leaves_no_room_for_an_answer_is_refused():
         ({"env": {"name": "calculator"}}, "rollout.overlong=interrupt: must not be interrupt with"),
         (
             {"engine": "vllm", "placement": "disaggregated"},
-            "rollout.overlong=interrupt: not with engine=vllm",
+            "rollout.overlong=interrupt: does not work with engine=vllm",
         ),
     ],
 )

@@ -69,8 +69,8 @@ def test_how_many_prompts_are_drawn_at_most() -> None:
     [
         (
             {"rollout": rollout(zero_advantage="filter"), "loss": {"advantage": "batch"}},
-            "rollout.zero_advantage=filter: must be keep with loss.advantage=batch, by which "
-            "groups of equal rewards teach something; needs one of group_std, group_mean, rloo, "
+            "rollout.zero_advantage=filter: must be keep with loss.advantage=batch, which also "
+            "learns from groups of equal rewards; needs one of group_std, group_mean, rloo, "
             "group_mean_batch_std, maxrl, group_to_go or a function of your own",
         ),
         (
@@ -78,13 +78,13 @@ def test_how_many_prompts_are_drawn_at_most() -> None:
                 "rollout": rollout(zero_advantage="resample", group_size=1),
                 "loss": {"advantage": "my:advantage"},
             },
-            "rollout.zero_advantage=resample: must be keep with rollout.group_size=1: one reward "
-            "alone is always equal to itself",
+            "rollout.zero_advantage=resample: must be keep with rollout.group_size=1: a single "
+            "reward is always equal to itself",
         ),
         (
             {"rollout": rollout(zero_advantage="resample", oversample=1.2)},
-            "rollout.oversample=1.2: leaves no prompt to draw in place of one of "
-            "rollout.prompts=4; raise it, or set rollout.zero_advantage=filter",
+            "rollout.oversample=1.2: allows no prompt beyond rollout.prompts=4; raise it, or set "
+            "rollout.zero_advantage=filter",
         ),
         (
             {"rollout": rollout(zero_advantage="filter", redraws=3)},

@@ -111,10 +111,10 @@ def test_samples_are_cut_into_the_rounds_of_every_arm(name, samples, evaluated):
 def test_samples_that_an_arm_cannot_have_are_refused_with_those_next_to_them():
     with pytest.raises(ConfigError, match=r"64, 128, 256, 512 responses.*: 1024 and 1536$"):
         SPACE.trials({}, [0], samples=1100)
-    with pytest.raises(ConfigError, match=r"next to it: 512$"):
+    with pytest.raises(ConfigError, match=r"nearest valid: 512$"):
         SPACE.trials({}, [0], samples=100)
     # One arm alone: rounds of 64.
-    with pytest.raises(ConfigError, match=r"next to it: 1088 and 1152$"):
+    with pytest.raises(ConfigError, match=r"nearest valid: 1088 and 1152$"):
         SPACE.trials({"arm": "sync"}, [0], samples=1100)
 
 

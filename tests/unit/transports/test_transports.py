@@ -334,7 +334,7 @@ def test_auto_does_without_memory_files_where_the_system_has_none(
     choice = choose_transport(GRPOConfig.from_dict(APART), ["a"])
     assert (choice.key, choice.why) == (
         "object_store",
-        "this system has no memfd_create (Linux has)",
+        "this system has no memfd_create, which Linux has",
     )
 
 

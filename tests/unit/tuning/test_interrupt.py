@@ -83,7 +83,7 @@ def test_a_trial_whose_round_takes_too_long_is_told_with_what_it_loses(tmp_path)
     text = "time is up: a trial that has not saved continues from its last checkpoint"
     assert run.stderr.splitlines()[-1] == text
     go_on, *left = run.stdout.splitlines()
-    assert go_on.startswith("go on with: ")
+    assert go_on.startswith("continue with: ")
     assert "--resume must --name e" in go_on
     assert left == [
         "interrupted: 0 of 8 trials done, 7 not begun",

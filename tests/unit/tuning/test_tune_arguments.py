@@ -110,10 +110,10 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
         ([*SPACE, "--max-concurrent", "0"], ["--max-concurrent", "an integer >= 1"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
-        ([*SPACE, "--samples", "1000"], ["1000 samples", "valid next to it: 512 and 1024"]),
+        ([*SPACE, "--samples", "1000"], ["1000 samples", "nearest valid: 512 and 1024"]),
         (
             [*SPACE, "--samples", "3"],
-            ["valid next to it: 512; 3 seeds of each arm are --num-samples 3"],
+            ["nearest valid: 512; for 3 seeds of each arm use --num-samples 3"],
         ),
         ([*SPACE, "--samples", "512", "--iterations", "3"], ["--iterations", "--samples"]),
         ([*SPACE, "--samples", "512", "--set", "rounds=4"], ["--samples 512", "rounds=4"]),
@@ -608,10 +608,10 @@ def test_a_dry_run_ends_with_what_it_found(command):
     _, out, _ = command("--space", "async_vs_sync", "--num-samples", "2", "--dry-run")
     *_, trials, checked = out.splitlines()
     assert trials.startswith("16 trials (8 arms × 2 seeds), which differ in arm, seed, placement")
-    assert checked == "checked, no error, nothing was started"
+    assert checked == "all checks passed, nothing was started"
     unequal = ("--space", "async_vs_sync", "--iterations", "4", "--dry-run")
     _, out, _ = command(*unequal)
-    assert out.splitlines()[-1] == "checked, no error, nothing was started; 1 note above"
+    assert out.splitlines()[-1] == "all checks passed, nothing was started; 1 note above"
 
 
 def test_a_preset_for_a_file_shows_its_trial_and_asks_for_the_file(command, monkeypatch, tmp_path):
@@ -716,7 +716,7 @@ def test_as_many_seeds_as_a_round_has_responses_are_pointed_out():
 
     assert notes(63) == ""
     assert notes(64) == (
-        "note: --num-samples 64 asks for 64 seeds of every arm; trials of 64 responses are "
+        "note: --num-samples 64 requests 64 seeds of every arm; for trials of 64 responses use "
         "--samples 64"
     )
 
