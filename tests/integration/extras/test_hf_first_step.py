@@ -1,4 +1,4 @@
-"""As tests/unit/learner/test_first_step.py, with a Hugging Face model in float32 and bfloat16."""
+"""tests/unit/learner/test_first_step.py for a Hugging Face model, in float32 and bfloat16."""
 
 from __future__ import annotations
 
