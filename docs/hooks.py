@@ -1,4 +1,4 @@
-"""MkDocs hooks: they add files that pages link to outside docs/, and refuse remote content.
+"""MkDocs hooks: add linked files from outside docs/, and refuse pages that load remote content.
 
 Pages link to files of the repository by relative paths, so that the links also work in the
 repository itself. The site has each file under its path in the repository.

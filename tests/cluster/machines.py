@@ -1,7 +1,7 @@
 """Simulated machines on one machine: each is a network and a mount namespace behind a switch.
 
-Each has an address, a `/dev/shm` and a disk. Only root can make them, on Linux with `ip`, `nsenter`
-and `unshare`.
+Each has its own address, `/dev/shm` and disk. Only root can make them, on Linux with `ip`,
+`nsenter` and `unshare`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
 
     Args:
         count: Number of machines.
-        disk: A directory in whose place every machine has a disk.
+        disk: Path at which every machine has a disk.
     """
     prefix = f"grpo-{os.getpid()}-{next(_SETS)}"
     switch = f"{prefix}-sw"

@@ -14,7 +14,7 @@ from machines import Machine, machines
 
 ROOT = Path(__file__).parents[2]
 PORT = 6379
-CPUS = 2  # of each machine, as Ray is started with
+CPUS = 2  # per machine, as passed to `ray start`
 OBJECT_STORE = 300_000_000  # bytes
 
 

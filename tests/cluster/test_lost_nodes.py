@@ -42,7 +42,7 @@ def titles(machine: Machine) -> str:
 
 
 def with_a_generator_alone(cluster: Cluster) -> Machine | None:
-    """Return a machine that has a generator, but no learner, trial or head of the cluster."""
+    """Return a machine with a generator but without the learner, the trial or the head."""
     for machine in cluster.machines[1:]:
         found = titles(machine)
         if "ray::Generator" in found and "ray::DetailedGRPO" not in found:

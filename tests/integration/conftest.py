@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
 
 
 def actor_processes() -> dict[int, str]:
-    """Return the pid and title of our actors below this process, without Ray's idle workers."""
+    """Return the titles of our actors below this process, by pid, without Ray's idle workers."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:

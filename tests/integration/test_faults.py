@@ -89,7 +89,7 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FullDisk(DetailedGRPO):
-        """A disk without space for the checkpoint after round 4. Tune has not noted one there."""
+        """A disk without space after round 4, and with a checkpoint that Tune has not noted."""
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
             if self.iteration == 4:

@@ -1,4 +1,4 @@
-"""A full disk at the end of a trial: the command names the loss, and a resume trains it again."""
+"""A full disk at the end of a trial: the command names the loss, and a resume makes it good."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ print(*(peak_after(int(rows)) - before for rows in sys.argv[1:]))
 
 
 def peak_bytes(*rows: int) -> list[int]:
-    """Return the growth of a process's peak memory, in bytes, for each number of rows in turn.
+    """Return the rise of a process's peak memory, in bytes, after each number of rows in turn.
 
-    The growth is that of the head's forward and backward pass.
+    A forward and a backward pass of the head with 8 rows is the start of the measurement.
     """
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, *map(str, rows)],

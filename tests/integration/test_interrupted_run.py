@@ -66,7 +66,7 @@ def all_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def noted(experiment: Path, checkpoint: str) -> bool:
-    """Return True if a snapshot by Tune, which writes one a second, names the checkpoint."""
+    """Return True if Tune's snapshot, written once a second, names the checkpoint."""
     states = [path.read_text() for path in experiment.glob("experiment_state-*.json")]
     # The snapshot holds everything but JSON as pickle, in hexadecimal.
     return any(checkpoint in state or checkpoint.encode().hex() in state for state in states)

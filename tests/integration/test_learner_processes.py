@@ -95,7 +95,7 @@ def rank_process(rank: int, places: dict[Any, tuple[str, int]], path: str, out: 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    # With weights of the usual size, parts of a float32 gradient cancel: it is good to 1.5e-5 only.
+    # With weights of the usual size, a float32 gradient is good to 1.5e-5, since its parts cancel.
     return write_quick_policy(tmp_path_factory.mktemp("policy"), make=sharpened)
 
 

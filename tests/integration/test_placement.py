@@ -1,4 +1,4 @@
-"""Room for a trial: `tuning.nodes`, which is asked first, must agree with Ray."""
+"""`tuning.nodes` decides before Ray whether a trial has room, and both must agree."""
 
 from __future__ import annotations
 

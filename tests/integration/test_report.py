@@ -256,7 +256,7 @@ def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
     seconds = series.stage_seconds(trials, responses=a_round)
 
     assert seconds["rollout"] == 3.0  # median of 2 and 4
-    assert seconds["eval"] == 1.0  # mean of 2 and 0
+    assert seconds["eval"] == 1.0  # median of 2 and 0
     assert seconds["optimize"] == 0.0
     assert series.stage_seconds(trials, responses=2 * a_round)["rollout"] == 6.0
 

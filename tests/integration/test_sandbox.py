@@ -118,7 +118,7 @@ def test_code_that_is_ended_leaves_no_process() -> None:
 
 
 def contained_processes() -> list[psutil.Process]:
-    """Return bubblewrap's processes and their children. Other tests' Ray may run beside them."""
+    """Return bubblewrap's processes below this one, leaving out those of other tests' Ray."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Several learners through Ray: trained, saved, resumed by another number, lost."""
+"""Several learners through Ray: trained, saved, resumed by more or fewer, lost."""
 
 from __future__ import annotations
 

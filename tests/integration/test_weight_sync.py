@@ -100,7 +100,7 @@ def grown(*held: Held) -> list[str]:
     ]
 
 
-# The class below is of this module, which the actors' processes cannot import.
+# The actors' processes cannot import this module, which has the class below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -384,7 +384,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
 
 
 class Starts:
-    """A learner whose Ray starts another actor beside it."""
+    """A learner that has Ray start another actor."""
 
     def start(self) -> bool:
         return ray.get(ray.remote(Starts).remote().__ray_ready__.remote(), timeout=120)

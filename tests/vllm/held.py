@@ -40,7 +40,7 @@ def _unpacked(module: Any, config: Any) -> Tensor:
 
 
 def as_fused(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors with names of transformers, fused and named as in vLLM's model."""
+    """Return transformers' tensors, fused and renamed as in vLLM's model."""
     parts = {part: whole for whole, listed in FUSED.items() for part in listed}
     found: dict[str, list[Tensor]] = {}
     for name in sorted(tensors, key=_place):

@@ -68,7 +68,7 @@ def test_seeds_that_are_held_out_are_none_that_are_trained_on() -> None:
 def test_a_slippery_lake_is_sound_and_trained_on(
     tmp_path: Path, trainable: Any, capsys: Any
 ) -> None:
-    """Each environment's own generator, seeded by the specification, draws the slips on the ice."""
+    """Each environment draws its slips from its own generator, which the specification seeds."""
     path = tmp_path / "lake.py"
     path.write_text(LAKE)
     words = [word for action in WAY for word in ("--action", action)]

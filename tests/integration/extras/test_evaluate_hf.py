@@ -118,7 +118,7 @@ def assert_all_but_one_equal(found: list[Any], expected: list[Any]) -> None:
 
 @torch.no_grad()
 def by_transformers(model: Path, evaluation: Path) -> list[tuple[int, str]]:
-    """Return the greedy responses of `generate` to an evaluation's prompts, one by one."""
+    """Return the greedy responses of `generate` to the prompts of an evaluation, run one by one."""
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model)
     tokenizer = read_tokenizer(str(model))
     found = []

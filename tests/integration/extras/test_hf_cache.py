@@ -1,4 +1,4 @@
-"""The preallocated cache against the cache of transformers, which copies all columns each time."""
+"""The preallocated cache, compared with transformers' cache, which copies all columns per token."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_adapters_are_sampled_from_as_they_are_trained(model_path):
 
 @torch.no_grad()
 def small_update(policy: Policy) -> None:
-    """Set B to ±1e-4, as a few steps of a usual learning rate would."""
+    """Set B of every adapter to ±1e-4, as a few steps of a usual learning rate would."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in policy.trained().items():
         if "lora_B" in name:

@@ -1,4 +1,4 @@
-"""GRPO for a user of RLlib: one more kind of trial, under RLlib's names."""
+"""GRPO as an RLlib user sees it: an ordinary trial under RLlib's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text generation as an environment: episodes end and pay as the responses of a trial do."""
+"""Text generation as an environment: episodes end and earn as the responses of a trial do."""
 
 from __future__ import annotations
 

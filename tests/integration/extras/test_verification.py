@@ -177,7 +177,7 @@ def workers(scorer) -> set[int]:
 
 
 def verdicts(scorer: Any, requests: list[ScoreRequest]) -> list[Any]:
-    """Return the scores without the answers found, which test_math_task.py checks."""
+    """Return the scores without the extracted answers, which test_math_task.py checks."""
     scores = scorer.score(requests)
     return [replace(s, answer=None) if isinstance(s, Score) else s for s in scores]
 
