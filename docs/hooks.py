@@ -22,7 +22,7 @@ LOADED = re.compile(
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the changelog and every file outside docs/ that a page links to."""
+    """Add the pages at the root, and every file outside docs/ that a page links to."""
     repository, docs = _directories(config)
     wanted = [repository / "CHANGELOG.md"]
     for file in files.documentation_pages():

@@ -482,7 +482,7 @@ SECRET = "kingfisher"
 
 
 def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
-    """Every file that the report reads is, once, a link out of the experiment."""
+    """Each file that the report reads is replaced once by a link out of the experiment."""
     outside = write_experiment(tmp_path / "outside", space=SECRET)
     trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
     (trial / "error.txt").write_text(SECRET)

@@ -140,7 +140,7 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
     assert [row["kl/reference_k3_nats"] < 1e-3 for row in history] == [True] * 4 + [False] * 2
     # The donor's chunks in flight are requested again: two passes over a batch need no other batch.
     assert history[-1]["count/dropped_lost"] == 0
-    # The newest one, and round 4, from which a clone may have started. PBT saves it once or twice.
+    # The newest checkpoint stays, and that of round 4, which PBT saves once or twice for clones.
     kept = [checkpoint_round(path) for path in checkpoints(donor.path)]
     assert kept in ([4, 6], [4, 4, 6])
     loaded = read_checkpoint(checkpoints(clone.path)[-1])

@@ -86,7 +86,7 @@ def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name:
 
 
 def grown(*held: Held) -> list[str]:
-    """Return whatever the learner or the generator holds more of at every measurement."""
+    """Return what grew at every measurement, in the learner or in the generator."""
     return [
         f"{what}: {values}"
         for own in zip(*held, strict=True)
@@ -224,7 +224,7 @@ def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_actors_that_begin_anew_keep_their_way(begun: Any, name: str) -> None:
-    """A clone of PBT keeps the group of its actors and changes other settings."""
+    """A clone of PBT does this: its actors and their group stay, and settings change."""
     running = begun(trial_config(transport=name, lag=1))
     running.step()
     before = [actor.handle for actor in running.trial.actors]
@@ -251,7 +251,7 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
     assert len({id(weights.tensors["moving"]) for weights in fetched}) == 3
     # A generator that replaces another receives both parts.
     assert storage_checksum(other.fetch(handles[-1]).tensors) == checksum
-    # Other names, or another trial in the same actors, make another publication.
+    # Other names, or another trial in the same actors, need a new publication.
     sender.close()
     assert sender.publish(weights, frozen=["still"]).frozen is not handles[-1].frozen
     assert sender.publish(weights).frozen is None

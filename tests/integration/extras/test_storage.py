@@ -460,7 +460,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     names = set((runs / name).names())
     assert {"progress.csv", "trace.json", "params.json"} <= names
     assert [found for found in names if found.startswith("events.out.tfevents")]
-    # The newest two stay at least: an older one stays until the store has the rows of a later one.
+    # At least two stay: an older one is kept until the store has the rows up to a later one.
     rounds = [unverified_round(path) for path in numbered_checkpoints(runs / name)]
     assert len(rounds) >= 2
     assert rounds[-1] == 8
