@@ -1,8 +1,7 @@
-"""Hooks of MkDocs: what pages link to outside docs/ joins the site, and no page loads anything
-from elsewhere.
+"""MkDocs hooks: add linked files from outside docs/, and refuse pages that load remote content.
 
-Pages link to files of the repository by relative paths, so that the links also work where the
-repository itself is read. The site has those files under their path in the repository.
+Pages link to files of the repository by relative paths, so that the links also work in the
+repository itself. The site has each file under its path in the repository.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LOADED = re.compile(
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the changelog, and every file outside docs/ that a page links to."""
+    """Add the pages at the root, and every file outside docs/ that a page links to."""
     repository, docs = _directories(config)
     wanted = [repository / "CHANGELOG.md"]
     for file in files.documentation_pages():
@@ -37,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links into docs/ and out of it into links within the site."""
+    """Turn links to files, inside and outside docs/, into links within the site."""
     repository, docs = _directories(config)
     source = Path(page.file.abs_src_path or "")
 
@@ -53,7 +52,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuses a page that would load something from another host."""
+    """Raise PluginError if a page would load something from another host."""
     for loaded in LOADED.findall(output):
         raise PluginError(f"{page.file.src_uri}: loads from outside the site: {loaded}")
     return output

@@ -8,10 +8,10 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Torch reads it when it is imported. Several test processes share the cores.
+# Torch reads this when it is imported. Several test processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine must not fail a test that makes its inputs slowly there.
+# On a busy machine, a test must not fail because it generates its inputs slowly.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -24,7 +24,7 @@ def pytest_configure() -> None:
         other_blas.install(os.environ["OTHER_BLAS"])
 
 
-# Collecting makes many objects that stay: the garbage collector need not look at them.
+# Collecting makes many objects that stay. The garbage collector need not visit them.
 def pytest_collection() -> None:
     gc.disable()
 

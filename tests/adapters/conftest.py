@@ -1,5 +1,8 @@
-"""What the tests of adapters share, for the environment of `make test-adapters`: a policy whose
-context holds long prompts, trials of two rounds, and the sample of OpenEnv on a server."""
+"""Shared fixtures of the adapter tests, which run in the environment of `make test-adapters`.
+
+They are a policy whose context holds long prompts, trials of two rounds, and a server with the
+sample of OpenEnv.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from policies import write_quick_policy
 from grpo_trainable.trainable import GRPOTrainable
 from launch import check_env
 
-# Read when Ray starts its processes.
+# Ray reads these when it starts its processes.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-PATIENT_S = 100.0  # for an answer on a busy machine
+PATIENT_S = 100.0  # deadline for an answer on a busy machine
 
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A policy with random weights that can read what these environments say."""
+    """Write a policy with random weights and enough context for the texts of these environments."""
     return write_quick_policy(tmp_path_factory.mktemp("policy"), context_length=2048)
 
 
@@ -41,7 +44,7 @@ def ray_session() -> Iterator[None]:
 def train(
     ray_session: None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Path], list[dict[str, Any]]]:
-    """The rows of a trial of two rounds, of `Game` and `Games` in a file."""
+    """Return a function that runs a trial of two rounds on a file's `Game` and `Games`."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
 
     def rows(path: Path) -> list[dict[str, Any]]:
@@ -65,8 +68,10 @@ def train(
 
 @pytest.fixture
 def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., bool]:
-    """Whether `check_env` finds nothing in `Game` of a file, played with `Games` and these
-    actions."""
+    """Return a function that checks a file's `Game` with its `Games` and the given actions.
+
+    It returns True if `check_env` finds nothing.
+    """
 
     def sound(path: Path, *actions: str) -> bool:
         given = [word for action in actions for word in ("--action", action)]
@@ -75,7 +80,7 @@ def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., b
         settings = [word for setting in fixed for word in ("--set", setting)]
         command = [f"{path}:Game", "--task", f"{path}:Games", "--specs", "3", *given, *settings]
         status = check_env.main(command)
-        print(capsys.readouterr().out)  # shown where the test fails
+        print(capsys.readouterr().out)  # shown if the test fails
         return status == 0
 
     return sound
@@ -83,7 +88,7 @@ def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., b
 
 @pytest.fixture(scope="session")
 def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with the sample of OpenEnv, as it is."""
+    """Yield the address of a server with the unmodified sample of OpenEnv."""
     pytest.importorskip("openenv", reason="OpenEnv is not installed: make test-adapters")
     with serving_sample(tmp_path_factory.mktemp("openenv")) as address:
         yield address

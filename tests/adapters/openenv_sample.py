@@ -24,10 +24,10 @@ uvicorn.run(app, fd=int(sys.argv[1]), log_level="critical")
 
 @contextmanager
 def serving_sample(folder: Path) -> Iterator[str]:
-    """Writes it to a folder, as it is, and serves it: the address, until the end."""
+    """Write the unmodified sample to a folder, serve it, and yield the server's address."""
     init = [sys.executable, "-m", "openenv.cli", "init", "echo_game"]
     subprocess.run(init, cwd=folder, check=True, capture_output=True, timeout=120)
-    # The port listens before the server is up: who connects meanwhile waits.
+    # The port listens before the server is up, so early clients wait for it.
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         server = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(listening.fileno())],

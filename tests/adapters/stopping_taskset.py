@@ -1,4 +1,4 @@
-"""A taskset of verifiers whose task decides itself when it stops."""
+"""A taskset of verifiers whose task itself decides when it stops."""
 
 import verifiers.v1 as vf
 

@@ -1,4 +1,4 @@
-"""An environment of SkyRL-Gym, as it is: played by hand, checked, and trained on."""
+"""An unmodified environment of SkyRL-Gym: played by hand, checked, and trained on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROW = {
 
 
 def test_a_wrong_answer_of_the_right_form_earns_its_share() -> None:
-    """The form is worth 0.2, shared by three turns; the right answer 1, whenever it comes."""
+    """The right form is worth 0.2, shared by three turns. The right answer earns 1 in any turn."""
     env = skyrl_gym_environment("gsm8k_multi_turn")()
     assert env.reset(ROW) == "Add.\n2 + 3 = ?\n"
     heard = [env.step(action) for action in ("It is #### 6\n", "perhaps 5\n", "#### 5\n")]

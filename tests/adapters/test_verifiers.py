@@ -1,5 +1,7 @@
-"""Environments of verifiers, as they are: played by hand, checked, and trained on. Its own
-taskset `openenv` plays what is on a server of OpenEnv."""
+"""Unmodified environments of verifiers: played by hand, checked, and trained on.
+
+The taskset `openenv`, which is part of verifiers, plays an environment on a server of OpenEnv.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def test_a_second_agent_is_refused() -> None:
 
 
 def test_the_rewards_of_all_turns_come_with_the_last(echo_server: str) -> None:
-    """A tenth for each character: 0.5 for hello, 0.2 for hi, 1 for ten signs!"""
+    """A character earns a tenth: 0.5 for `hello`, 0.2 for `hi`, 1 for `ten signs!`."""
     env = verifiers_environment(
         taskset={"id": "openenv", "base_url": echo_server, "resets": [{"seed": 1}]},
         player={"max_turns": 3},

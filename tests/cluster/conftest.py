@@ -1,4 +1,4 @@
-"""A Ray cluster of three machines on this one."""
+"""A Ray cluster of three simulated machines on this machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Machines on one machine: each is a network and a mount namespace behind a switch, with an
-address, a `/dev/shm` and a disk of its own. Only root can make them, on Linux with `ip`, `nsenter`
-and `unshare`."""
+"""Simulated machines on one machine: each is a network and a mount namespace behind a switch.
+
+Each has its own address, `/dev/shm` and disk. Only root can make them, on Linux with `ip`,
+`nsenter` and `unshare`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 TOOLS = ("ip", "nsenter", "unshare", "mount")
-CLONE_NEWNET = 0x40000000  # of <sched.h>
+CLONE_NEWNET = 0x40000000  # from <sched.h>
 SUBNET = "10.77.0"
 SHARED_MEMORY = DISK = "2g"
-_SETS = itertools.count()  # of machines that this process has made
+_SETS = itertools.count()  # numbers the sets of machines that this process makes
 
 
 def missing() -> str | None:
-    """Why there can be no such machines here; None where there can."""
+    """Return the reason why such machines cannot be made here, or None if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -38,8 +40,12 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
-    """Machines 1 to `count`; `disk` is a directory that each has for itself. All their processes
-    end with them."""
+    """Yield machines 1 to `count`. All their processes end with them.
+
+    Args:
+        count: Number of machines.
+        disk: Path at which every machine has a disk.
+    """
     prefix = f"grpo-{os.getpid()}-{next(_SETS)}"
     switch = f"{prefix}-sw"
     made: list[Machine] = []
@@ -70,7 +76,7 @@ class Machine:
         _ip("-n", switch, "link", "set", self._port, "master", "br0", "up")
         _ip("-n", name, "addr", "add", f"{self.address}/24", "dev", "eth0")
         self.connect()
-        # Its process keeps the mounts.
+        # The mounts exist as long as this process.
         mounts = (
             "mount --make-rprivate /",
             f"mount -t tmpfs -o size={SHARED_MEMORY} tmpfs /dev/shm",
@@ -83,11 +89,11 @@ class Machine:
         assert self._keeper.stdout.readline() == "ready\n"
 
     def connect(self) -> None:
-        """Plugs its network cable in."""
+        """Plug in the machine's network cable."""
         _ip("-n", self._name, "link", "set", "eth0", "up")
 
     def limit(self, mbit_per_s: int) -> None:
-        """Gives its network cable a rate, each way."""
+        """Limit the rate of the machine's network cable, in each direction."""
         rate = ("root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "50ms")
         for namespace, device in ((self._name, "eth0"), (self._switch, self._port)):
             subprocess.run(
@@ -95,15 +101,16 @@ class Machine:
             )
 
     def cut(self) -> None:
-        """Pulls its network cable out."""
+        """Unplug the machine's network cable."""
         _ip("-n", self._name, "link", "set", "eth0", "down")
 
     def lose(self, percent: float) -> None:
-        """Drops so many of the packets that its network cable brings, at random. Needs `nft`.
+        """Drop a share of the packets that arrive by the network cable, at random. Needs `nft`.
 
-        `percent`: at least 0.1.
+        Args:
+            percent: Share of the packets, at least 0.1.
         """
-        last = round(percent * 10) - 1  # of 0 to 999
+        last = round(percent * 10) - 1  # the last number of 0 to 999 that drops a packet
         rules = (
             "add table inet loss",
             "add chain inet loss in { type filter hook input priority 0; }",
@@ -113,9 +120,9 @@ class Machine:
         subprocess.run(inside, check=True)
 
     def listen(self) -> socket.socket:
-        """A socket that listens at a free port of this machine, for a server in our process."""
+        """Return a socket that listens at a free port of this machine, for a server of ours."""
 
-        # A namespace is entered by a thread and left as it ends; the socket stays there.
+        # A thread enters the namespace and leaves it by ending. The socket stays there.
         def enter() -> socket.socket:
             with open(f"/proc/{self._keeper.pid}/ns/net") as network:
                 if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET) != 0:
@@ -126,7 +133,7 @@ class Machine:
             return thread.submit(enter).result()
 
     def seen(self, path: Path) -> Path:
-        """Where we find what this machine has at an absolute path, its own disk included."""
+        """Return our path to an absolute path of this machine, its own disk included."""
         return Path(f"/proc/{self._keeper.pid}/root") / path.relative_to("/")
 
     def start(
@@ -135,7 +142,7 @@ class Machine:
         environment: Mapping[str, str],
         stdout: Any = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Starts a command on this machine."""
+        """Start a command on this machine."""
         inside = ["nsenter", "-t", str(self._keeper.pid), "-n", "-m", "--", *command]
         return subprocess.Popen(
             inside,
@@ -146,19 +153,19 @@ class Machine:
         )
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-        """The exit status of a command on this machine, and what it printed."""
+        """Run a command on this machine; return its exit status and output."""
         with self.start(command, environment) as process:
             printed, _ = process.communicate()
         return process.returncode, printed
 
     def processes(self) -> list[int]:
-        """Every process on this machine but the one that keeps it."""
+        """Return every process on this machine except the one that keeps it."""
         network = _network(self._keeper.pid)
         found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return [pid for pid in found if pid != self._keeper.pid and _network(pid) == network]
 
     def kill(self) -> None:
-        """Ends all its processes at once, as a loss of power would."""
+        """End all processes of this machine at once, as a power failure would."""
         while pids := self.processes():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -173,7 +180,7 @@ class Machine:
 
 
 def _network(pid: int) -> int | None:
-    """Which network namespace a process is in; None when it is gone."""
+    """Return a number for the network namespace of a process, or None if the process has ended."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:

@@ -1,4 +1,4 @@
-"""A Ray cluster of several machines on this one, and our command on it."""
+"""A Ray cluster of several simulated machines on this machine, and our command on it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from machines import Machine, machines
 
 ROOT = Path(__file__).parents[2]
 PORT = 6379
-CPUS = 2  # of each machine, as far as Ray knows
+CPUS = 2  # per machine, as passed to `ray start`
 OBJECT_STORE = 300_000_000  # bytes
 
 
 @dataclass(frozen=True)
 class Cluster:
-    machines: list[Machine]  # the first has the head of the cluster
-    disk: Path  # of which each machine has its own
+    machines: list[Machine]  # the first one runs the cluster's head
+    disk: Path  # each machine has a different disk at this path
     environment: Mapping[str, str]
     head_cpus: int = CPUS
 
@@ -30,7 +30,7 @@ class Cluster:
         return f"{self.machines[0].address}:{PORT}"
 
     def tune(self, *arguments: str, **environment: str) -> tuple[int, str]:
-        """The exit status of launch/tune.py on the first machine, and what it printed."""
+        """Run launch/tune.py on the first machine; return its exit status and output."""
         return self.machines[0].run(self.command(*arguments), {**self.environment, **environment})
 
     def command(self, *arguments: str) -> list[str]:
@@ -38,12 +38,12 @@ class Cluster:
         return [*tune, *arguments]
 
     def begin(self) -> None:
-        """Starts Ray on the first machine."""
+        """Start Ray on the first machine."""
         options = ("--head", f"--port={PORT}", "--include-dashboard=false")
         self._ray([self.machines[0]], options, self.head_cpus)
 
     def join(self, *machines: Machine) -> None:
-        """Starts Ray on other machines, all at once."""
+        """Start Ray on other machines, all at once."""
         self._ray(machines, [f"--address={self.address}"], CPUS)
 
     def _ray(self, machines: Sequence[Machine], options: Sequence[str], cpus: int) -> None:
@@ -60,7 +60,7 @@ class Cluster:
 def ray_cluster(
     count: int, *, spare: int = 0, head_cpus: int = CPUS, **environment: str
 ) -> Iterator[Cluster]:
-    """A cluster of `count` machines, and `spare` ones that have not joined it."""
+    """Yield a cluster of `count` machines, with `spare` machines that have not joined it."""
     variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

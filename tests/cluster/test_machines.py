@@ -1,4 +1,4 @@
-"""Machines made of namespaces: what reaches them, and what is theirs alone."""
+"""Machines made of namespaces: their network, and the files that they do not share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every transport between actors on GPUs: the same bits as between actors on the CPU, and no leak.
 
-Both actors share one GPU, half of it each; `nccl` needs two.
+The two actors share one GPU, half of it each. `nccl` needs two GPUs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def ray_session() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> None:
-    """200 syncs while the learner's weights change on their stream; the checksum of what the
-    generator has on its device is that of the learner's device."""
+    """200 syncs run while the learner's weights change on their stream.
+
+    The checksum of the generator's weights, on its device, equals that on the learner's device.
+    """
     missing = TRANSPORTS[name].missing_on_machine()
     if missing is not None:
         pytest.skip(missing)
@@ -47,7 +49,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
             assert now[2] <= 1.02 * then[2] + 2
         if not line.transport.two_sided:
             line.generator.kill()
-            line.replace_generator()  # to which all of it is new
+            line.replace_generator()  # the new generator has none of the weights
             assert line.sync(250)
     finally:
         for actor in line.actors:
@@ -55,7 +57,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
 
 
 def test_a_gpu_changes_no_bit_of_what_travels() -> None:
-    """The checksum of the same weights, taken on the CPU, on the GPU, and on the way between."""
+    """The same weights have one checksum on the CPU, on the GPU, and on the way between them."""
     from grpo_trainable.protocol.checksums import PIECE_BYTES, copy_with_checksum, storage_checksum
 
     tensors = {

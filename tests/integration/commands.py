@@ -1,4 +1,4 @@
-"""Our commands as a user runs them: in processes of their own, with a Ray of their own."""
+"""Our commands as a user runs them: each in a process with its own Ray."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def tune_command(*arguments: str, storage: Path) -> list[str]:
 
 
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A command from start to end, in a directory."""
-    # The tests set it for the Ray that they start. The command has to see to its own.
+    """Run a command to its end in the directory `cwd`."""
+    # The tests set this variable for their own Ray. The command must set it without their help.
     environment = {k: v for k, v in os.environ.items() if k != "RAY_worker_niceness"}
     return subprocess.run(
         [sys.executable, str(ROOT / "launch" / script), *arguments],
@@ -40,7 +40,7 @@ def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[
 
 
 def tune(*arguments: str, storage: Path) -> subprocess.CompletedProcess[str]:
-    """An experiment from start to end, in the storage's directory."""
+    """Run an experiment to its end, in the directory of its storage."""
     return run("tune.py", *arguments, "--storage", str(storage), cwd=storage)
 
 
@@ -49,13 +49,13 @@ def trial_directories(experiment: Path) -> list[Path]:
 
 
 def parts(trial: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of a kind that a trial wrote as Parquet."""
+    """Return the records of one kind that a trial wrote as Parquet."""
     paths = sorted((trial / kind).glob("part-*.parquet"))
     return [entry for path in paths for entry in pq.read_table(path).to_pylist()]
 
 
 def spans(trial: Path) -> dict[str, list[tuple[str, float, float]]]:
-    """(stage, start, end) by actor, of the trace."""
+    """Return the spans of the trace, as (stage, start, end), by actor."""
     events = json.loads((trial / "trace.json").read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     by_actor: dict[str, list[tuple[str, float, float]]] = {name: [] for name in names.values()}
@@ -67,7 +67,7 @@ def spans(trial: Path) -> dict[str, list[tuple[str, float, float]]]:
 
 
 def overlap(first: list[tuple], second: list[tuple]) -> float:
-    """For how long spans of both kinds went on at once."""
+    """Return the total time in which a span of `first` and a span of `second` overlap."""
     return sum(
         max(0.0, min(a[2], b[2]) - max(a[1], b[1])) for a, b in itertools.product(first, second)
     )

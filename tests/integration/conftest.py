@@ -1,4 +1,4 @@
-"""One Ray for the tests of this directory, small trials, and what is left of them afterwards."""
+"""One Ray for the tests of this directory, small trials, and checks of what they leave."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from grpo_trainable.telemetry.metrics import NAMES, TIMED
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import BUILT_INTO_ACTORS
 
-# Read when Ray starts its processes, which share two cores with everything else.
+# Ray reads this when it starts its processes, which share two cores with everything else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray gives actors a low priority: beside tests that compute, they would starve until a deadline.
+# Ray gives actors a low priority. Beside tests that compute, they would starve until a deadline.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
@@ -33,10 +33,10 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def ray_session() -> None:
-    """Ray, started by the first module that needs it; it goes on to the next one."""
+    """Start Ray for the first module that needs it. Later modules use the same Ray."""
     if not ray.is_initialized():
         # More CPUs than this machine may have: the trials are tiny, and most of their actors wait.
-        # A Ray of somebody else's on it is not joined.
+        # With `address="local"`, Ray never joins a Ray of somebody else on this machine.
         ray.init(
             address="local", num_cpus=16, num_gpus=0, include_dashboard=False, log_to_driver=False
         )
@@ -44,13 +44,16 @@ def ray_session() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Ends Ray after the last test of this directory: the unit tests have none."""
+    """End Ray after the last test of this directory, since the unit tests use no Ray."""
     if nextitem is None or not nextitem.path.is_relative_to(HERE):
         ray.shutdown()
 
 
 def trial_config(**values: Any) -> dict[str, Any]:
-    """A trial of seconds: disaggregated, each side on one thread, unless it says otherwise."""
+    """Return the config of a trial of a few seconds, updated with `values`.
+
+    By default it is disaggregated, with each side on one thread.
+    """
     data: dict[str, Any] = {
         "placement": "disaggregated",
         "rounds": 4,
@@ -65,21 +68,28 @@ def trial_config(**values: Any) -> dict[str, Any]:
     for name, value in values.items():
         data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
     if "reward" in data["task"]:
-        del data["task"]["match"]  # which only the task's own reward reads
+        del data["task"]["match"]  # only the task's own reward reads it
     return data
 
 
 def untimed(
     row: dict[str, Any], names: Container[str] = NAMES, apart: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """What a row tells of the training: its `names`, without those of clocks, machines and those
-    that begin as one of `apart`."""
+    """Return the columns of a row that describe the training.
+
+    Columns of clocks and machines are left out.
+
+    Args:
+        row: A row of metrics.
+        names: The columns to choose from.
+        apart: Prefixes of further columns to leave out.
+    """
     left_out = (*TIMED, "fleet/", *apart)
     return {k: row[k] for k in row if k in names and not k.startswith(left_out)}
 
 
 def rows(trial: Path | str) -> list[dict[str, Any]]:
-    """The rows of a trial's directory."""
+    """Return the rows in the directory of a trial."""
     return [json.loads(line) for line in (Path(trial) / "result.json").read_text().splitlines()]
 
 
@@ -88,7 +98,7 @@ def checkpoints(trial: Path | str) -> list[Path]:
 
 
 def written_by_the_page(page: str, title: str, directory: Path) -> Path:
-    """The file of this title that a page of docs/howto tells its reader to write."""
+    """Write the file with this title from a page of docs/howto, and return its path."""
     text = (HERE.parents[1] / "docs" / "howto" / page).read_text(encoding="utf-8")
     _, _, rest = text.partition(f'```python title="{title}"\n')
     path = directory / title
@@ -97,7 +107,7 @@ def written_by_the_page(page: str, title: str, directory: Path) -> Path:
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
-    """What `condition` gives once that is true."""
+    """Wait until `condition` returns something true, and return that."""
     end = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -106,20 +116,25 @@ def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
 
 
 def actor_processes() -> dict[int, str]:
-    """Our actors' processes under this one and their names, Ray's idle workers not counted."""
+    """Return the titles of our actors below this process, by pid, without Ray's idle workers."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:
             title = " ".join(process.cmdline())
         except psutil.Error:
-            continue  # ended meanwhile
+            continue  # the process has ended meanwhile
         if any(f"ray::{role}" in title for role in ("Generator", "Learner", "Colocated", "GRPO")):
             found[process.pid] = title
     return found
 
 
 def assert_no_actor_left(seconds: float = 60.0, before: Collection[int] = ()) -> None:
-    """`before`: actors that were there already, as those that `begun` keeps."""
+    """Check that our actors end in time.
+
+    Args:
+        seconds: How long to wait for them.
+        before: Actors that were there already, such as those that `begun` keeps.
+    """
     deadline = time.monotonic() + seconds
     while (left := actor_processes().keys() - before) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -127,7 +142,7 @@ def assert_no_actor_left(seconds: float = 60.0, before: Collection[int] = ()) ->
 
 
 def own_processes(trainable: GRPOTrainable) -> dict[str, int]:
-    """The processes of a trial's actors, by the actors' names."""
+    """Return the pids of a trial's actors by the actors' names."""
     trial = trainable.trial
     calls = [actor.submit_function("probe", os.getpid) for actor in trial.actors]
     return {call.actor.name: await_call(trial.runtime, call, 60.0) for call in calls}
@@ -139,7 +154,7 @@ def kill(trainable: GRPOTrainable, name: str) -> None:
 
 @pytest.fixture
 def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Builds Trainables outside Tune, in processes of their own, and ends them."""
+    """Yield a function that builds Trainables outside Tune, in new processes, and end them."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     built = []
 
@@ -154,9 +169,11 @@ def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def begun(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Begins trials outside Tune, where it can in the actors of an earlier one, as PBT does with a
-    clone: to start actors takes most of a short trial's time. That nothing of the earlier trial
-    stays is what test_arms.py shows."""
+    """Yield a function that begins trials outside Tune and reuses earlier actors where it can.
+
+    PBT reuses actors in the same way for a clone. Starting actors takes most of a short trial's
+    time. test_arms.py shows that nothing of the earlier trial remains.
+    """
     patch = pytest.MonkeyPatch()
     storage = str(tmp_path_factory.mktemp("begun"))
     patch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", storage)
@@ -185,8 +202,16 @@ def fit(
     one_by_one: bool = False,
     **options: Any,
 ) -> tune.ResultGrid:
-    """Trials under Tune. `one_by_one`: each begins anew in the actors of the one before, where both
-    reserve the same; `options`: of the RunConfig."""
+    """Run trials under Tune and return their results.
+
+    Args:
+        space: The search space.
+        storage: The directory for the experiment.
+        trainable: The class to run.
+        one_by_one: Run one trial at a time, each in the actors of the previous trial if both
+            reserve the same resources.
+        **options: Options of the RunConfig.
+    """
     return tune.Tuner(
         trainable,
         param_space=space,
@@ -201,8 +226,10 @@ def fit(
 
 @pytest.fixture
 def in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For commands that are called as functions, in a directory of the test. What they set for
-    their process is put back."""
+    """Prepare the test's process for commands that are called as functions.
+
+    The current directory is one of the test, and settings of the process are restored afterwards.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAYON_NUM_THREADS", os.environ.get("RAYON_NUM_THREADS", "1"))
     threads = torch.get_num_threads()

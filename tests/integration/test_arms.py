@@ -1,5 +1,4 @@
-"""A trial of each kind under Ray Tune, run to its end: its rows, its checkpoints, and what follows
-from them."""
+"""One trial of each kind, run to its end under Ray Tune: its rows, checkpoints and resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from grpo_trainable.trial import Trial
 
 INTERRUPTION = " That is all."
 
-# Those that can share actors stand together.
+# Arms that can share actors are neighbours.
 ARMS = {
     "colocated": trial_config(arm="colocated", placement="colocated"),
     "replay": trial_config(
@@ -61,7 +60,7 @@ ARMS = {
         loss={"type": "ppo", "advantage": "vine"},
         vine={"samples": 2, "chunk_tokens": 5},
     ),
-    # A story that says "day" at once, as in "One sunny day", is not interrupted.
+    # A story that says "day" early, such as "One sunny day", is not interrupted.
     "interrupted": trial_config(
         arm="interrupted",
         placement="colocated",
@@ -86,7 +85,7 @@ ARMS = {
 
 @pytest.fixture(scope="module")
 def results(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One trial of each arm, run to its end: its directory."""
+    """Run one trial of each arm to its end, and return the directories by arm."""
     grid = fit(
         {
             "arm": tune.grid_search(list(ARMS)),
@@ -232,7 +231,7 @@ def test_a_row_tells_the_share_of_responses_that_read_the_interruption(
 
 def test_replay_uses_groups_again_within_their_age(results: dict[str, Path]) -> None:
     history = rows(results["replay"])
-    # Four prompts a round: the first has no older groups, then each draws as many of them.
+    # A round has four prompts. The first round has no older groups; later ones draw four of them.
     assert [row["buffer/size"] for row in history] == [4, 8, 8, 8]
     assert history[0]["buffer/age_max"] == 0
     assert 1 <= max(row["buffer/age_max"] for row in history) <= 2
@@ -260,14 +259,14 @@ def test_warm_up_changes_neither_rows_nor_weights(
     assert all(policy[name].equal(expected[name]) for name in policy)
 
 
-# ---- Stopped, resumed ----------------------------------------------------------------------------
+# ---- Stopping and resuming -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arm", ["colocated", "sync", "replay", "interrupted", "critic", "vine"])
 def test_resumed_synchronous_run_equals_uninterrupted_run(
     results: dict[str, Path], trainable: Any, begun: Any, arm: str, tmp_path: Path
 ) -> None:
-    begin = trainable if arm == "sync" else begun  # in processes that knew nothing of it, or not
+    begin = trainable if arm == "sync" else begun  # in new processes, or in used ones
     resumed = begin(ARMS[arm])
     resumed.restore(str(checkpoints(results[arm])[0]))
     row = resumed.step()
@@ -299,7 +298,7 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     directory = tmp_path / "checkpoint"
     shutil.copytree(checkpoints(results["sync"])[0], directory)
     (directory / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
-    # No actor is needed to refuse it.
+    # Refusing the checkpoint needs no actor.
     trainable = object.__new__(GRPOTrainable)
     trainable.trial = object.__new__(Trial)
     trainable.trial.stored = TrialStorage(None, keep=None)  # as outside Tune
@@ -317,14 +316,14 @@ def test_running_trainable_takes_a_checkpoint_of_another_history(
     assert running.step()["version/learner"] == 4.0
 
 
-# ---- Beginning anew, and with another generator --------------------------------------------------
+# ---- Starting again in the same actors, and with another generator -------------------------------
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
 def test_other_config_begins_anew_in_the_same_actors(
     results: dict[str, Path], begun: Any, placement: str
 ) -> None:
-    # Everything that an actor can change is another; work is under way when it changes.
+    # The first config differs in everything that an actor can change, and work is under way.
     lag = 0 if placement == "colocated" else 1
     running = begun(
         trial_config(
@@ -356,10 +355,10 @@ def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
     row: dict[str, Any] = {}
     for _ in range(3):
         row = running.step()
-    assert row["count/redispatched"] == 4  # both units of the round were asked of the dead one
+    assert row["count/redispatched"] == 4  # the dead generator had both units of the round
     last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
     assert untimed(row) == untimed(last)
-    # The one that came later as well, and not the one that was killed.
+    # The meter counts the new generator too, and the killed one is gone.
     assert set(own_processes(running).values()) <= running.trial.meter.own
     assert len(own_processes(running)) == 2
 

@@ -1,4 +1,4 @@
-"""Deadlines over real processes: one that works slowly, one that is stuck, one that is stopped."""
+"""Deadlines for real processes: a slow one, a stuck one and a stopped one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEADLINE_S = 3.0
 
 
 def role() -> type:
-    """Within a function, so that Ray sends the class itself and not where to import it."""
+    """Return a class that Ray pickles by value, since it is defined within a function."""
 
     class Role:
         CONCURRENT = ("progress",)
@@ -117,6 +117,6 @@ def test_slow_reward_is_no_hang_and_the_next_unit_is_sampled_beside_it(
         scored = watch.result(scoring)
     assert [group.rewards.tolist() for group in scored.groups] == [[1.0] * 4] * 4
     (reward_span,) = scored.spans
-    assert reward_span.seconds > DEADLINE_S  # sixteen of half a second each, two side by side
+    assert reward_span.seconds > DEADLINE_S  # sixteen rewards of 0.5 s each, two at a time
     (sampling,) = (span for span in following.spans if span.stage == "rollout")
     assert reward_span.start < sampling.start < reward_span.end

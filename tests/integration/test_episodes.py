@@ -1,4 +1,4 @@
-"""Episodes with real processes: an environment that fails costs its group, and nothing is left."""
+"""Episodes in real processes: a failing environment costs its group and leaves no process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 from launch import tune
 
-# What an episode's specification is decides what goes wrong in it.
+# The specification of an episode decides what goes wrong in it.
 FILE = """
 import os, subprocess, sys, time
 from grpo_trainable.environments import Turn
@@ -124,7 +124,7 @@ def file(tmp_path: Path) -> Path:
             vocab_size=258, context_length=64, d_model=16, num_layers=1, num_heads=1, d_ff=16
         )
     )
-    with torch.no_grad():  # a policy that ends an action after a token or two
+    with torch.no_grad():  # make a policy that ends an action after a token or two
         model.embedding.weight[tokenizer.encode("\n")[0]].mul_(60)
     save_policy(tmp_path / "policy", model, tokenizer, torch.float32)
     return path
@@ -177,7 +177,7 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
     for kind, why in WHY.items():
         assert re.search(why, reasons[kind]), (kind, reasons[kind])
     assert unit.reward_errors >= len(WHY)
-    # What failed did not last: the groups that were fine are the same bits in the next call.
+    # The failures had no lasting effect: the next call gives the same bits for the good groups.
     assert isinstance(again, Scored)
     for one, other in zip(unit.groups, again.groups, strict=True):
         assert torch.equal(one.response_ids, other.response_ids)
@@ -185,7 +185,7 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
 
 
 def _processes_with_mark() -> list[int]:
-    """Processes that some worker has started."""
+    """Return the pids of processes that carry the mark of a worker, other than this one."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -197,13 +197,13 @@ def _processes_with_mark() -> list[int]:
 
 
 def test_a_slow_answer_does_not_hold_the_others(file: Path) -> None:
-    """Others sample on while one waits: its group is there at the end all the same."""
+    """While one episode waits, the others keep sampling, and its group still arrives."""
     config = config_of(file, step_deadline_s=20.0, episode_deadline_s=20.0, patience_s=0.0)
     task = build_task(config)
     tokenizer = Tokenizer.load(file.parent / "policy" / "tokenizer.json")
     prompts = Prompts(config, task, tokenizer)
     generator = Generator(config, InProcess())
-    requests = [prompts.request("train", index) for index in (0, 8)]  # good, slow in all
+    requests = [prompts.request("train", index) for index in (0, 8)]  # "good", "slow in all"
     try:
         unit = generator.generate(requests)
     finally:
@@ -226,7 +226,7 @@ def test_what_an_environment_lacks_is_told_before_anything_starts(file: Path) ->
 def test_an_environment_that_cannot_begin_its_task_is_refused_before_anything_starts(
     task: str, truth: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """`allow_unsafe`, since the machine may be without bubblewrap; no code runs."""
+    """The setting `allow_unsafe` is for machines without bubblewrap. No code runs here."""
     settings = [f"task.name={task}", "env.name=python", "env.allow_unsafe=true", "arm=sync"]
     assigned = [word for setting in settings for word in ("--set", setting)]
     command = ["--space", "async_vs_sync", "--storage", str(tmp_path), "--dry-run", *assigned]
@@ -244,7 +244,7 @@ def test_a_closed_player_ends_at_once(file: Path) -> None:
     prompts = Prompts(config, build_task(config), tokenizer)
     before = set(_processes_with_mark())
     player = EpisodePlayer(config.env, prompts, tokenizer)
-    player._begun([prompts.request("train", 9)])  # hangs in reset
+    player._begun([prompts.request("train", 9)])  # "hang in reset"
     start = time.monotonic()
     player.close()
     assert time.monotonic() - start < 30

@@ -1,4 +1,4 @@
-"""launch/evaluate.py with rewards of the user's own. On checkpoints: test_finished_run.py."""
+"""launch/evaluate.py with a user's rewards. test_finished_run.py has the tests of checkpoints."""
 
 from __future__ import annotations
 

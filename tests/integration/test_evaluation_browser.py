@@ -1,4 +1,4 @@
-"""The page of an evaluation in a browser: filters find what they should, text stays text."""
+"""The page of an evaluation in a browser: filters find the right responses, text stays text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reports.evaluations.page import render_page
 
 pytestmark = needs_browser
 EVIL = "</script><script>console.error('run')</script><img src=x onerror=\"console.error('run')\">"
-# Drives the filters and tells what the page shows then.
+# Use the filters, and record what the page shows each time.
 DRIVE = """<script>addEventListener("load", async () => {
   const element = (id) => document.getElementById(id);
   const told = [];
@@ -50,8 +50,8 @@ DRIVE = """<script>addEventListener("load", async () => {
 
 
 def driven(page: str, steps: list[Any], directory: Path) -> list[dict[str, Any]]:
-    """What the page tells at first and after each step."""
-    free = re.sub(r"<meta http-equiv[^>]*>", "", page)  # which forbids our driver as well
+    """Return what the page shows at first and after each step."""
+    free = re.sub(r"<meta http-equiv[^>]*>", "", page)  # it would also forbid our script
     (directory / "page.html").write_text(
         free + DRIVE.replace("STEPS", json.dumps(steps)), encoding="utf-8"
     )
@@ -63,7 +63,10 @@ def driven(page: str, steps: list[Any], directory: Path) -> list[dict[str, Any]]
 
 
 def many() -> list[Generation]:
-    """10,000 responses to 2,500 prompts: a quarter right, one in ten cut off, one unlike all."""
+    """Return 10,000 responses to 2,500 prompts.
+
+    A quarter is right, one in ten is cut off, and one is unlike all others.
+    """
     found = [
         generation(
             i // 4,
@@ -136,5 +139,5 @@ def test_the_policy_of_the_page_lets_its_script_run_and_no_other(tmp_path):
     document, console = browse(page, tmp_path / "profile")
     assert console == []
     assert "1 to 2 of 2 responses" in document
-    # As a text node, which the browser writes escaped.
+    # The text appears as a text node, which the browser writes escaped.
     assert html.escape(EVIL, quote=False) in document

@@ -1,5 +1,7 @@
-"""An experiment of two trials, of which the second fails: for a file that was edited, then for its
-reward; and goes on when both are mended."""
+"""An experiment of two trials whose second trial fails, and finishes after repairs.
+
+It fails first because a file was edited, then because its reward raises.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,7 @@ RESUME = ["--resume", "must", "--name", "failing"]
 
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
-    """The storage, the status and the output of a run whose words were edited during its first
-    trial."""
+    """Edit the words of a run during its first trial; return storage, exit status and output."""
     storage = tmp_path_factory.mktemp("storage")
     words = storage / "words.txt"
     words.write_text(NOUNS_FILE.read_text())
@@ -49,7 +50,7 @@ def edited(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(edited):
-    """The storage and the resume whose reward fails, the words as they were."""
+    """Put the words back and resume with a failing reward; return the storage and the resume."""
     storage, *_ = edited
     (storage / "words.txt").write_text(NOUNS_FILE.read_text())
     (storage / "flag").touch()
@@ -79,7 +80,7 @@ def test_a_trial_that_fails_is_named_and_the_status_is_1(broken):
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
     assert "no reward" in line
-    # Tried again as often as the resume says, whatever the first command said: once, then twice.
+    # The resume's --max-failures applies, not the first command's: one failure, then two more.
     assert failures(storage / "failing") == 1 + 2
 
 

@@ -1,4 +1,4 @@
-"""Processes that are killed under a running experiment."""
+"""Processes killed during a running experiment."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from reports.experiment import read_experiment
 from reports.summary import compare, table
 from tuning.schedulers import FIFO
 
-# A module of the unit tests, which the actors' processes do not know.
+# This module belongs to the unit tests, so the actors' processes cannot import it.
 cloudpickle.register_pickle_by_value(checkpoints)
 
 
 class Killer(tune.Callback):
-    """SIGKILL to the process of a role after a round, once for each."""
+    """Send SIGKILL to a role's process after a given round, once for each role."""
 
     def __init__(self, roles: dict[int, str]) -> None:
-        """`roles`: by the round."""
+        """Take the roles to kill, by the round after which each is killed."""
         self.left = dict(roles)
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
@@ -69,7 +69,7 @@ def test_killed_process_costs_no_round_and_leaves_none_twice(
     lines = rows(result.path)
     assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert lines[-1]["count/trained"] == 32
-    # A generator is replaced. Other trials are started again, and go on from their last checkpoint.
+    # A generator is replaced. After other deaths the trial restarts from its last checkpoint.
     asked_again = [line["count/redispatched"] > 0 for line in lines]
     generator_after = min((r for r, role in killed.items() if role == "Generator"), default=8)
     assert asked_again == [round_ > generator_after for round_ in range(1, 9)]
@@ -89,7 +89,7 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FullDisk(DetailedGRPO):
-        """There is no space for the checkpoint after round 4, and Tune has not noted one."""
+        """A disk without space after round 4, and with a checkpoint that Tune has not noted."""
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
             if self.iteration == 4:
@@ -114,7 +114,7 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     assert not result.error
     trial, lines = Path(result.path), rows(result.path)
     assert [line["count/checkpoint_failures"] for line in lines] == [0, 0, 0, 0, 1]
-    # The one before stays, and none is written over.
+    # The previous checkpoint stays, and no checkpoint is overwritten.
     found = {path.name: checkpoint_round(path) for path in trial.glob("checkpoint_*")}
     assert found == {"checkpoint_000000": 2, "checkpoint_000004": 0, "checkpoint_000005": 5}
     assert "could not be written (No space left on device)" in capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_trial_that_cannot_save_its_last_policy_has_failed_and_a_resume_trains_i
     full = tmp_path / "is_full"
 
     class FullDisk(DetailedGRPO):
-        """There is no space for the checkpoints after rounds 4 and 6."""
+        """A disk without space for checkpoints from round 4 on."""
 
         last_pauses_s = (0.0, 0.0)
 
@@ -154,7 +154,7 @@ def test_trial_that_cannot_save_its_last_policy_has_failed_and_a_resume_trains_i
             callbacks=grpo_callbacks(console=False),
         ),
     ).fit()
-    # One that is not the last is tried after the next round, the last one at once and again.
+    # A checkpoint before the end is tried after the next round. The last one is retried at once.
     assert full.read_text().split() == ["4", "5", "6", "6", "6"]
     assert "its last policy, of round 6, is not saved (No space left on device)" in str(
         result.error
@@ -165,7 +165,7 @@ def test_trial_that_cannot_save_its_last_policy_has_failed_and_a_resume_trains_i
     full.unlink()
     tuner = tune.Tuner.restore(str(tmp_path / "full"), trainable=FullDisk, resume_errored=True)
     restored: Any = tuner._local_tuner
-    restored._tune_config = tune.TuneConfig(scheduler=limited())  # as tuning.run does
+    restored._tune_config = tune.TuneConfig(scheduler=limited())  # tuning.run does the same
     (result,) = tuner.fit()
     assert not result.error
     found = {path.name: checkpoint_round(path) for path in Path(result.path).glob("checkpoint_*")}
@@ -178,7 +178,7 @@ def test_trial_that_cannot_save_its_last_policy_has_failed_and_a_resume_trains_i
 def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_on(
     ray_session: None, tmp_path: Path
 ) -> None:
-    """One of three prompts fails, one prompt a round."""
+    """One of three prompts fails, and each round has one prompt."""
     prompts = [{"prompt": f"Write about {word}:", "answer": word} for word in ("a", "b", "bad")]
     train, held_out, reward = (tmp_path / name for name in ("t.jsonl", "e.jsonl", "reward.py"))
     train.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
@@ -224,7 +224,7 @@ def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_
     with (trial / "progress.csv").open() as file:
         trained = [row["reward/train_mean"] for row in csv.DictReader(file)]
     assert [value == "" for value in trained] == [row is skipped for row in history]
-    # The report is made of the same files.
+    # The report reads the same files.
     experiment = read_experiment(tmp_path / "skips")
     assert not experiment.trials[0].problems
     assert experiment.trials[0].arm in table(compare(experiment.trials))

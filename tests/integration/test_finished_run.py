@@ -1,4 +1,4 @@
-"""What a finished experiment leaves: the command runs it once, and every test reads it."""
+"""Files and output of a finished experiment. The command runs once, and every test reads them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from reports.evaluations.files import read_evaluation
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Two arms, four rounds: the experiment's directory and what was printed."""
+    """Run two arms for four rounds; return the experiment's directory and the output."""
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "short", "--iterations", "4", *SMALL]
-    # k=1 merges the colocated arms into one; with lag=1 fixed that arm would be refused.
+    # k=1 merges the colocated arms into one. With lag=1 fixed, that arm would be refused.
     merged = ("--set", "k=1", "--set", "resources.worker_cpus=0.95")
     done = tune(*argv, *merged, "--set", "eval.every=2", storage=storage)
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_result_json_and_tensorboard_hold_the_same_names_and_values(finished):
 
 def test_every_logged_number_is_a_metric_with_a_name(finished):
     experiment, _ = finished
-    # Tune's own, and what ends a trial.
+    # Columns of Tune, and those that end a trial.
     own = {"done", "should_checkpoint", "iterations_since_restore", "timestamp", "pid"}
     own |= {"training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"}
     for trial in trial_directories(experiment):
@@ -114,13 +114,13 @@ def test_trace_shows_what_ran_beside_what(finished):
         for actor, own in by_actor.items():
             own.sort(key=lambda span: span[1])
             for before, after in itertools.pairwise(own):
-                assert after[1] >= before[2] - 1, (actor, before, after)  # microseconds
+                assert after[1] >= before[2] - 1, (actor, before, after)  # in microseconds
 
 
 def test_snapshots_of_tune_hold_no_details(finished):
     experiment, _ = finished
     (state,) = experiment.glob("experiment_state-*.json")
-    # What is not JSON stands in it as pickle, in hexadecimal.
+    # The snapshot holds everything but JSON as pickle, in hexadecimal.
     assert b"RoundDetails".hex() not in state.read_text()
 
 
@@ -152,12 +152,12 @@ def test_params_json_has_every_key_in_its_own_place(finished):
         assert params["arm"] in trial.name
 
 
-# ---- Its checkpoints, evaluated -----------------------------------------------------------------
+# ---- Evaluations of its checkpoints -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(finished):
-    """The directory of its synchronous trial, which was evaluated last after its fourth round."""
+    """Return the directory of the synchronous trial, last evaluated after its fourth round."""
     experiment, _ = finished
     (trial,) = (trial for trial in trial_directories(experiment) if trial.name.startswith("sync-"))
     return trial
@@ -172,7 +172,7 @@ def test_a_checkpoint_gives_the_trials_own_last_evaluation(trained, tmp_path):
     data = json.loads((tmp_path / "mine" / "evaluation.json").read_text())
     assert data["figures"]["reward"]["value"] == last["reward/eval_mean"]
     assert (data["policy"]["round"], data["policy"]["version"]) == (4, 4)
-    # Not the figure alone: every response.
+    # Not only the figure is equal, but every response.
     theirs = [
         (row["cursor"], row["response_index"], row["prompt"], row["response"], row["tokens"])
         for row in parts(trained, "evaluations")

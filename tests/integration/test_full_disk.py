@@ -1,4 +1,4 @@
-"""A disk that is full when a trial ends: the command says what is lost, and a resume trains it."""
+"""A full disk at the end of a trial: the command names the loss, and a resume makes it good."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "full"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """Mount a small disk, and return its path."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(tmp_path)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:

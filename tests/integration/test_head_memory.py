@@ -1,4 +1,4 @@
-"""What scoring takes of the machine's memory, measured in a process of its own."""
+"""Memory that scoring uses, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ print(*(peak_after(int(rows)) - before for rows in sys.argv[1:]))
 
 
 def peak_bytes(*rows: int) -> list[int]:
-    """By how much the head's forward and backward pass have raised the largest memory of a process
-    after one number of rows, and then another."""
+    """Return the rise of a process's peak memory, in bytes, after each number of rows in turn.
+
+    A forward and a backward pass of the head with 8 rows is the start of the measurement.
+    """
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, *map(str, rows)],
         check=True,
@@ -38,7 +40,7 @@ def peak_bytes(*rows: int) -> list[int]:
 
 def test_the_memory_of_the_head_does_not_grow_with_rows_times_vocabulary() -> None:
     few, many = peak_bytes(2048, 8192)
-    held = 4 * 2048 * 32768  # the probabilities of 2048 rows, all of which are held
+    held = 4 * 2048 * 32768  # bytes of the probabilities of 2048 rows, which are all held
     assert few < 1.3 * held
-    # Those of 8192 rows would take 768 MiB more.
+    # The probabilities of 8192 rows would take 768 MiB more.
     assert many < few + 0.2 * held

@@ -1,5 +1,7 @@
-"""An experiment that is killed, finds its checkpoints damaged, is interrupted, and still ends with
-every round once."""
+"""An experiment that is killed, has damaged checkpoints, and is interrupted.
+
+It still ends with every round exactly once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from grpo_trainable.storage.checkpointing import checkpoint_round
 from reports.experiment import read_experiment
 
 ROUNDS = 28
-BETWEEN = 4  # rounds between two checkpoints
+BETWEEN = 4  # rounds from one checkpoint to the next
 EVALUATED = [0, 7, 14, 21, 28]
 RESUME = ["--resume", "must", "--name", "cut"]
 ROLES = ("Generator", "Learner", "DetailedGRPO")
@@ -28,7 +30,7 @@ ROLES = ("Generator", "Learner", "DetailedGRPO")
 
 @pytest.fixture(scope="module")
 def start():
-    """Starts the command; what a failing test leaves of it is killed."""
+    """Yield a function that starts the command. Kill what a failing test leaves of it."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, storage: Path) -> subprocess.Popen[str]:
@@ -43,44 +45,46 @@ def start():
 
 
 def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Our processes under a command, without those of Ray's own, of which some take long to notice
-    that their driver is gone."""
+    """Return our processes below a command.
+
+    Ray's own processes are left out: some take long to notice that their driver is gone.
+    """
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
             title = " ".join(child.cmdline())
         except psutil.Error:
-            continue  # it ended meanwhile
+            continue  # the process has ended meanwhile
         if any(f"ray::{role}" in title for role in ROLES):
             found.append(child)
     return found
 
 
 def all_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Those of a trial with one generator, once all of them have their names."""
+    """Wait until all actors of a trial with one generator have their names, and return them."""
     return wait_for(lambda: found if len(found := actors(process)) == len(ROLES) else None, 120)
 
 
 def noted(experiment: Path, checkpoint: str) -> bool:
-    """Whether Tune's snapshot of the experiment, one a second, names a checkpoint."""
+    """Return True if Tune's snapshot, written once a second, names the checkpoint."""
     states = [path.read_text() for path in experiment.glob("experiment_state-*.json")]
-    # What is not JSON stands in it as pickle, in hexadecimal.
+    # The snapshot holds everything but JSON as pickle, in hexadecimal.
     return any(checkpoint in state or checkpoint.encode().hex() in state for state in states)
 
 
 @dataclass
 class Story:
-    """What was seen of the first of two trials."""
+    """Observations of the first of two trials."""
 
     storage: Path
     outlived_the_driver: list[psutil.Process] = field(default_factory=list)
     rows_when_killed: int = 0
-    status: int | None = None  # of the interrupted command
+    status: int | None = None  # exit status of the interrupted command
     printed: str = ""
     outlived_the_interrupt: list[psutil.Process] = field(default_factory=list)
     rows_when_interrupted: int = 0
     saved_round: int = 0
-    began: int = 0  # trials that had begun by then
+    began: int = 0  # number of trials that had begun when the command was interrupted
 
     @property
     def experiment(self) -> Path:
@@ -93,7 +97,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def killed(start, tmp_path_factory) -> Story:
-    """The driver got SIGKILL after the third checkpoint, which was damaged."""
+    """Send SIGKILL to the driver after the third checkpoint, and damage that checkpoint."""
     story = Story(tmp_path_factory.mktemp("storage"))
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     argv += ["--set", f"eval.every={EVALUATED[1]}", "--set", "checkpoint.keep=null"]
@@ -106,7 +110,7 @@ def killed(start, tmp_path_factory) -> Story:
     _, story.outlived_the_driver = psutil.wait_procs(family, timeout=60)
     story.rows_when_killed = len(rows(story.first))
     _, _, *others = sorted(story.first.glob("checkpoint_*/manifest.json"))
-    for path in others:  # the last one may have no manifest, which is damage enough
+    for path in others:  # the last checkpoint may have no manifest, which is damage enough
         with (path.parent / "policy-00001-of-00001.safetensors").open("r+b") as file:
             file.truncate(1000)
     return story
@@ -114,7 +118,7 @@ def killed(start, tmp_path_factory) -> Story:
 
 @pytest.fixture(scope="module")
 def interrupted(start, killed: Story) -> Story:
-    """The resumed command got SIGINT between two checkpoints."""
+    """Resume the command, and send it SIGINT between two checkpoints."""
     process = start(*RESUME, storage=killed.storage)
     enough = 2 * BETWEEN + 2
 
@@ -160,7 +164,7 @@ def test_an_interrupt_saves_the_trial_that_runs_and_ends_everything(interrupted)
     assert "--resume must --name cut" in interrupted.printed.splitlines()[-1]
     assert interrupted.began == 1
     assert interrupted.rows_when_interrupted < ROUNDS
-    # A row may come in while the experiment ends.
+    # One more row may arrive while the experiment ends.
     assert interrupted.saved_round >= interrupted.rows_when_interrupted - 1
 
 
@@ -188,8 +192,8 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
     events.Reload()
     scalars = events.Tags()["scalars"]
     steps = {name: [event.step for event in events.Scalars(name)] for name in scalars}
-    # At lag 1 the learner has the weights of the first round's tokens alone, and of what a
-    # resumption sampled again.
+    # At lag 1 the learner still has the sampling weights only for the tokens of the first round
+    # and for tokens that a resume sampled again.
     known = steps.pop("kl/sampler_mismatch_nats")
     assert known[0] == 1
     assert len(known) <= 3
@@ -205,7 +209,7 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
 
 
 def test_an_interrupt_that_ends_the_reader_of_the_output_saves_all_the_same(start, tmp_path):
-    """As in `2>&1 | tee log`: Ctrl-C reaches `tee` as well."""
+    """With `2>&1 | tee log`, Ctrl-C also ends `tee`."""
     argv = ["--space", "async_vs_sync", "--name", "piped", "--set", "arm=sync", *SMALL]
     process = start(*argv, "--iterations", "1000", "--checkpoint-every", "1000", storage=tmp_path)
     wait_for(lambda: any(map(rows, trial_directories(tmp_path / "piped"))), 120)
@@ -214,13 +218,13 @@ def test_an_interrupt_that_ends_the_reader_of_the_output_saves_all_the_same(star
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 130
     (trial,) = trial_directories(tmp_path / "piped")
-    # A row may come in while the experiment ends.
+    # One more row may arrive while the experiment ends.
     assert checkpoint_round(max(trial.glob("checkpoint_*"))) >= len(rows(trial)) - 1
 
 
 def test_second_interrupt_stops_at_once_and_leaves_no_actor(start, tmp_path):
-    """The first one is SIGTERM, which does what Ctrl-C does."""
-    # Rounds of half a minute: the first interrupt alone would wait for one.
+    """The first interrupt is SIGTERM, which has the same effect as Ctrl-C."""
+    # Rounds take half a minute. The first interrupt alone would wait for the end of one.
     argv = ["--space", "async_vs_sync", "--name", "twice", "--set", "arm=sync"]
     argv += ["--set", "rollout.prompts=512", "--set", "eval.prompts=4"]
     process = start(*argv, storage=tmp_path)

@@ -1,4 +1,4 @@
-"""Learners in processes of their own, replicated and divided (FSDP2), beside one learner."""
+"""Learners in separate processes, replicated and divided (FSDP2), compared with one learner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpo_trainable.learner.ranks import ALONE, Ranks, Replicas
 from grpo_trainable.protocol.messages import LearnerState
 from grpo_trainable.protocol.rollout import PolicyWeights
 
-SIZES = (4, 2)  # the same processes make one group after the other
+SIZES = (4, 2)  # the same processes form a group of each size, one after the other
 DEADLINE_S = 60.0
 DTYPES = (torch.float32, torch.float64)
 ALLOWED = {
@@ -31,15 +31,17 @@ ALLOWED = {
 
 
 def settings(path: str) -> GRPOConfig:
-    # The limit of the norm is reached: a norm of parts alone would limit them differently.
-    packing = torch.get_default_dtype() == torch.float64  # half of the runs pack
+    # The norm exceeds its limit: learners that used the norm of their parts would clip differently.
+    packing = torch.get_default_dtype() == torch.float64  # half of the runs use packing
     model, optim = {"path": path, "packing": packing}, {"grad_clip": 0.05}
     return config_with(path, model=model, optim=optim, loss={"kl_coef": 0.05})
 
 
 def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
-    """What a learner says and holds, after a round and after the next; and what becomes of another
-    one that goes on from the first."""
+    """Return a learner's results and state after one round and after a second.
+
+    Also return the state of another learner that resumes after the first round.
+    """
     config = settings(path)
     mailbox = Mailbox()
 
@@ -59,7 +61,7 @@ def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
     states = [found["state"] if ranks.rank == 0 else None]
     if ranks.size > 1:
         torch.distributed.broadcast_object_list(states, src=0)
-    resumed.update([a_round(2)])  # what it held before must not matter
+    resumed.update([a_round(2)])  # its state before the load must not matter
     resumed.load_state(states[0])
     resumed.update([a_round(1)])
     found["resumed"] = resumed.state()
@@ -68,7 +70,7 @@ def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
 
 
 def held_bytes(learner: Learner) -> int:
-    """Of parameters and moments in this process."""
+    """Return the bytes of parameters and moments in this process."""
     tensors = [*learner.policy.parameters(), *learner.optimizer.tensors().values()]
     local = [getattr(t, "to_local", lambda t=t: t)() for t in tensors]
     return sum(tensor.nbytes for tensor in local)
@@ -93,7 +95,7 @@ def rank_process(rank: int, places: dict[Any, tuple[str, int]], path: str, out: 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    # Of weights of their usual size a float32 gradient is good to 1.5e-5, since its parts cancel.
+    # With weights of the usual size, a float32 gradient is good to 1.5e-5, since its parts cancel.
     return write_quick_policy(tmp_path_factory.mktemp("policy"), make=sharpened)
 
 
@@ -111,7 +113,7 @@ def alone(path: str) -> dict[torch.dtype, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def several(path: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the ranks of a group found: by strategy, size and type."""
+    """Return a function that gives the results of all ranks by strategy, group size and dtype."""
     out = tmp_path_factory.mktemp("ranks")
     stores = {size: Rendezvous("127.0.0.1", DEADLINE_S) for size in SIZES}
     places = {size: store.place for size, store in stores.items()}
@@ -125,7 +127,7 @@ def several(path: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def gradient(state: LearnerState) -> Tensor:
-    """Of the only step, but for a factor: the first moments."""
+    """Return the gradient of the only step, up to a factor, from the first moments."""
     moments = sorted(name for name in state.optimizer if name.endswith("exp_avg"))
     return torch.cat([state.optimizer[name].flatten() for name in moments])
 

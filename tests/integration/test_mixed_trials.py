@@ -1,4 +1,4 @@
-"""A real trial on a mix of tasks, one of which is scored in processes of its own."""
+"""A real trial on a mix of tasks, one of which is scored in separate processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A search space and a task of the user's own, run by the command from files outside of the
-repository."""
+"""A user's search space and task, run by the command from files outside the repository."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """The storage of an experiment of two arms, and what was printed."""
+    """Run an experiment of two arms; return its storage and the output."""
     storage = tmp_path_factory.mktemp("storage")
     file = storage / "elsewhere" / "my_space.py"
     file.parent.mkdir()
@@ -86,7 +85,7 @@ def test_a_space_of_ones_own_is_run_and_reported_on_without_its_file(own, capsys
     assert "<h1>Which of two learning rates learns more?</h1>" in page
     for words in ("rate", "1e-04", "5e-04", "samples/s"):
         assert f">{words}" in page
-    assert page.index(">1e-04") < page.index(">5e-04")  # the question's order of arms
+    assert page.index(">1e-04") < page.index(">5e-04")  # in the order of the space's arms
 
 
 def test_a_task_from_outside_the_repository_is_what_trains(own):
@@ -101,7 +100,7 @@ def test_a_task_from_outside_the_repository_is_what_trains(own):
         for row in responses:
             vowels = sum(letter in "aeiou" for letter in row["response"])
             assert row["reward"] == pytest.approx(vowels / max(1, len(row["response"])))
-        # What the task refuses to score is dropped, and counted.
+        # Responses that the task refuses to score are dropped and counted.
         last = rows(trial)[-1]
         assert last["count/reward_errors"] > 0
         assert not any("fox" in row["prompt"] for row in responses)

@@ -1,4 +1,4 @@
-"""Whether a trial has room is asked of `tuning.nodes` before Ray is: both must say the same."""
+"""`tuning.nodes` decides before Ray whether a trial has room, and both must agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from tuning.nodes import room_beside
 
-SIZES = (6.0, 4.0, 3.0)  # CPUs of the nodes, by number alone
+SIZES = (6.0, 4.0, 3.0)  # CPUs of each node
 CASES = [
     [0.1, 2.9, 2.0, 2.0],
     [0.1, 2.9, 2.9, 1.9, 1.9],
@@ -28,7 +28,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[dict[str, float]]]:
-    ray.shutdown()  # that of the modules before
+    ray.shutdown()  # the Ray of earlier modules
     head, *others = SIZES
     cluster = Cluster(
         initialize_head=True,

@@ -1,4 +1,4 @@
-"""A disk that fails for a moment while an experiment is resumed, by the real command."""
+"""A disk that fails briefly while the real command resumes an experiment."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from conftest import rows, wait_for
 
 ROUNDS = 10
 
-# Python imports it in every process of the command: operations on files whose path contains a text
-# fail, so many times in all.
+# Python imports this module in every process of the command. It makes named file operations fail,
+# a given number of times in all, for paths that contain a given text.
 FAILING = """
 import builtins, io, json, os, pathlib
 
@@ -43,7 +43,7 @@ ALWAYS = 10**6
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Killed after checkpoints of rounds 2 and 4 at least."""
+    """Kill an experiment that has checkpoints of rounds 2 and 4 at least; return its directory."""
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=colocated_k1", *SMALL]
     argv += ["--iterations", str(ROUNDS), "--checkpoint-every", "2", "--set", "eval.every=10"]
@@ -58,7 +58,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resume(experiment: Path, tmp_path: Path, *faults: tuple[Any, ...]) -> tuple[int, str]:
-    """Exit status and output of a resumption in which these operations fail."""
+    """Resume while these operations fail; return exit status and output."""
     (tmp_path / "sitecustomize.py").write_text(FAILING)
     told = [[*fault, str(tmp_path / f"failed-{n}")] for n, fault in enumerate(faults)]
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
@@ -79,7 +79,7 @@ def resume(experiment: Path, tmp_path: Path, *faults: tuple[Any, ...]) -> tuple[
 
 
 def written(experiment: Path) -> dict[str, bytes]:
-    """What the trial has written, by path; Tune's own notes of the failure are left out."""
+    """Return the files that the trial has written, by path, without Tune's notes of the failure."""
     (trial,) = trial_directories(experiment)
     files = [path for path in trial.rglob("*") if path.is_file() and path.suffix != ".pkl"]
     named = {path.relative_to(trial).as_posix(): path for path in files}

@@ -39,7 +39,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Kept(ShmSender):
-    """The transport itself, and a copy of every snapshot that it took."""
+    """The sender of the transport, which also keeps a copy of every snapshot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Kept(ShmSender):
 
 
 class Timed:
-    """A real role, whose methods `VirtualActor` calls with a start and an end."""
+    """A real role whose methods `VirtualActor` calls with a start and an end."""
 
     takes_deposits = False
 
@@ -64,14 +64,16 @@ class Timed:
 
 
 class InMidBatch(Timed):
-    """A generator whose tokens are spread evenly over its call: what is deposited while it samples
-    is there from the next token on."""
+    """A generator whose tokens are spread evenly over its call.
+
+    Weights that are deposited while it samples count from the next token on.
+    """
 
     takes_deposits = True
 
     def __init__(self, role: Generator) -> None:
         super().__init__(role)
-        self._under_way: list[tuple[float, SharedWeights]] = []  # (when it lies there, handle)
+        self._under_way: list[tuple[float, SharedWeights]] = []  # (time of arrival, handle)
 
     def deposit(self, start: float, end: float, handle: SharedWeights) -> Deposited:
         self._under_way.append((end, handle))
@@ -96,12 +98,12 @@ class InMidBatch(Timed):
 
 
 class Recorded:
-    """A learner, and what each of its rounds trained on, as it was then."""
+    """A learner that keeps a copy of the groups that each round trained on."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
         self.rounds: list[list[list[RolloutGroup]]] = []
-        self.first_steps: list[float] = []  # largest ratio of each round's first gradient step
+        self.first_steps: list[float] = []  # largest ratio in each round's first gradient step
 
     def update(self, batches: list[list[RolloutGroup]]) -> Any:
         self.rounds.append(copy.deepcopy(batches))
@@ -162,7 +164,7 @@ speeds = st.fixed_dictionaries(
 
 
 def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recorded, Kept]:
-    """A whole trial; its rows and what was trained on are looked at round by round."""
+    """Run a whole trial, check it round by round, and return its learner and its sender."""
     kept = Kept()
     runtime = VirtualRuntime(seed=timing)
     durations = long_tailed_durations(timing, scale)
@@ -199,7 +201,7 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     assert row["count/in_flight"] == 0
     assert row["count/trained"] == len(uses)
     assert not runtime.uncollected
-    # What generators use may be `lag` rounds behind, and so may what they said last.
+    # Weights in use may be `lag` rounds old, and so may the generators' last report of them.
     assert len(kept.slots) <= 2 + 2 * config.lag
     for real in generators:
         real.close()
@@ -220,11 +222,11 @@ def test_any_settings_keep_both_bounds_and_their_accounts(
     try:
         config = GRPOConfig.from_dict({**data, "model": {"path": policy_path}})
     except ConfigError:
-        assume(False)  # a buffer that would never use a group again, for one
+        assume(False)  # for example a buffer that would never use a group again
         raise
     learner, kept = run(config, scale, timing)
     if config.lag == 0 and config.buffer_capacity == 1:
-        # Sampled by the very weights that are trained: to rounding the ratio is 1.
+        # The trained weights are the sampling weights, so the ratio is 1 to rounding.
         assert learner.first_steps == pytest.approx([1.0] * config.rounds, abs=1e-5)
     check_log_probs(config, kept, learner.rounds)
 
@@ -253,14 +255,17 @@ def test_tokens_of_several_versions_are_each_of_their_own(
             "resources": {"num_generators": 2, "deadline_s": 1e6},
         }
     )
-    # Units are long and rounds are short, so that weights arrive in the middle of most units.
+    # Units are long and rounds are short, so weights arrive in the middle of most units.
     learner, kept = run(config, {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}, timing=1)
     assert check_log_probs(config, kept, learner.rounds) > 2
 
 
 def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[RolloutGroup]]]) -> int:
-    """Recorded log-probs are those of the weights that each token names. Where the cache is kept,
-    that can be said of a response's first weights only. The number of groups of several."""
+    """Check recorded log-probs against the weights that each token names.
+
+    With `in_flight` the cache outlives its weights, so only tokens of a group's first version can
+    be checked. Return the number of groups with tokens of several versions.
+    """
     model, tokenizer = build_policy(config.model, 0)
     mixed = 0
     for group in (group for batches in rounds for batch in batches for group in batch):

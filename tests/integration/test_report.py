@@ -1,4 +1,4 @@
-"""The report shows what was measured, names what is missing, and runs nothing it was told."""
+"""The report shows what was measured, names what is missing, and runs nothing that it reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text between them."""
+    """The tags of a page with their attributes, and the text between them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def experiment(tmp_path):
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    """Three arms with two seeds: the directory with its report."""
+    """Write three arms with two seeds and their report; return the directory."""
     directory = tmp_path_factory.mktemp("storage") / "full"
     write_full(directory, ("colocated_k1", "colocated_k8", "async_k4"))
     heard: list[str] = []
@@ -80,7 +80,7 @@ def full(tmp_path_factory):
 
 
 def write(directory: Path) -> tuple[Page, list[str]]:
-    """The page, and what the command would warn of."""
+    """Write the report; return the page and the warnings that the command would print."""
     heard: list[str] = []
     return Page(write_report(directory, heard.append)), heard
 
@@ -96,7 +96,7 @@ def test_the_page_asks_for_nothing_from_outside_and_runs_no_script(full):
     assert len(sources) == 2 * len(page.all("img")) > 0
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
-    # Links are to the trials' own files only.
+    # All links lead to the trials' own files.
     assert all("://" not in link["href"] for link in page.all("a"))
     assert not re.search(r"url\(|@import", (full / "report.html").read_text())
     assert all(image["alt"] for image in page.all("img"))
@@ -117,7 +117,7 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
 
 
 def drawn(directory: Path, name: str) -> list[str]:
-    """The words of a plot's legends."""
+    """Return the words of a plot's legends."""
     experiment = read_experiment(directory)
     files = {trial.name: read_files(trial) for trial in experiment.trials}
     shown = sections(experiment, compare(experiment.trials), files)
@@ -215,7 +215,7 @@ def test_a_report_written_again_leaves_no_other_file(experiment):
     assert {path for path in experiment.rglob("*") if path.is_file()} == before
 
 
-# ---- What plots show -------------------------------------------------------------------------
+# ---- Contents of plots -----------------------------------------------------------------------
 
 
 def test_a_curve_is_the_median_with_least_and_most_over_seeds(experiment):
@@ -227,7 +227,7 @@ def test_a_curve_is_the_median_with_least_and_most_over_seeds(experiment):
 
     assert points == [
         series.Point(1, 0.5, 0.2, 0.6),
-        # The third seed has not come this far.
+        # The third seed has not reached this round.
         series.Point(2, pytest.approx(0.45), pytest.approx(0.3), pytest.approx(0.6)),
     ]
 
@@ -255,8 +255,8 @@ def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
     a_round = schedule.prompts_per_round(trials[0].config) * trials[0].config.rollout.group_size
     seconds = series.stage_seconds(trials, responses=a_round)
 
-    assert seconds["rollout"] == 3.0  # of 2 and 4
-    assert seconds["eval"] == 1.0  # of 2 and 0
+    assert seconds["rollout"] == 3.0  # median of 2 and 4
+    assert seconds["eval"] == 1.0  # median of 2 and 0
     assert seconds["optimize"] == 0.0
     assert series.stage_seconds(trials, responses=2 * a_round)["rollout"] == 6.0
 
@@ -276,11 +276,18 @@ def test_no_two_arms_look_alike():
     assert len(looks) == 64
 
 
-# ---- What changed that the reward did not ask for --------------------------------------------
+# ---- Changes that the reward did not ask for -------------------------------------------------
 
 
 def write_lengths(directory: Path, arm: str, after: int, *, cut: int = 0) -> None:
-    """A trial whose held-out responses have 39 tokens at first; `cut` of 10 are cut off later."""
+    """Write a trial whose held-out responses have 39 tokens at first.
+
+    Args:
+        directory: The directory of the experiment.
+        arm: The arm of the trial.
+        after: Tokens of a response after round 2.
+        cut: Responses, of 10, that are cut off after round 2.
+    """
     metrics = {"policy/entropy_nats": 1.1, "response/reference_nll_nats": 0.9}
     rows = [{**row(n, eval__round=2.0 * (n > 1)), **metrics} for n in (1, 2)]
     trial = write_trial(directory, config(arm, rounds=2), rows)
@@ -323,7 +330,7 @@ def test_nothing_is_warned_of_where_nothing_moved(experiment):
     assert "other quantities changed" not in page.words
 
 
-# ---- What is missing -------------------------------------------------------------------------
+# ---- Missing data ----------------------------------------------------------------------------
 
 
 def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
@@ -475,7 +482,7 @@ SECRET = "kingfisher"
 
 
 def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
-    """Every file that the report reads, once as a link out of the experiment."""
+    """Each file that the report reads is replaced once by a link out of the experiment."""
     outside = write_experiment(tmp_path / "outside", space=SECRET)
     trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
     (trial / "error.txt").write_text(SECRET)

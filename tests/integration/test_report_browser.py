@@ -1,4 +1,4 @@
-"""The report in a browser: nothing to complain of, every picture there, no sideways scrolling."""
+"""The report in a browser: no console message, every picture there, no sideways scrolling."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ addEventListener("message", (message) => {
 
 
 def measure(report: Path, width: int, directory: Path, *options: str) -> dict[str, Any]:
-    """What the page says of itself in a frame of `width`: no window is as narrow as a telephone."""
+    """Return the page's own measurements in a frame of `width` pixels.
+
+    A frame is needed because no browser window can be as narrow as a telephone.
+    """
     directory.mkdir()
     text = report.read_text(encoding="utf-8")
     policy = "default-src 'none'; "
     assert policy in text
-    # The page forbids scripts, ours as well.
+    # The page forbids all scripts, ours included.
     (directory / "page.html").write_text(text.replace(policy, "") + MEASURE, encoding="utf-8")
     frame = f'<iframe src="page.html" style="border:0;width:{width}px;height:900px"></iframe>'
     (directory / "frame.html").write_text(RECEIVE + frame, encoding="utf-8")
@@ -63,7 +66,7 @@ def full(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lacking(tmp_path_factory):
-    """Little measured, one trial failed, long words without a blank, and a hostile response."""
+    """Write a report with little measured, a failed trial, very long words and hostile text."""
     directory = write_experiment(tmp_path_factory.mktemp("storage") / ("n" * 100), packages=None)
     write_trial(directory, config("sync"), [row(1)], error=f"ActorFailed: {'x' * 400}")
     trial = write_trial(directory, config(), [row(1, eval__round=1)])
@@ -87,7 +90,7 @@ def test_pictures_load_and_the_page_never_scrolls_sideways(which, width, request
     told = measure(request.getfixturevalue(which), width, tmp_path / "frame")
 
     assert told["page"] <= told["window"] <= width
-    assert told["window"] > width - 20  # but for a scroll bar
+    assert told["window"] > width - 20  # a scroll bar takes the rest
     assert told["images"] == [720] * (21 if which == "full" else 6)
 
 

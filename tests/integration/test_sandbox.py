@@ -1,4 +1,4 @@
-"""Code that a policy wrote, in real processes: bubblewrap contains it, or it does not run."""
+"""Code written by a policy, in real processes: bubblewrap contains it, or it does not run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def contained() -> None:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the only directory in which programs are found. It is empty, for all users to read."""
+    """Yield the only directory on the PATH. It is empty, and all users can read it."""
     for cached in (
         check_containment,
         sandbox._contained_python,
@@ -57,7 +57,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         cached.cache_clear()
 
 
-# ---- What contained code can do ---------------------------------------------------------------
+# ---- Abilities of contained code --------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("contained")
@@ -118,7 +118,7 @@ def test_code_that_is_ended_leaves_no_process() -> None:
 
 
 def contained_processes() -> list[psutil.Process]:
-    """Those of bubblewrap under this process, where a Ray of other tests may have its own."""
+    """Return bubblewrap's processes below this one, leaving out those of other tests' Ray."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -141,7 +141,7 @@ def test_a_slow_machine_does_not_end_code_that_computes(monkeypatch: pytest.Monk
     assert run_python(code) == "done"
 
 
-# A trainer with files, sockets, memory and a key, all of which the code that it runs attacks.
+# A trainer with files, sockets, memory and a key. The code that it runs attacks all of these.
 TRAINER = """
 import ctypes, os, socket, sys
 from sandbox import run_python
@@ -210,7 +210,7 @@ def test_code_reaches_nothing_of_the_trainers(user: int | None) -> None:
         (home / "secret.txt").write_text("a secret")
         (home / "checkpoint.bin").write_text("weights")
         for path in (directory, home, *home.iterdir()):
-            os.chmod(path, 0o777)  # nothing but the walls protects them
+            os.chmod(path, 0o777)  # only the sandbox protects them
         python = sys.executable if user is None else sandbox._interpreter()
         printed = subprocess.run(
             [python, "-c", TRAINER, str(home)],
@@ -252,7 +252,7 @@ def test_a_question_with_an_interpreter_at_hand() -> None:
     assert environment.step("392\n").reward == 0.0
 
 
-# ---- Where it cannot be contained -------------------------------------------------------------
+# ---- Machines that cannot contain code --------------------------------------------------------
 
 SUM = '{"question": "1 + 1?", "answer": "2"}'
 ASKED = ["python", "--spec", SUM, "--action", "<python>print(1 + 1)</python>"]

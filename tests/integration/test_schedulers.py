@@ -1,4 +1,4 @@
-"""Tune's schedulers on our Trainable: what they clone goes on, what they stop leaves nothing."""
+"""Tune's schedulers on our Trainable: clones continue, and stopped trials leave nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from grpo_trainable.storage.checkpointing import checkpoint_round, read_checkpoi
 from grpo_trainable.trainable import DetailedGRPO
 from tuning.schedulers import PBT
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import a test
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
 
 def run(
     space: dict[str, Any], storage: Path, scheduler: Any, **options: Any
 ) -> dict[str, tune.Result]:
-    """Trials that a scheduler ranks by their learning rate, by what they started with."""
+    """Run trials that a scheduler ranks by learning rate; return results by first settings."""
     grid = tune.Tuner(
         DetailedGRPO,
         param_space=space,
@@ -59,7 +59,7 @@ def pbt(mutations: dict[str, Any], **options: Any) -> PBT:
 
 
 class Saving(tune.Trainable):
-    """Of two trials, the worse reports its round 4 first and is saving when the better reports."""
+    """One of two trials. The worse reports round 4 first, and saves while the better reports it."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.score, self.saving = config["score"], Path(config["saving"])
@@ -77,7 +77,7 @@ class Saving(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         if self.iteration == 4 and self.score == 0:
             self.saving.touch()
-            time.sleep(2)  # Tune hears of the other's round 4 meanwhile.
+            time.sleep(2)  # meanwhile Tune receives round 4 of the other trial
         (Path(checkpoint_dir) / "score").write_text(str(self.score))
 
     def load_checkpoint(self, checkpoint: str) -> None:
@@ -134,13 +134,13 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
             assert row["count/requested"] == sum(row[f"count/{part}"] for part in parts)
     assert [row["optim/lr"] for row in history] == [1e-5] * 4 + [5e-4] * 2
     assert [row["optim/lr"] for row in donors] == [1e-3] * 6
-    # The donor had taken four gradient steps; the clone takes two a round.
+    # The donor had taken four gradient steps. The clone takes two a round.
     assert [row["version/learner"] for row in history] == [1, 2, 3, 4, 6, 8]
-    # Both had drifted by different learning rates; the clone goes on from where the donor was.
+    # Their learning rates made them drift apart. The clone continues from where the donor was.
     assert [row["kl/reference_k3_nats"] < 1e-3 for row in history] == [True] * 4 + [False] * 2
-    # What the donor had in flight is asked for again: two passes over a batch need no other.
+    # The donor's chunks in flight are requested again: two passes over a batch need no other batch.
     assert history[-1]["count/dropped_lost"] == 0
-    # The newest, and what a clone may have started from: round 4, which PBT saves once or twice.
+    # The newest checkpoint stays, and that of round 4, which PBT saves once or twice for clones.
     kept = [checkpoint_round(path) for path in checkpoints(donor.path)]
     assert kept in ([4, 6], [4, 4, 6])
     loaded = read_checkpoint(checkpoints(clone.path)[-1])
@@ -151,17 +151,17 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
 def test_asha_compares_at_equal_samples_and_leaves_no_actor_behind(
     ray_session: None, tmp_path: Path
 ) -> None:
-    last = 1e-3  # of two rollout batches a round
+    last = 1e-3  # learning rate of the trial with two rollout batches a round
     results = run(
         {
             **trial_config(placement="colocated", k_mode="fresh_batches"),
-            # The better one goes first: the other is stopped at the first rung.
+            # The better trial runs first, so the other is stopped at the first rung.
             "optim": {"lr": tune.grid_search([3e-3, last])},
             "k": tune.sample_from(lambda config: 2 if config["optim"]["lr"] == last else 1),
             "rounds": tune.sample_from(lambda config: 2 if config["optim"]["lr"] == last else 4),
         },
         tmp_path,
-        # Four rounds of four prompts, or two of eight.
+        # 16 groups are four rounds of four prompts, or two rounds of eight.
         ASHAScheduler(time_attr="count/trained", max_t=16, grace_period=8, reduction_factor=2),
         max_concurrent_trials=1,
     )

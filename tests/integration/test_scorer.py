@@ -1,4 +1,4 @@
-"""Scorers, with real processes."""
+"""Scorers with real processes."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from grpo_trainable.telemetry.progress import steps_done
 
 REPOSITORY = Path(__file__).parents[2]
 
-# What a response is decides what the function does with it.
+# The text of a response decides what the function does with it.
 REWARD_FUNCTION = """
 import os, re, subprocess, sys, time
 from pathlib import Path
@@ -85,7 +85,7 @@ def requests(*responses):
 
 
 def worker_pids(scorer):
-    """The spare's last."""
+    """Return the pids of the workers, with the spare's last."""
     return [worker._process.pid for worker in scorer._processes]
 
 
@@ -116,7 +116,7 @@ def test_any_text_and_any_json_survive_the_trip(scorer):
     assert scorer.score([ScoreRequest(text, {"a": [1, None]})]) == [
         Score(len(text) + 1.0, 1.0, len(text) + 1.0)
     ]
-    long = "x" * 3_000_000  # many times what a pipe holds
+    long = "x" * 3_000_000  # many times the capacity of a pipe
     assert scorer.score([ScoreRequest(long, [])])[0].reward == 3_000_000
 
 
@@ -139,7 +139,7 @@ def test_an_exception_or_a_bad_value_is_the_error_of_that_response_alone(scorer)
         RewardError("SystemExit: 5"),
         Score(3.0, 1.0, 3.0),
     ]
-    assert worker_pids(scorer) == before  # nobody had to die for it
+    assert worker_pids(scorer) == before  # no process had to be replaced
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
 
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
-    # However long a process is waited for, that is no step here.
+    # With waits this long, no wait counts as a step of progress.
     monkeypatch.setattr("grpo_trainable.generator.worker_process.WAIT_S", 60.0)
     with contextlib.closing(ProcessScorer(spec, deadline_s=1.0)) as scorer:
         before = steps_done()
@@ -215,7 +215,7 @@ def test_rest_of_a_unit_is_not_asked_for_once_many_hung_whatever_the_workers(spe
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.5, workers=4)) as scorer:
         answers = [answer.message for answer in scorer.score(requests(*["hang"] * 30))]
         hung = answers.count("no reward within 0.5 s")
-        # What the others were at when the tenth hung is still awaited.
+        # Responses that the other workers were scoring when the tenth hung are still awaited.
         assert 10 <= hung <= 13
         assert all("others of its chunk hung" in message for message in answers[hung + 4 :])
 
@@ -320,7 +320,7 @@ def test_a_module_is_found_from_the_directory_and_from_our_path(tmp_path, monkey
 
 def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
     (tmp_path / "neighbour.py").write_text("VALUE = 4")
-    # Named like a module of the standard library that everybody imports.
+    # The file has the name of a standard library module that everybody imports.
     (tmp_path / "json.py").write_text(
         "from neighbour import VALUE\ndef f(response, ground_truth): return VALUE"
     )

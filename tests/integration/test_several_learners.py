@@ -1,4 +1,4 @@
-"""Several learners through Ray: trained, saved, gone on with by others, lost."""
+"""Several learners through Ray: trained, saved, resumed by more or fewer, lost."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def settings(resources: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def checkpoints(trainable: Any, tmp_path: Path) -> Path:
-    """Of two rounds, of three, and of three once more from the first of these; two learners that
-    hold the policy between them."""
+    """Return a directory with checkpoints of a trial whose two learners divide the policy.
+
+    "two" and "three" are named after their rounds. "again" is round 3, trained again from "two".
+    """
     trial = trainable(settings(TWO))
     rows = [trial.train(), trial.train()]
     assert [row["version/learner"] for row in rows] == [1, 2]
     assert rows[1]["version/generator"] == 2
-    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-5  # what is sampled with is what is trained
+    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-5  # the trained weights are those that sampled
     trial.save(str(tmp_path / "two"))
     trial.train()
     trial.save(str(tmp_path / "three"))
@@ -65,7 +67,7 @@ def test_learners_train_resume_and_are_missed(checkpoints: Path, trainable: Any)
     apart = max(float((four.policy[n] - three.policy[n]).abs().max()) for n in four.policy)
     assert apart < 0.2 * moved
 
-    # The others go on, from where the round began; without the first nobody can.
+    # The other learners repeat the round from its start. Without the first learner, none can.
     learners = trial.trial.actors.learners
     ray.kill(learners[2].handle)
     row = trial.train()

@@ -1,4 +1,4 @@
-"""Actors that die in a trial, or never start: it goes on without a loss, or says why it cannot."""
+"""Actors that die or never start: the trial continues without a loss, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def reward(response, ground_truth):
 
 
 def test_generator_that_dies_again_and_again_fails_the_trial(begun: Any, tmp_path: Path) -> None:
-    # The first evaluation asks for 12 rewards, a round for 16: the third round's rollout dies.
+    # The first evaluation takes 12 rewards and a round 16, so the generator dies in round 3.
     reward = tmp_path / "murder.py"
     reward.write_text(MURDEROUS_REWARD.format(file=str(tmp_path / "calls"), allowed=50))
     running = begun(trial_config(task={"reward": f"{reward}:reward", "reward_deadline_s": 5.0}))
     for _ in range(2):
         running.step()
-    # It samples the second unit while it scores the first.
+    # The generator samples the second unit while it scores the first.
     with pytest.raises(ActorFailed, match=r"(rollout|reward): generator-0 died") as failed:
         running.step()
     assert "replaced 3 times without finishing any work" in str(failed.value)
@@ -62,7 +62,7 @@ def test_dead_learner_is_an_error_that_names_it_and_no_actor_is_left(begun: Any)
 
 
 def test_actor_that_cannot_start_is_an_error_that_says_why(trainable: Any) -> None:
-    # The launcher refuses this before Ray starts.
+    # launch/tune.py refuses this before Ray starts.
     running = trainable(
         trial_config(
             placement="colocated",

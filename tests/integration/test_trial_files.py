@@ -1,5 +1,4 @@
-"""What a trial reads of the user's: files that are guarded against edits, an engine; and what it
-left."""
+"""Files of a trial: those it continues from, the user's files that it guards, a user's engine."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
 def test_a_trial_that_starts_from_round_0_again_counts_from_there(
     begun: Any, tmp_path: Path
 ) -> None:
-    """Tune counts on from the checkpoint that it noted, unless it is told otherwise."""
+    """Unless the trial corrects it, Tune counts on from the checkpoint that it noted."""
     directory = tmp_path / "experiment" / "trial"
     trial = begun(trial_config(placement="colocated"))
     trial.step()
@@ -93,7 +92,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     with words.open("a") as file:
         file.write("one more\n")
     refused = rf"^task\.keywords_file: {words} has changed .*put the file back"
-    # A clone of PBT begins anew in the actors that are there.
+    # A clone of PBT starts in the existing actors.
     with pytest.raises(InputChanged, match=refused):
         running.reset_config({**config, "k": 2})
     running.stop()

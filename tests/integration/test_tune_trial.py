@@ -1,4 +1,4 @@
-"""A trial in its placement group: its actors' places, its files, and its resources."""
+"""A trial in its placement group: the bundles of its actors, its files and its resources."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def own_bundles() -> list[int]:
-    """Indices of the placement group's bundles that this process has its CPUs from."""
+    """Return the indices of the placement group's bundles that give this process its CPUs."""
     assigned = ray._private.worker.global_worker.core_worker.resource_ids()
     found = (re.fullmatch(r"CPU_group_(\d+)_[0-9a-f]+", name) for name in assigned)
     return [int(match[1]) for match in found if match]
 
 
 class TellsBundles(GRPOTrainable):
-    """Says after its last round which bundle each actor is in, and again once both generators were
-    replaced, the second one first: the first bundle with room is then that of the other."""
+    """Report each actor's bundle after the last round, and again after replacing both generators.
+
+    The second generator is replaced first: the first bundle with room is then that of the other.
+    """
 
     def step(self) -> dict[str, Any]:
         row = super().step()
@@ -52,7 +54,7 @@ class TellsBundles(GRPOTrainable):
             assert self.trial.replace_generator(name, patience_s=30.0) is not None
 
     def _call_until_it_ends(self, actor: Any) -> None:
-        while True:  # on a busy machine it may still answer before it ends
+        while True:  # on a busy machine the actor may still answer before it ends
             await_call(self.trial.runtime, actor.submit_function("probe", own_bundles), 30.0)
 
     def _bundles(self) -> dict[str, list[int]]:
@@ -71,7 +73,7 @@ def doubled(rewards, *, eps):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy, words, rewards and losses of a user's."""
+    """Return a directory with a user's policy, words, rewards and losses."""
     files = tmp_path_factory.mktemp("files")
     shutil.copytree(SHIPPED_POLICY, files / "policy")
     shutil.copy(NOUNS_FILE, files / "words.txt")
@@ -82,8 +84,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(ray_session: None, files: Path, tmp_path_factory: pytest.TempPathFactory) -> tune.Result:
-    """Of three rounds with two generators."""
-    # Relative to where Ray was started, as a user's script would name them.
+    """Run a trial of three rounds with two generators."""
+    # Paths are relative to the directory where Ray was started, as a user's script would name them.
     relative = Path(os.path.relpath(files))
     config = trial_config(
         rounds=3,
@@ -113,7 +115,7 @@ def test_relative_paths_are_found_and_the_users_functions_are_what_trains(
     history = rows(result.path)
     assert [row["reward/train_mean"] for row in history] == [1.0] * 3
     # The user's loss counts each token as clipped. At lag 0 the ratio of its only step is 1, so
-    # that its loss is −clip_low times the user's advantage, twice the reward.
+    # the loss is −clip_low times the user's advantage, which is twice the reward.
     assert [row["loss/clip_fraction"] for row in history] == [1.0] * 3
     assert [row["loss/policy"] for row in history] == pytest.approx([-0.5] * 3, abs=1e-5)
 

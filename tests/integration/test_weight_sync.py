@@ -1,4 +1,4 @@
-"""Every transport that this machine has, between real actors: never torn, nothing left, faults."""
+"""Every transport of this machine, between real actors: whole weights, no leaks, faults."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from grpo_trainable.transports.object_store import (
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 from grpo_trainable.transports.transport import TransportError
 
-# cuda_ipc and nccl need GPUs: tests/gpu.
+# tests/gpu has cuda_ipc and nccl, which need GPUs.
 ALL = ("object_store", "shm", "gloo", "nixl")
-Held = list[tuple[int, int, float]]  # files, mappings and MB of memory of learner and generator
+Held = list[tuple[int, int, float]]  # files, mappings and memory (MB) of learner and generator
 HERE = [
     pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=str(missing)))
     for name, missing in ((name, TRANSPORTS[name].missing()) for name in ALL)
@@ -64,8 +64,10 @@ def line(ray_session: None) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", HERE)
 def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name: str) -> None:
-    """300 syncs, of which memory, files and /dev/shm do not grow. A leak grows in either half of
-    them; what Ray or glibc gets once, for itself, in one."""
+    """300 syncs leave memory, files and /dev/shm as they were.
+
+    A leak grows in both halves of the syncs. A one-time allocation of Ray or glibc grows in one.
+    """
     way = line(name)
     for round_ in range(60):
         assert way.sync(round_)
@@ -75,7 +77,7 @@ def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name:
     middle = way.held()
     for round_ in range(210, 360):
         assert way.sync(round_)
-    # On a busy machine Ray takes a while to let go of what has arrived.
+    # On a busy machine Ray takes a while to release what has arrived.
     until = time.monotonic() + 30.0
     while (leaks := grown(before, middle, way.held())) and time.monotonic() < until:
         time.sleep(1.0)
@@ -84,7 +86,7 @@ def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name:
 
 
 def grown(*held: Held) -> list[str]:
-    """What either side holds more of each time."""
+    """Return what grew at every measurement, in the learner or in the generator."""
     return [
         f"{what}: {values}"
         for own in zip(*held, strict=True)
@@ -98,12 +100,12 @@ def grown(*held: Held) -> list[str]:
     ]
 
 
-# Its class is of this module, which the actors' processes do not know.
+# The actors' processes cannot import this module, which has the class below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Live(ShmSender):
-    """What no transport may do: the learner's own memory is what receivers see."""
+    """A forbidden transport: receivers see the learner's own memory."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
         handle = super().publish(weights)
@@ -182,8 +184,8 @@ def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
         running.step()
         told[name] = untimed(running.step())
     running.stop()
-    assert weights.is_dir()  # the learner's process wrote there
-    assert list(weights.iterdir()) == []  # and removed its directory at the end
+    assert weights.is_dir()  # the learner's process wrote in it
+    assert list(weights.iterdir()) == []  # and removed its own directory at the end
     first, *others = told.values()
     assert len(others) >= 3
     assert all(other == first for other in others)
@@ -195,34 +197,34 @@ def test_weights_may_travel_as_bfloat16(begun: Any, name: str) -> None:
     row = begun(config).step()
     model, _ = build_policy(GRPOConfig().model, 0)
     assert row["sync/bytes"] == 2 * sum(parameter.numel() for parameter in model.parameters())
-    # The sampler's rounding is in the ratio from the first step on.
+    # The ratio contains the sampler's rounding from the first step on.
     assert 1e-5 < abs(row["loss/ratio_max"] - 1) < 0.2
 
 
 def test_a_trial_may_sample_in_bfloat16(begun: Any) -> None:
     row = begun(trial_config(model={"sampler_dtype": "bfloat16"}, rounds=1)).step()
     assert 1e-6 < row["kl/sampler_mismatch_nats"] < 0.1
-    # Ratios begin at the learner's own log-probs: importance weights have the sampler's rounding.
+    # Ratios start from the learner's own log-probs. Importance weights have the sampler's rounding.
     assert abs(row["loss/ratio_max"] - 1) < 1e-5
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
-    """By Ray Direct Transport too; the pipeline's own tests have the rest."""
+    """Ray Direct Transport does this too. The pipeline's tests check everything else about it."""
     config = trial_config(transport=name, lag=1, weight_update="in_flight", rounds=4)
     running = begun(config)
     rows = [running.step() for _ in range(4)]
     assert max(row["lag/max"] for row in rows) <= 1
     model, _ = build_policy(GRPOConfig().model, 0)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    # All but the first publication, which is before the rounds; an answer may come a round later.
+    # The first publication precedes the rounds and does not count. An answer may be a round late.
     assert sum(row["sync/bytes"] for row in rows) == 4 * size
     assert rows[-1]["version/generator"] == rows[-1]["version/learner"] == 4
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_actors_that_begin_anew_keep_their_way(begun: Any, name: str) -> None:
-    """As for a clone of PBT: the same group, other settings."""
+    """A clone of PBT does this: its actors and their group stay, and settings change."""
     running = begun(trial_config(transport=name, lag=1))
     running.step()
     before = [actor.handle for actor in running.trial.actors]
@@ -244,12 +246,12 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
         fetched.append(receiver.fetch(handles[-1]))
         assert storage_checksum(fetched[-1].tensors) == fetched[-1].checksum == checksum
     assert len({id(handle.frozen) for handle in handles}) == 1
-    # The generator counts what is another tensor than before.
+    # Only moving weights are new tensors, which is how the generator counts them.
     assert len({id(weights.tensors["still"]) for weights in fetched}) == 1
     assert len({id(weights.tensors["moving"]) for weights in fetched}) == 3
-    # A generator that takes another's place gets both parts.
+    # A generator that replaces another receives both parts.
     assert storage_checksum(other.fetch(handles[-1]).tensors) == checksum
-    # Other names, or another trial in the same actors: another publication.
+    # Other names, or another trial in the same actors, need a new publication.
     sender.close()
     assert sender.publish(weights, frozen=["still"]).frozen is not handles[-1].frozen
     assert sender.publish(weights).frozen is None
@@ -276,13 +278,13 @@ ONE_SIDED = [p for p in HERE if p.values[0] != "gloo"]
 def test_learner_that_died_before_its_weights_were_fetched_leaves_an_error_or_whole_weights(
     line: Any, name: str
 ) -> None:
-    """And another learner takes its place with the same generator."""
+    """Another learner can replace it, with the same generator."""
     way = line(name)
     assert way.sync(0)
     handle, published = way.publish(1)
     way.kill_learner()
     load = way.generator.submit("sync", "load", handle)
-    if name == "object_store":  # which may have them still
+    if name == "object_store":  # the store may still have the weights
         with contextlib.suppress(ActorFailed):
             assert way.ask(load) == published
     else:
@@ -303,9 +305,11 @@ def test_what_was_fetched_stays_whole_though_the_learner_dies(line: Any, name: s
 
 
 def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
-    """SIGKILL to one of the two in the middle of the generator's load. Weights that arrive all the
-    same are whole."""
-    for round_ in range(3):  # the first ones lay out their buffers
+    """Kill `victim` in the middle of the generator's load, and return True if the load fails.
+
+    Weights that arrive nevertheless are whole.
+    """
+    for round_ in range(3):  # the first rounds lay out their buffers
         handle, published = way.publish(round_)
         started = time.monotonic()
         assert way.load(handle) == published
@@ -326,14 +330,14 @@ def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
 def test_actors_killed_in_mid_transfer_leave_an_error_or_whole_weights(
     line: Any, name: str
 ) -> None:
-    """Of 64 MB. What the generator only maps stays whole without its learner."""
+    """The weights are 64 MB. Weights that the generator only maps survive the learner."""
     way = line(name, scale=100)
     mapped = name in ("shm", "object_store")
     for victim in ("learner", "generator"):
         for _ in range(5):  # the kill may come too late
             failed = load_fails_when_killed(way, getattr(way, victim))
             if way.transport.two_sided:
-                for actor in way.actors:  # the other one too, if it is still there
+                for actor in way.actors:  # also the other one, if it is still there
                     actor.kill()
                 way = line(name, scale=100)
             elif victim == "learner":
@@ -371,7 +375,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
     kill(running, "generator-0")
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
         run(running, 4)
-    # As the retry of a trial does.
+    # The retry of a trial does this.
     again = begun(config)
     again.restore(str(tmp_path / "last"))
     row = run(again, 4)
@@ -380,7 +384,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
 
 
 class Starts:
-    """A learner beside which Ray starts another actor."""
+    """A learner that has Ray start another actor."""
 
     def start(self) -> bool:
         return ray.get(ray.remote(Starts).remote().__ray_ready__.remote(), timeout=120)
@@ -389,7 +393,7 @@ class Starts:
 def test_what_ray_starts_beside_an_actor_needs_no_room_in_the_trials_reservation(
     ray_session: None,
 ) -> None:
-    """As for nccl, which has to find its other end; a trial's own reservation is full."""
+    """Ray does this for nccl, to find the other end. A trial's reservation has no room for it."""
     group = placement_group([{"CPU": 1}, {"CPU": 1}])
 
     def trial() -> bool:

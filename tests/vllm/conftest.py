@@ -1,4 +1,4 @@
-"""Tests of the engine vLLM, for the environment of `make test-vllm`."""
+"""Fixtures for tests of the engine vLLM, which run in the environment of `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hf_models import write_hf_model
 
-# A size of attention heads that vLLM computes on CPUs.
+# On CPUs, vLLM supports attention heads of this size.
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The directory of a model, made once for the same arguments."""
+    """Return a function that makes a model once for each set of arguments."""
     made: dict[str, str] = {}
 
     def path(family: str = "qwen2", tied: bool = True, seed: int = 0, **config: Any) -> str:

@@ -1,7 +1,7 @@
-"""The weights that vLLM computes with, to the last bit.
+"""The exact weights that vLLM computes with.
 
-It packs matrices into a form that cannot be read, but what a packed matrix makes of the unit
-vectors is the matrix itself: x · 1 + 0 · … rounds nothing.
+vLLM packs matrices into a form that cannot be read. But a packed matrix times the unit vectors is
+the matrix itself: x · 1 + 0 · … rounds nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# vLLM's fused layers, and the parts they are made of, in order.
+# vLLM's fused layers, with their parts in order.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 @torch.no_grad()
 def held_weights(llm: Any) -> dict[str, Tensor]:
-    """Copies of the weights in vLLM's model, by its own names."""
+    """Return copies of the weights in vLLM's model, under its own names."""
     (found,) = llm.apply_model(_read)
     return found
 
@@ -40,7 +40,7 @@ def _unpacked(module: Any, config: Any) -> Tensor:
 
 
 def as_fused(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names of transformers as vLLM's model has them."""
+    """Return transformers' tensors, fused and renamed as in vLLM's model."""
     parts = {part: whole for whole, listed in FUSED.items() for part in listed}
     found: dict[str, list[Tensor]] = {}
     for name in sorted(tensors, key=_place):
@@ -50,6 +50,6 @@ def as_fused(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _place(name: str) -> int:
-    """Where a part stands in what it is fused into."""
+    """Return the position of a part in its fused layer."""
     leaf = name.split(".")[-2]
     return next((parts.index(leaf) for parts in FUSED.values() if leaf in parts), 0)

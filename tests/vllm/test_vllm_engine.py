@@ -1,4 +1,4 @@
-"""The engine vLLM: what it samples, and which weights it samples from."""
+"""The engine vLLM: its samples, and the weights that it samples from."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROMPTS = [
     "The old fox slept.\nHome",
     "a",
 ]
-# More ids that end a response than the tokenizer has, so that many responses end by one.
+# The tokenizer's end ids and more, so that many responses end with one of them.
 END_IDS = (*TOKENIZER.end_ids, *range(40, 120, 8))
 LIMITS = SamplingLimits(min_new_tokens=3, max_new_tokens=20, temperature=1.3, end_ids=END_IDS)
 APART: dict[str, Any] = {"placement": "disaggregated", "lag": 1}
@@ -98,7 +98,7 @@ def generated(
 def recorded_and_scored(
     policy: Policy, groups: Sequence[RolloutGroup], limits: SamplingLimits = LIMITS
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of every response token, as sampled and as the learner computes them."""
+    """Return the log-probs of all response tokens, as sampled and as the learner computes them."""
     batch = collate(groups, [torch.zeros(len(g.rewards)) for g in groups], TOKENIZER.pad_id)
     log_probs, _ = response_log_probs(
         policy,
@@ -124,7 +124,7 @@ def assert_same_responses(one: Sequence[RolloutGroup], other: Sequence[RolloutGr
     agreeing.assert_agree(one, other, atol=1e-4)
 
 
-# ---- What is sampled -------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "tied"), FAMILIES)
@@ -156,7 +156,7 @@ def test_a_bfloat16_model_is_sampled_with_a_float32_head(model_path):
         recorded, learner = recorded_and_scored(policy_of(path, **half), groups)
         difference[name] = float((recorded - learner).abs().mean())
     assert difference["wide"] < 0.03
-    # The body's rounding is most of it, and depends on how the CPU multiplies.
+    # Most of the difference is the body's rounding, which depends on how the CPU multiplies.
     assert difference["wide"] != difference["narrow"]
     assert difference["wide"] < 1.1 * difference["narrow"]
 
@@ -276,7 +276,7 @@ def test_after_each_of_fifty_syncs_vllm_holds_the_tensors_that_were_sent(model_p
 
 
 def test_what_it_sampled_before_does_not_stay_in_its_cache(model_path):
-    # Prompts of several blocks of the cache, which responses share.
+    # These prompts fill several blocks of the cache, which their responses share.
     long = [text * 3 for text in PROMPTS[:1]]
     limits = replace(LIMITS, max_new_tokens=4)
     sampler = engine_of(model_path(max_position_embeddings=160), rollout={"max_new_tokens": 90})
@@ -311,7 +311,7 @@ def test_weights_that_do_not_fill_the_model_are_refused(model_path):
 
 
 def test_a_head_that_no_weights_reach_is_noticed(model_path, monkeypatch):
-    # What vLLM does by itself with a tied head: it keeps the packed copy of its first weights.
+    # Without our overrides, vLLM keeps the packed copy of a tied head's first weights.
     monkeypatch.setattr(build, "_overrides", lambda config: {})
     monkeypatch.setattr(transfer, "untied", dict)
     with pytest.raises(EngineError, match=r"version 0 have no value for lm_head\.weight of vLLM's"):
@@ -325,11 +325,11 @@ def test_a_head_that_no_weights_reach_is_noticed(model_path, monkeypatch):
         engine_of(model_path("qwen2", True))
 
 
-SWAPS = {4: 1, 9: 2, 10: 3}  # before which token -> version, and seed, of the weights that arrive
+SWAPS = {4: 1, 9: 2, 10: 3}  # token -> version, and seed, of the weights that arrive before it
 
 
 def swapping(sampler: Any, model_path: Callable[..., str]) -> Callable[[], None]:
-    """A `between_tokens` in some of whose calls other weights arrive."""
+    """Return a `between_tokens` that loads other weights in the calls that `SWAPS` names."""
     calls = 0
 
     def between_tokens() -> None:
@@ -354,8 +354,10 @@ def test_recomputing_every_token_has_the_log_prob_of_its_own_version(model_path)
 
 
 def replayed(request: Request, response: Sequence[int], model_path: Callable) -> list[float]:
-    """Log-probs of a response, one token at a time through the weights of `SWAPS`, on one cache
-    that is never rebuilt and has no padding."""
+    """Return log-probs of a response, one token at a time through the weights of `SWAPS`.
+
+    The only cache is never rebuilt and has no padding.
+    """
     model: Any = policy_of(model_path()).model
     cache = transformers.DynamicCache()
     for token in request.prompt_ids[:-1]:
@@ -386,7 +388,7 @@ def test_keeping_the_cache_every_token_has_the_log_prob_of_a_replay(model_path):
 
 
 class Eavesdropper:
-    """An engine of vLLM whose final outputs are kept."""
+    """An engine of vLLM that keeps the version spans of its final outputs."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""A whole trial that vLLM samples, by the command."""
+"""Whole trials that vLLM samples, run by the command."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_the_arm_of_lag_1_trains_through_vllm(tmp_path):
     (result,) = (tmp_path / "vllm").glob("*/result.json")
     rows = [json.loads(line) for line in result.read_text().splitlines()]
     assert len(rows) == 16
-    # By 0.18 to 0.29 in six trials of benchmarks/results/learning.json.
+    # Six trials in benchmarks/results/learning.json gained 0.18 to 0.29.
     assert rows[-1]["reward/eval_mean"] > rows[0]["reward/eval_first"]
     assert max(row["lag/max"] for row in rows) == 1
     assert all(row["count/dropped"] == 0 for row in rows)
-    # In the first round all tokens are of the learner's own weights.
+    # In the first round, the learner's own weights sampled all tokens.
     assert rows[0]["kl/sampler_mismatch_nats"] < 1e-6
     assert json.loads((result.parent / "params.json").read_text())["engine"] == "vllm"
 

@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the protocol of S3, and can be made to fail."""
+"""A server on this machine that speaks the protocol of S3 and can be made to fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-KEY = "a-key"  # of whom the server lets in
+KEY = "a-key"  # the only access key that the server accepts
 STALL_S = 600.0
 
 
@@ -24,7 +24,11 @@ class Silent(WSGIRequestHandler):
 
 @dataclass
 class Store:
-    """`refuses(method, path)` may be set: what to answer with, or "stall"; None lets it pass."""
+    """A store and the address of its server.
+
+    `refuses(method, path)` may be set. It returns the status to answer with, or "stall", or None to
+    let the request pass.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -38,7 +42,7 @@ class Store:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a command needs to use it."""
+        """Return the environment variables with which a command uses the store."""
         return {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": "a-secret-that-nobody-writes-down",
@@ -52,7 +56,7 @@ class Store:
         self._ask("PUT", name)
 
     def empty(self) -> None:
-        """What it holds belongs to the process, which may have had another server."""
+        """Empty the store, which this process may have filled through an earlier server."""
         self._ask("POST", "moto-api/reset")
 
     def _ask(self, method: str, path: str) -> None:
@@ -81,8 +85,12 @@ class Store:
 
 @contextmanager
 def s3_store(listener: socket.socket | None = None) -> Iterator[Store]:
-    """An empty store; at `listener`, which may be on another machine, one that has what the store
-    of this process has, and can be made to fail alone."""
+    """Serve an empty store.
+
+    Args:
+        listener: The socket to serve at, which may be on another machine. The store then has the
+            contents of this process's other store, but its failures are its own.
+    """
     store = Store() if listener is None else Store(host=listener.getsockname()[0])
     behind = DomainDispatcherApplication(create_backend_app)
     server = make_server(

@@ -1,4 +1,4 @@
-"""Environments of other packages, as they are: played by hand, checked, and trained on."""
+"""Unmodified environments of other packages: played by hand, checked, and trained on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lake(**options: Any) -> Any:
 
 
 def test_the_shortest_way_over_the_ice_earns_one() -> None:
-    """The map of 4 x 4: fields are numbered by row, holes are 5, 7, 11 and 12, the goal is 15."""
+    """On the 4 x 4 map, fields are numbered by row. Holes are 5, 7, 11 and 12; the goal is 15."""
     env = lake(actions=WAY)
     assert env.reset({"seed": 0}) == "0\n"
     heard = [env.step(f"{word}\n") for word in ("down", "down", "right", "right", "down", "right")]
@@ -68,8 +68,7 @@ def test_seeds_that_are_held_out_are_none_that_are_trained_on() -> None:
 def test_a_slippery_lake_is_sound_and_trained_on(
     tmp_path: Path, trainable: Any, capsys: Any
 ) -> None:
-    """Its ice is drawn by each environment's own generator, which the seed of a specification
-    sets."""
+    """Each environment draws its slips from its own generator, which the specification seeds."""
     path = tmp_path / "lake.py"
     path.write_text(LAKE)
     words = [word for action in WAY for word in ("--action", action)]
@@ -82,7 +81,7 @@ def test_a_slippery_lake_is_sound_and_trained_on(
 def test_what_was_written_for_trl_is_sound_and_trained_on(
     tmp_path: Path, trainable: Any, capsys: Any
 ) -> None:
-    """The class of the how-to page, whose calls and rewards the unit tests compare."""
+    """The class is from the how-to page. The unit tests compare its calls and rewards."""
     path = written_by_the_page("env.md", "counter.py", tmp_path)
     actions = ("add(step=1)", "add(step=3)", "add('a')", "done")
     words = [word for action in actions for word in ("--action", action)]
@@ -94,7 +93,7 @@ def test_what_was_written_for_trl_is_sound_and_trained_on(
 def two_rounds(
     trainable: Any, task: str, environment: str, tokens: int, preset: str = "games"
 ) -> list[dict[str, Any]]:
-    """The rows of a trial of two rounds, in which all groups are trained on."""
+    """Run a trial of two rounds in which all groups are trained on, and return its rows."""
     running = trainable(
         {
             "task": {"name": task},

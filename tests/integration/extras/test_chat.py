@@ -1,4 +1,4 @@
-"""Chat templates: what a prompt becomes, and what it cannot become."""
+"""Chat templates render a prompt, and its text never becomes a special token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,13 @@ CONVERSATION = [
 
 
 def write_chat_model(directory: Path, template: str | None = CHATML, **end: Any) -> str:
-    """A model of which only the small files are there. `end`: how its <|im_end|> is matched."""
+    """Write only the small files of a model, and return its directory.
+
+    Args:
+        directory: Where to write.
+        template: The chat template, if any.
+        **end: Options of the `AddedToken` <|im_end|>, which say how it is matched.
+    """
     shape = {"vocab_size": 400, "eos_token_id": 291}
     named = {"eos_token": END, "pad_token": "<|pad|>", "chat_template": template}
     named["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -110,7 +116,7 @@ def test_what_a_message_spells_stays_text(path):
     assert user == tokenizer.encode(f"user\n{HOSTILE}")
     assert (after, assistant) == (tokenizer.encode("\n"), tokenizer.encode("assistant\n"))
     assert HOSTILE in tokenizer.decode(ids)
-    # As transformers encodes it, the same text opens a system message.
+    # In the encoding of transformers, the same text opens a system message.
     assert of_transformers(path, as_messages(HOSTILE)).count(tokenizer.special_tokens[START]) == 3
 
 
@@ -139,7 +145,7 @@ def test_no_text_whatsoever_changes_the_frame_of_the_template(path):
 
 
 def test_a_tokenizer_whose_parts_do_not_add_up_refuses_a_spelled_special_token(tmp_path):
-    path = write_chat_model(tmp_path, rstrip=True)  # it swallows the newline that follows it
+    path = write_chat_model(tmp_path, rstrip=True)  # <|im_end|> swallows the newline after it
     chat = chat_of(path)
     assert chat.encode(CONVERSATION) == of_transformers(path, CONVERSATION)
     with pytest.raises(ValueError, match=r"spells the special token <\|im_end\|>, which this tok"):
@@ -171,7 +177,7 @@ def test_the_date_that_a_template_asks_for_never_changes(path, tmp_path):
 
 
 class OnePrompt:
-    """A task of a single prompt."""
+    """A task with a single prompt."""
 
     stop = ()
 
@@ -290,7 +296,7 @@ def test_a_reply_goes_on_after_the_token_that_ends_a_message(path: str) -> None:
     ]
     said = tokenizer.encode("5")
     assert chat.encode_reply("larger", [*said, end]) == body
-    # What a stop string or another token has ended is ended as the template does it.
+    # If a stop string or another token ended the reply, the template's own end is added.
     assert chat.encode_reply("larger", said) == [end, *body]
     assert chat.encode_reply("larger", [*said, end], "Be brief.") == body
 

@@ -1,4 +1,4 @@
-"""A thousand episodes as conversations, under a chat template that leaves out earlier reasoning."""
+"""A thousand episodes as conversations, under a chat template that drops earlier reasoning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grpo_trainable.tasks.prompts import Prompts, build_task
 
 GROUPS, GROUP_SIZE, AT_ONCE, TURNS = 125, 8, 25, 3
 
-# What the model said before the last "|" of an earlier message is its reasoning, and is left out.
+# In an earlier message, the text before the last "|" is reasoning and is left out.
 TEMPLATE = """\
 {%- for message in messages -%}
 {%- set old = message.role == 'assistant' and not loop.last -%}
@@ -77,7 +77,7 @@ def config(tmp_path: Path) -> GRPOConfig:
         )
     )
     likely = [tokenizer.eos_id, *tokenizer.encode("|"), *tokenizer.encode("a")]
-    with torch.no_grad():  # a policy that thinks, and ends what it says
+    with torch.no_grad():  # make a policy that thinks and ends its messages
         model.embedding.weight.mul_(3)
         model.embedding.weight[:] += 0.5 * torch.randn(16, generator=_generator())
         model.embedding.weight[likely] *= 3
@@ -101,7 +101,7 @@ def _generator() -> torch.Generator:
 
 
 class Overheard(TorchEngine):
-    """Keeps every action as it was sampled."""
+    """An engine that keeps every action as it was sampled."""
 
     actions: list[tuple[int, Action]]
 
@@ -119,8 +119,11 @@ class Overheard(TorchEngine):
 def by_hand(
     tokenizer: Tokenizer, prompt_index: int, actions: list[Action]
 ) -> tuple[list[int], list[bool]]:
-    """What a response must be, up to its last whole action: the actions as they were sampled, and
-    between them what the user's message is in the template, written down here."""
+    """Return the ids and the mask of a response, up to its last whole action, built by hand.
+
+    The actions are as they were sampled. Between them stands the user's message, in the form that
+    the template gives it.
+    """
     ids: list[int] = []
     mask: list[bool] = []
     for number, action in enumerate(actions):
@@ -137,7 +140,7 @@ def by_hand(
 
 
 def rendered_anew(tokenizer: Tokenizer, prompts: Prompts, group: RolloutGroup, said: list[str]):
-    """The ids of the whole conversation, as whoever renders it again before each turn has them."""
+    """Return the ids of the whole conversation, rendered again before its last turn."""
     messages = [{"role": "user", "content": f"go {group.prompt_index}"}]
     for text in said[:-1]:
         messages.append({"role": "assistant", "content": text})
@@ -188,7 +191,7 @@ def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -
     assert len(groups) * GROUP_SIZE == 1000
     assert retokenised == 0
     assert whole > 300
-    # The test can tell: who renders the conversation again trains on other tokens.
+    # The test can tell the difference: a conversation rendered again has other tokens.
     assert otherwise > 100
 
     batch = collate(groups, [torch.zeros(GROUP_SIZE)] * GROUPS, tokenizer.pad_id)

@@ -1,5 +1,7 @@
-"""A trained Hugging Face model, with and without adapters: its checkpoint, its export and
-transformers itself answer the held-out prompts as the trial did."""
+"""A trained Hugging Face model, with and without adapters, evaluated in three ways.
+
+Its checkpoint, its export and transformers answer the held-out prompts as the trial did.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
 def trials(
     ray_session: None, reward: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Trials that really ran; each was evaluated greedily after its third and last round."""
+    """Run the trials for three rounds with a greedy evaluation at the end; return directories."""
     storage = tmp_path_factory.mktemp("storage")
     model = write_hf_model(storage / "model", "qwen2", tied=True, max_position_embeddings=96)
     config = trial_config(
@@ -68,13 +70,13 @@ def trials(
 
 
 def own_responses(trial: Path, round_: int = 3) -> list[tuple[int, str]]:
-    """What the trial itself sampled in its evaluation after `round_`."""
+    """Return the prompts and responses of the trial's own evaluation after `round_`."""
     entries = parts(trial, "evaluations")
     return [(row["cursor"], row["response"]) for row in entries if row["round"] == round_]
 
 
 def evaluated(path: Path) -> tuple[list[tuple[int, str]], float]:
-    """The responses of an evaluation, and its reward."""
+    """Return the responses of an evaluation and its reward."""
     data = json.loads((path / "evaluation.json").read_text())
     responses = [(own.prompt_index, own.response) for own in read_evaluation(path).generations]
     return responses, data["figures"]["reward"]["value"]
@@ -88,11 +90,11 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(
     trial = trials[settings]
     trained = own_responses(trial)
     assert len(trained) == PROMPTS
-    assert trained != own_responses(trial, 0)  # training changed what it says
+    assert trained != own_responses(trial, 0)  # training changed the responses
 
     scored = ("--set", f"task.reward={reward}")
     assert evaluate.main(["--checkpoint", str(trial), *scored, "--out", "of_trial"]) == 0
-    own_figure = pytest.approx(rows(trial)[-1]["reward/eval_mean"], rel=1e-6)  # of float32 rewards
+    own_figure = pytest.approx(rows(trial)[-1]["reward/eval_mean"], rel=1e-6)  # float32 rewards
     assert evaluated(tmp_path / "of_trial") == (trained, own_figure)
 
     assert export.main([str(trial), "exported"]) == 0
@@ -110,13 +112,13 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(
 
 
 def assert_all_but_one_equal(found: list[Any], expected: list[Any]) -> None:
-    """Check that at most one differs, in which two tokens may be equally likely to rounding."""
+    """Check that at most one item differs: to rounding, two tokens may be equally likely."""
     assert sum(one != other for one, other in zip(found, expected, strict=True)) <= 1
 
 
 @torch.no_grad()
 def by_transformers(model: Path, evaluation: Path) -> list[tuple[int, str]]:
-    """What `generate` says to the prompts of an evaluation, greedily and one by one."""
+    """Return the greedy responses of `generate` to the prompts of an evaluation, run one by one."""
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model)
     tokenizer = read_tokenizer(str(model))
     found = []

@@ -1,4 +1,4 @@
-"""Trained policies as Hugging Face directories: what transformers loads is what was trained."""
+"""Trained policies exported as Hugging Face directories: transformers loads the same policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ids_for(vocab_size: int, length: int = 60) -> Tensor:
     return torch.randint(vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
 
 
-# ---- The policy of this package --------------------------------------------------------------
+# ---- The shipped policy ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def test_the_shipped_policy_as_a_llama_has_the_same_logits(shipped):
     ours, theirs = load_policy(SHIPPED_POLICY)[0], loaded(shipped)
     ids = ids_for(ours.config.vocab_size, length=128)
     assert type(theirs).__name__ == "LlamaForCausalLM"
-    # Logits go up to 22, where float32 resolves 2e-6: computed in another order, each is up to
-    # 3e-5 away from what it is without rounding.
+    # Logits go up to 22, where float32 resolves 2e-6. Depending on the order of computation, each
+    # is up to 3e-5 away from its value without rounding.
     difference = theirs(ids).logits - ours(ids)
     assert difference.abs().max() < 5e-5
     assert difference.square().mean().sqrt() < 5e-6
@@ -77,7 +77,7 @@ def test_without_that_rounding_the_logits_are_the_same(shipped):
     ours, theirs = load_policy(SHIPPED_POLICY)[0].double(), loaded(shipped, torch.float64)
     ids = ids_for(ours.config.vocab_size, length=128)
     half = ours.config.head_dim // 2
-    # What transformers computes in float32 whatever the model's type: norms, and these angles.
+    # Whatever the model's type, transformers computes in float32: norms, and these angles.
     cos, sin = theirs.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(128)[None])
     assert (cos[0] - ours.cos).abs().max() < 1e-5
     ours.cos, ours.sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
@@ -107,11 +107,11 @@ def test_it_comes_back_as_a_policy_and_samples_the_same_responses(shipped):
     assert_agree(*groups, atol=1e-4)
 
 
-# ---- What was trained ------------------------------------------------------------------------
+# ---- Trained policies ------------------------------------------------------------------------
 
 
 def trained(directory: Path, **model: Any) -> tuple[GRPOConfig, Learner, Path]:
-    """A learner whose policy has moved, and its checkpoint."""
+    """Return a config, a learner whose policy has moved, and the directory of its checkpoint."""
     config = GRPOConfig.from_dict(
         {
             "model": model,
@@ -120,7 +120,7 @@ def trained(directory: Path, **model: Any) -> tuple[GRPOConfig, Learner, Path]:
         }
     )
     learner = Learner(config, InProcess())
-    # Another prompt than padding, and a better response that is another token than the worse one.
+    # The prompt is not padding, and the better response is another token than the worse one.
     tokens = {"prompt_ids": torch.tensor([7]), "response_ids": torch.tensor([[5], [9]])}
     with torch.enable_grad():
         learner.update([[replace(one_token_group(0), **tokens)]])
@@ -206,7 +206,7 @@ def test_weights_are_stored_in_the_type_that_is_asked_for(tmp_path, capsys):
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-# ---- What is refused -------------------------------------------------------------------------
+# ---- Refusals --------------------------------------------------------------------------------
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: Path | str) -> str:

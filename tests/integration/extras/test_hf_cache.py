@@ -1,4 +1,4 @@
-"""The preallocated cache beside that of transformers, which copies all columns for every token."""
+"""The preallocated cache, compared with transformers' cache, which copies all columns per token."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hf_models import write_hf_model
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.numerics
-hf_cache: Any = importlib.import_module("grpo_trainable.engines.hf.engine")  # it needs transformers
+hf_cache: Any = importlib.import_module("grpo_trainable.engines.hf.engine")  # needs transformers
 
 COLUMNS = 12
 
 
 def states(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of three heads of size 4."""
+    """Return keys and values of three heads of size 4."""
     generator = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, rows, 3, columns, 4, generator=generator)
     return keys, values
@@ -85,7 +85,7 @@ def test_a_model_computes_the_same_on_it(tmp_path, family):
 
 
 def hidden_states(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
-    """Of the prompts, then token by token for other rows than at first."""
+    """Return the states of the prompts, and then of single tokens in rearranged rows."""
     rows = torch.tensor([1, 0, 0])
     outputs = [model.model(ids[:, :6], past_key_values=cache).last_hidden_state[rows]]
     cache.batch_select_indices(rows)

@@ -1,4 +1,4 @@
-"""The engine of Hugging Face models: what it samples, and which weights it samples from."""
+"""The engine of Hugging Face models: its samples, and the weights that it samples from."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LIMITS = SamplingLimits(
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The directory of a model, made once for the same arguments."""
+    """Return a function that makes a model once for each set of arguments."""
     made: dict[str, str] = {}
 
     def path(family: str = "qwen2", tied: bool = True, seed: int = 0, **config: Any) -> str:
@@ -100,7 +100,7 @@ def generated(
 def recorded_and_scored(
     policy: Policy, groups: Sequence[RolloutGroup], limits: SamplingLimits = LIMITS
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of every response token, as sampled and as the learner computes them."""
+    """Return the log-probs of all response tokens, as sampled and as the learner computes them."""
     batch = collate(groups, [torch.zeros(len(g.rewards)) for g in groups], TOKENIZER.pad_id)
     log_probs, _ = response_log_probs(
         policy,
@@ -115,7 +115,7 @@ def recorded_and_scored(
     return batch.behaviour_log_probs[mask], log_probs[mask]
 
 
-# ---- What is sampled -------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "tied"), FAMILIES)
@@ -205,7 +205,7 @@ def snapshot(path: str, version: int) -> PolicyWeights:
 def test_loaded_weights_are_used_in_place_head_included(model_path, family, tied):
     other = model_path(family, tied, seed=1)
     sampler, weights = engine_of(model_path(family, tied)), snapshot(other, version=3)
-    generated(sampler, requests())  # whatever it has packed by then must give way
+    generated(sampler, requests())  # anything packed here must give way to the loaded weights
     sampler.load(weights)
     for name, parameter in sampler.policy.weights().items():
         assert parameter.data_ptr() == weights.tensors[name].data_ptr()
@@ -226,7 +226,7 @@ def test_a_bfloat16_model_samples_with_the_head_of_the_weights_it_has(model_path
     groups = generated(sampler, requests())
     assert_agree(groups, generated(engine_of(model_path(seed=1), **half), requests()), atol=1e-5)
     recorded, learner = recorded_and_scored(policy_of(model_path(seed=1), **half), groups)
-    assert (recorded - learner).abs().mean() < 0.02  # rounding of the body, not of the head
+    assert (recorded - learner).abs().mean() < 0.02  # the body's rounding, not the head's
 
 
 def test_torn_weights_are_refused(model_path):
@@ -237,11 +237,11 @@ def test_torn_weights_are_refused(model_path):
         sampler.load(weights)
 
 
-SWAPS = {4: 1, 9: 2, 10: 3}  # before which token -> version, and seed, of the weights that arrive
+SWAPS = {4: 1, 9: 2, 10: 3}  # token -> version, and seed, of the weights that arrive before it
 
 
 def swapping(sampler: Any, model_path: Callable[..., str]) -> Callable[[], None]:
-    """A `between_tokens` in some of whose calls other weights arrive."""
+    """Return a `between_tokens` that loads other weights in the calls that `SWAPS` names."""
     calls = 0
 
     def between_tokens() -> None:
@@ -266,8 +266,10 @@ def test_recomputing_every_token_has_the_log_prob_of_its_own_version(model_path)
 
 
 def replayed(request: Request, response: Sequence[int], model_path: Callable) -> list[float]:
-    """Log-probs of a response, one token at a time through the weights of `SWAPS`, on one cache
-    that is never rebuilt and has no padding."""
+    """Return log-probs of a response, one token at a time through the weights of `SWAPS`.
+
+    The only cache is never rebuilt and has no padding.
+    """
     model, cache = policy_of(model_path()).model, transformers.DynamicCache()
     for token in request.prompt_ids[:-1]:
         model(torch.tensor([[token]]), past_key_values=cache)
@@ -322,7 +324,7 @@ def test_adapters_are_sampled_from_as_they_are_trained(model_path):
 
 @torch.no_grad()
 def small_update(policy: Policy) -> None:
-    """What a few steps of a usual learning rate leave in B: ±1e-4."""
+    """Set B of every adapter to ±1e-4, as a few steps of a usual learning rate would."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in policy.trained().items():
         if "lora_B" in name:
@@ -330,7 +332,7 @@ def small_update(policy: Policy) -> None:
 
 
 def test_a_small_update_of_adapters_reaches_the_sampler_of_a_bfloat16_body(model_path):
-    """Merged into bfloat16 weights 94 % of it would be rounded off."""
+    """Merging the update into bfloat16 weights would round off 94 % of it."""
     pytest.importorskip("peft")
     model = {"path": model_path(), "lora_rank": 4, "dtype": "bfloat16"}
     config = GRPOConfig.from_dict({"model": model})
@@ -340,7 +342,7 @@ def test_a_small_update_of_adapters_reaches_the_sampler_of_a_bfloat16_body(model
     small_update(learner.policy)
     published = transport.fetch(learner.publish().handle)
     sampler.load(published)
-    # What changed is what was trained, and it stands in the sampler as it was trained.
+    # Only trained tensors have changed, and the sampler holds them exactly as trained.
     changed = {n for n, t in published.tensors.items() if not t.equal(before.tensors[n])}
     assert changed == {name for name in published.tensors if "lora_B" in name}
     standing = sampler.policy.weights()
@@ -351,7 +353,7 @@ def test_a_small_update_of_adapters_reaches_the_sampler_of_a_bfloat16_body(model
     assert ours.equal(theirs)
 
 
-# ---- Which engine ----------------------------------------------------------------------------
+# ---- Choice of the engine --------------------------------------------------------------------
 
 
 def test_auto_is_the_engine_that_suits_the_policy(model_path):

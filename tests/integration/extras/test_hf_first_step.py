@@ -1,4 +1,7 @@
-"""As tests/unit/learner/test_first_step.py, with a Hugging Face model in float32 and bfloat16."""
+"""First gradient steps of a Hugging Face model, in float32 and bfloat16.
+
+tests/unit/learner/test_first_step.py has the same tests of our own models.
+"""
 
 from __future__ import annotations
 

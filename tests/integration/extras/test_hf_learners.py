@@ -19,7 +19,7 @@ from grpo_trainable.learner.ranks import ALONE, Ranks
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-# Family, whether the head is tied, and settings of the model.
+# (family, True if the head is tied, settings of the model)
 MODELS = [("qwen3", True, {}), ("llama", False, {"gradient_checkpointing": True})]
 DEADLINE_S = 60.0
 
@@ -31,7 +31,7 @@ def gradient(learner: Learner) -> Tensor:
 
 
 def trained(path: str, model: dict[str, Any], ranks: Ranks) -> tuple[Tensor, Any]:
-    """The gradient of a step, and what is published after it."""
+    """Return the gradient of one step, and the snapshots published after it."""
     mailbox = Mailbox()
     config = config_with(path, model={"path": path, **model}, loss={"kl_coef": 0.05})
     learner = Learner(config, None if ranks.rank else mailbox, ranks=ranks)
@@ -94,4 +94,4 @@ def test_replicas_share_adapters_and_master_weights(
         moments = learner.optimizer.tensors()
         ours = torch.cat([moments[n].flatten() for n in sorted(moments) if n.endswith("exp_avg")])
         assert distance(ours, gradient(one)) < allowed
-    assert [tensors for _, tensors in found] == [count, 0]  # adapters are merged on one alone
+    assert [tensors for _, tensors in found] == [count, 0]  # only one learner merges adapters

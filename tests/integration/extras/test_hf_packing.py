@@ -18,7 +18,7 @@ pytestmark = pytest.mark.numerics
 
 
 def both(path: str, **model: object) -> tuple[Policy, Policy]:
-    """Without and with packing."""
+    """Return the policy without and with packing."""
     padded, packed = (
         build_trained_policy(config_of(path, packing=packing, **model).model, 0)[0]
         for packing in (False, True)

@@ -34,7 +34,7 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The directory of a model of a family, made once."""
+    """Return a function that makes a model of a family, once."""
     made: dict[tuple[str, bool], str] = {}
 
     def path(family: str = "qwen2", tied: bool = True) -> str:
@@ -64,7 +64,7 @@ def config_of(path: str, **model: Any) -> GRPOConfig:
 
 
 def made_up_groups(seed: int = 0) -> list[RolloutGroup]:
-    """Three prompts of different lengths, four responses of different lengths to each."""
+    """Return groups of four responses to each of three prompts, all of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     first, last = 2, tokenizer().vocab_size
     groups = []
@@ -92,7 +92,7 @@ def batch_of(groups: Sequence[RolloutGroup]) -> TrainBatch:
 
 
 def scored(policy: Policy, batch: TrainBatch) -> Tensor:
-    """(B, S)"""
+    """Return the log-probs (B, S) of a batch."""
     arguments = (batch.input_ids, batch.target_ids, batch.response_mask)
     return response_log_probs(policy, *arguments, **LAW)[0]
 
@@ -100,7 +100,7 @@ def scored(policy: Policy, batch: TrainBatch) -> Tensor:
 def as_transformers_says(
     path: str, batch: TrainBatch, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Log-probs (B, S) from the model's own logits, with an attention mask."""
+    """Return log-probs (B, S) from the model's own logits, with an attention mask."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     longest = (batch.response_mask * torch.arange(batch.input_ids.shape[1])).amax(dim=1)
     seen = torch.arange(batch.input_ids.shape[1]) <= longest[:, None]
@@ -148,7 +148,7 @@ def test_log_probs_are_those_of_transformers_own_logits(model_path, family: str,
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     spread = theirs[batch.response_mask].std()
     assert spread > 0.5, "the model must tell tokens apart for this to mean anything"
-    # What stands at padding changes nothing.
+    # The values at padding change nothing.
     noise = torch.randint(2, VOCAB_SIZE, batch.input_ids.shape)
     later = batch.response_mask.flip(1).cumsum(dim=1).flip(1) == 0
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_a_bfloat16_body_has_a_float32_head(model_path):
         assert log_probs.dtype == torch.float32
         log_probs.sum().backward()
         error[head_fp32] = (log_probs.detach()[batch.response_mask] - exact).abs().mean().item()
-    # The body's rounding is most of it, and depends on how the CPU multiplies.
+    # Most of the error is the body's rounding, which depends on how the CPU multiplies.
     assert error[True] != error[False]
     assert 0 < error[True] < 1.1 * error[False] < 0.2
 
@@ -241,7 +241,7 @@ def test_gradient_checkpointing_gives_equal_gradients(model_path, lora, dtype: s
 
 
 def disturb(policy: Policy) -> None:
-    """Gives adapters an effect: their B begins at zero."""
+    """Give adapters an effect: their B starts at zero."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, tensor in policy.trained().items():
@@ -334,7 +334,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Trained:
-    """A learner and the rounds that it trains on made-up groups."""
+    """A learner that trains rounds on made-up groups."""
 
     def __init__(self, path: str, **model: Any) -> None:
         self.transport = Mailbox()
@@ -362,7 +362,7 @@ def test_a_round_trains_and_publishes_what_engines_can_load(model_path, settings
     trained = Trained(path, **model)
     trained.learner.warm_up(prompt_tokens=9)
     (first, *_, last) = trained.rounds(3)
-    # Rows that are batched otherwise round otherwise, visibly so in bfloat16.
+    # Rows in another batch round differently, visibly so in bfloat16.
     rounding = 0.02 if "bfloat16" in settings else 1e-5
     assert first.steps[0].ratio_max == pytest.approx(1.0, abs=rounding)
     previous, reference = first.kl["previous"], first.kl["reference"]
@@ -420,7 +420,7 @@ def test_a_checkpoint_of_another_model_is_refused(model_path):
         Trained(model_path("qwen3", False), lora_rank=2).learner.load_state(state)
 
 
-# ---- What is refused ---------------------------------------------------------------------------
+# ---- Refusals ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

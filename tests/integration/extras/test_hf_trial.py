@@ -1,4 +1,4 @@
-"""Whole trials on Hugging Face models: sampled by the engine hf, stopped and resumed."""
+"""Whole trials on Hugging Face models, sampled by the engine `hf`, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A reward that tells the responses of random weights apart."""
+    """Write a reward that tells the responses of random weights apart."""
     file = tmp_path_factory.mktemp("reward") / "letters.py"
     file.write_text(
         "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"
@@ -40,7 +40,7 @@ def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
 
 
 GAE = {"type": "ppo", "advantage": "gae"}
-# Responses with an "e" among their first eight tokens are not interrupted.
+# A response with an "e" among its first eight tokens is not interrupted.
 INTERRUPTED = {
     "overlong": "interrupt",
     "overlong_buffer": 8,
@@ -81,17 +81,15 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     whole.save_checkpoint(str(tmp_path / "half"))
     rows += [whole.step() for _ in range(2)]
     whole.save_checkpoint(str(tmp_path / "end"))
-    # Sampler and learner agree: on the first step of a round no ratio is another one than 1.
+    # Sampler and learner agree: on the first step of a round, every ratio is 1.
     rounding = 0.5 if "bfloat16" in settings else 1e-4
-    fresh = rows if settings != "interrupted" else rows[:1]  # then older groups are among them
+    fresh = rows if settings != "interrupted" else rows[:1]  # later rounds include older groups
     assert all(row["loss/ratio_max"] == pytest.approx(1.0, abs=rounding) for row in fresh)
     if settings == "interrupted":
         assert any(0 < row["response/interrupted_fraction"] < 1 for row in rows)
     assert all(row["response/truncated_fraction"] <= 1 for row in rows)
 
-    begin = (
-        trainable if settings == "whole" else begun
-    )  # in processes that knew nothing of it, or not
+    begin = trainable if settings == "whole" else begun  # in new processes, or in used ones
     resumed = begin(config)
     resumed.load_checkpoint(str(tmp_path / "half"))
     assert [untimed(resumed.step()) for _ in range(2)] == [untimed(row) for row in rows[2:]]

@@ -1,14 +1,14 @@
 """The pages of docs/howto/ are executed, and every command line in README and docs is planned.
 
-What a page may hold:
+A page may have these blocks:
 
-    ```python title="my_reward.py"    a file: it is written to a directory of the page's own
+    ```python title="my_reward.py"    a file, written to a directory for this page alone
     ```python                         executed in that directory, in the order of the page
     ```bash                           commands: those of tune.py and grpo-tune run with --dry-run,
                                       those of evaluate.py and grpo-evaluate are parsed
-    ```text                           output, shown only
+    ```text                           output, only shown
 
-A block below `<!-- not run: REASON -->` is shown only.
+A block below `<!-- not run: REASON -->` is only shown.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 @dataclass(frozen=True)
 class Block:
     language: str
-    title: str | None  # name of the file that it writes
+    title: str | None  # name of the file that the block writes
     code: str
-    line: int  # of its first line, in the page
+    line: int  # number of its first line in the page
     run: bool = True
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page, in order; ValueError for a fence of another form."""
+    """Return the fenced blocks of a page, in order. Raise ValueError for an unknown fence."""
     found: list[Block] = []
     start: re.Match[str] | None = None
     begin, above = 0, ""
@@ -73,13 +73,13 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The command lines of a bash block, as words, without their comments."""
+    """Return the command lines of a bash block as words, without their comments."""
     joined = block.code.replace("\\\n", " ")
     return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None:
-    """Our own commands must exist and be valid; others are the reader's."""
+    """Check that our own commands exist and are valid. All other commands are the reader's."""
     program, *arguments = words
     if program == "python" and arguments and arguments[0].endswith(".py"):
         assert (ROOT / arguments[0]).is_file(), f"no such command: {arguments[0]}"
@@ -88,21 +88,23 @@ def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None
         assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), f"no target {arguments[0]}"
     if program in ("launch/evaluate.py", "grpo-evaluate"):
         evaluate.parse_arguments(arguments)
-    # Going on with an experiment needs one.
+    # A resume needs an experiment, so it is not tried.
     if program in ("launch/tune.py", "grpo-tune") and "--resume" not in arguments:
         try_tune(arguments)
 
 
 def planned(arguments: list[str]) -> None:
-    """Its settings are valid; the files that it names need not be there."""
+    """Check the settings of a command line. The files that it names need not exist."""
     args = tune.parse_arguments(arguments)
     if not args.list and args.settings is None:
         tune.plan_of(args)
 
 
 def write_model(directory: Path) -> None:
-    """A small model of the family that the pages name, in a directory of its name on the hub, which
-    goes before the hub."""
+    """Write a small model of the family that the pages name.
+
+    The directory has the model's name on the hub, and takes precedence over the hub.
+    """
     pytest.importorskip("transformers")
     from hf_models import write_hf_model
 
@@ -113,7 +115,7 @@ def write_model(directory: Path) -> None:
 
 
 def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    """Executes the blocks of a page in `directory`, with one namespace for its python blocks."""
+    """Execute the blocks of a page in `directory`. All its python blocks share one namespace."""
     monkeypatch.chdir(directory)
     monkeypatch.syspath_prepend(str(directory))
     module = types.ModuleType("howto_page")
@@ -129,7 +131,7 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
             if block.title is not None:
                 (directory / block.title).write_text(block.code, encoding="utf-8")
             elif block.language == "python" and block.run:
-                # The empty lines above make a traceback name the line of the page.
+                # With these empty lines, a traceback names the line of the page.
                 code = compile("\n" * (block.line - 1) + block.code, name, "exec")
                 exec(code, module.__dict__)
             elif block.language == "bash" and block.run:
@@ -143,7 +145,7 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
 
 
 def let_checks_pass_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run begins an episode and runs no code: it needs nothing that could contain any."""
+    """A dry run begins an episode but runs no code, so it needs no containment."""
     try:
         check_containment()
     except SandboxError:
@@ -152,7 +154,7 @@ def let_checks_pass_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ray_of_its_own():
-    """A page may start a Ray: none is there before, nor afterwards, as with a reader's program."""
+    """End any Ray before and after a page, which may start one as a reader's program does."""
     ray.shutdown()
     yield
     ray.shutdown()

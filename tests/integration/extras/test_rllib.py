@@ -1,4 +1,4 @@
-"""GRPO as an RLlib user meets it: one trial more, under RLlib's names."""
+"""GRPO as an RLlib user sees it: an ordinary trial under RLlib's names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
 
 
 class Told(RLlibCallback):
-    """Notes what RLlib calls, in the algorithm itself."""
+    """A callback that notes RLlib's calls in the algorithm itself."""
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         algorithm.told = ["init"]
@@ -72,7 +72,7 @@ def config_of(**grpo: Any) -> GRPOAlgorithmConfig:
 
 
 def told_of(result: dict[str, Any]) -> dict[str, float]:
-    """What a result tells of the training, under the names of docs/metrics.md."""
+    """Return the columns of a result that describe the training, as docs/metrics.md names them."""
     return untimed(tune.utils.util.flatten_dict(result))
 
 
@@ -104,7 +104,7 @@ def test_rllibs_settings_are_those_of_a_trial() -> None:
         }
     )
     assert GRPO.default_resource_request(config).bundles == resources.bundles(settings)
-    # Tune hands it over as a dict.
+    # Tune passes the config as a dict.
     back = GRPOAlgorithmConfig().update_from_dict({**config.to_dict(), "__stdout_file__": "x"})
     back.validate()
     assert trial_data(back) == trial_data(config) == trial_data(config.copy())
@@ -123,7 +123,7 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
 
 
 def unread() -> dict[str, AlgorithmConfig]:
-    """What is refused, by the words that must be in the line."""
+    """Return configs that are refused, by words that the message must contain."""
 
     class Episodes(RLlibCallback):
         def on_episode_end(self, **kwargs: Any) -> None:
@@ -178,12 +178,12 @@ def test_relative_paths_mean_the_directory_in_which_they_were_written(
     assert trial_data(config)["task"]["keywords_file"] == str(tmp_path / "words.txt")
 
 
-# ---- The user's walk -------------------------------------------------------------------------
+# ---- A user's path ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def algorithms(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Builds algorithms, and stops them."""
+    """Yield a function that builds algorithms, and stop them."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path / "r"))
     built = []
 
@@ -229,7 +229,7 @@ def test_an_rllib_users_walk(algorithms: Any, tmp_path: Path) -> None:
     assert learner.keys() >= {"total_loss", "curr_lr", "entropy"}
     assert learner["curr_lr"] == 1e-3
     assert second["timers"]["env_runner_sampling_timer"] == second["time"]["rollout_s"] > 0
-    # Evaluation: when it is due, and by hand.
+    # An evaluation runs when it is due, and on request.
     assert "evaluation" not in first
     due = second["evaluation"]["env_runners"]
     assert due == {"episode_return_mean": second["reward"]["eval_mean"], "num_episodes": 12}
@@ -242,14 +242,14 @@ def test_an_rllib_users_walk(algorithms: Any, tmp_path: Path) -> None:
     third, fourth = algo.train(), algo.train()
     measured = algo.evaluate()["env_runners"]
     assert measured == fourth["evaluation"]["env_runners"]
-    # Back, and the same again.
+    # A restored algorithm gives the same results again.
     algo.restore_from_path(path)
     again = algo.train()
     assert again["training_iteration"] == 3
     assert told_of(again) == told_of(third)
     assert again["env_runners"]["num_episodes_lifetime"] == 48
 
-    # In a new process, which has only the checkpoint.
+    # So does a new process that has only the checkpoint.
     algo.save_to_path(path)
     told = tmp_path / "told.json"
     done = subprocess.run(
@@ -358,21 +358,21 @@ def test_tune_finds_it_by_name_and_its_checkpoint_goes_on(
     assert_no_actor_left()
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path / "r"))
     with best.checkpoint.as_directory() as directory:
-        # As RLlib itself does, which knows nothing of the class.
+        # RLlib itself restores in this way, without knowing the class.
         algo = Algorithm.from_checkpoint(directory)
     assert isinstance(algo, GRPO)
     assert algo.training_iteration == algo.trial.rounds_trained == 2
-    assert algo.train() == {"__duplicate__": True, "done": True}  # nothing follows
+    assert algo.train() == {"__duplicate__": True, "done": True}  # there are no more rounds
     algo.stop()
 
 
-# ---- What goes wrong -------------------------------------------------------------------------
+# ---- Failures --------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_elsewhere_is_the_same_files(algorithms: Any, tmp_path: Path) -> None:
     algo = algorithms(config_of())
     algo.train()
-    # Not the machine's own file system, as far as pyarrow can tell.
+    # As far as pyarrow can tell, this is not the machine's own file system.
     elsewhere = SubTreeFileSystem(str(tmp_path), LocalFileSystem())
     algo.save_to_path("far/away", filesystem=elsewhere)
     assert read_checkpoint(tmp_path / "far" / "away" / "grpo").state["learner"]["round"] == 1

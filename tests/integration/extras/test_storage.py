@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A store with the bucket `bucket`, which this process and its children may use."""
+    """Yield a store with the bucket `bucket`, which this process and its children may use."""
     with s3_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
@@ -56,7 +56,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def brought(directory: Path, stored: StoredPath) -> StoredPath:
-    """The same files in a store."""
+    """Copy the files of a directory to a store, and return their path there."""
     for path in sorted(directory.rglob("*")):
         if path.is_file():
             (stored / path.relative_to(directory).as_posix()).write_bytes(path.read_bytes())
@@ -177,7 +177,7 @@ def test_the_newest_whole_checkpoint_is_found_and_older_ones_are_removed(
 
 
 def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
-    """The round that a trial goes on from, and what is said of it."""
+    """Return the round from which a trial continues, and the notes about it."""
     context = SimpleNamespace(storage_filesystem=stored.filesystem, trial_fs_path=stored.path)
     restored: list[int] = []
 
@@ -196,7 +196,7 @@ def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
 def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
     store: Store, tmp_path: Path, damaged: bool
 ) -> None:
-    """Twelve rounds, checkpoints after 4, 8 and 12; the driver was killed before the row of 12."""
+    """A trial has checkpoints of rounds 4, 8 and 12. Its driver was killed before row 12."""
     stored = stored_path("s3://bucket/e/trial")
     rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 12))
     (stored / "result.json").write_bytes(rows.encode())
@@ -240,13 +240,13 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     aside = stored / "set-aside-1"
     assert {name: (aside / name).read_bytes() for name in aside.files()} == before
     assert stored.names() == ["set-aside-1"]
-    # One whose rows never came is kept as well.
+    # A checkpoint whose rows never arrived is kept as well.
     brought(checkpoint(tmp_path / "8", 8), stored / "checkpoint_000000")
     round_, (note,) = going_on(stored, stored / "checkpoint_000000")
     assert round_ == 0
     assert note.endswith("what the trial had is in set-aside-2; starting from round 0")
     assert checkpoint_round(stored / "set-aside-2" / "checkpoint_000000") == 8
-    # It is no part of the trial's files.
+    # What was set aside does not count as the trial's files.
     trial: Any = FakeTrial(tmp_path / "trial")
     trial.path, trial.storage.storage_filesystem = stored.path, stored.filesystem
     assert parts_after(stored, 0) == []
@@ -270,7 +270,7 @@ def test_what_is_written_is_brought_and_the_rows_come_last(store: Store, tmp_pat
     assert sorted(stored.files()) == ["result.json", "rollouts/part-00000001.parquet", "trace.json"]
     store.asked.clear()
     mirror.bring()
-    assert store.asked == []  # nothing has changed
+    assert store.asked == []  # nothing has changed since
     (local / "result.json").write_bytes(b"row 1\nrow 2\n")
     (local / "rollouts" / "part-00000001.parquet").unlink()
     mirror.cut(0)
@@ -294,7 +294,7 @@ def test_a_store_that_fails_holds_nobody_up_and_gets_everything_later(
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\n"
     assert "takes files again" in caplog.text
-    assert len(caplog.records) == 2  # each is told once
+    assert len(caplog.records) == 2  # failure and recovery are each logged once
 
 
 def test_a_silent_store_is_an_error_after_a_while(store: Store) -> None:
@@ -317,7 +317,7 @@ def test_a_report_of_a_store_is_that_of_a_directory(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    # A minute may pass between the reports.
+    # The two reports may be written in different minutes.
     monkeypatch.setattr("reports.page.time", SimpleNamespace(strftime=lambda *_: "now"))
     here = write_experiment(tmp_path / "experiment")
     for arm in list(SPACE.arms)[:2]:
@@ -377,7 +377,7 @@ Process: TypeAlias = "subprocess.Popen[bytes]"
 
 @pytest.fixture
 def killed_at_the_end() -> Iterator[Callable[[Process], Process]]:
-    """Takes a process that must not outlive the test."""
+    """Yield a function that takes a process and ends it with the test."""
     taken: list[Process] = []
     yield lambda process: taken.append(process) or process
     for process in taken:
@@ -418,7 +418,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     here.mkdir()
     there.mkdir()
 
-    # The store takes no file of the first checkpoint.
+    # The store refuses all files of the first checkpoint.
     store.refuses = lambda method, path: "507 Full" if "checkpoint_000000" in path else None
     process = killed_at_the_end(
         subprocess.Popen(
@@ -438,7 +438,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     printed = process.communicate()[0].decode()
     assert "the checkpoint could not be written" in printed
 
-    # Another machine: nothing of the first run is there.
+    # Another machine has nothing of the first run.
     done = tune(storage, "--resume", "must", "--name", "run", cwd=there)
     assert done.returncode == 0, done.stderr
     assert f"report: {runs}/report.html" in done.stdout
@@ -460,7 +460,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     names = set((runs / name).names())
     assert {"progress.csv", "trace.json", "params.json"} <= names
     assert [found for found in names if found.startswith("events.out.tfevents")]
-    # The newest two at least: an older one stays until the store has the rows up to a later one.
+    # At least two stay: an older one is kept until the store has the rows up to a later one.
     rounds = [unverified_round(path) for path in numbered_checkpoints(runs / name)]
     assert len(rounds) >= 2
     assert rounds[-1] == 8
@@ -471,7 +471,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
         assert arm[key] == other[key]
     assert report["problems"] == of_local["problems"] == []
 
-    # Nothing that was written down has a credential in it.
+    # No file in the store contains a credential.
     for relative in runs.files():
         assert b"a-secret-that-nobody" not in (runs / relative).read_bytes()
     shutil.rmtree(tmp_path / "local")

@@ -1,5 +1,7 @@
-r"""Answers of every kind, verified or refused in processes that can be ended. The verdicts are
-written by hand."""
+r"""Answers of every kind, verified or refused in processes that can be ended.
+
+The expected verdicts are written by hand.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ NO_ANSWER = Score(0.0, 0.0, 0.0)
 
 PMATRIX = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
 
-# Truth, answer, whether they are equal.
+# (truth, answer, True if they are equal)
 ANSWERS: list[tuple[str, str, bool]] = [
     # fractions
     (r"\frac{1}{2}", "1/2", True),
@@ -131,8 +133,8 @@ ANSWERS: list[tuple[str, str, bool]] = [
     ("5", "5 " * 5_000, False),
 ]
 
-# Each would keep sympy busy for ever, or take all memory that there is. The library sees them only
-# where the truth is a sum as well.
+# Each of these would keep sympy busy for ever or exhaust the memory. The library sees them only if
+# the truth is a sum too.
 SUM = r"\sum_{k=1}^{3} k"
 BOMBS = [
     "9^{9^{9^{9}}}",
@@ -165,7 +167,7 @@ def scorer_of(problems: str, **task) -> ProcessScorer:
 
 @pytest.fixture(scope="module")
 def scorer(problems):
-    """With a deadline that no answer but a bomb comes near to, on any machine."""
+    """Yield a scorer whose deadline, on any machine, only a bomb can reach."""
     with contextlib.closing(scorer_of(problems, reward_deadline_s=60.0)) as scorer:
         yield scorer
 
@@ -175,7 +177,7 @@ def workers(scorer) -> set[int]:
 
 
 def verdicts(scorer: Any, requests: list[ScoreRequest]) -> list[Any]:
-    """The scores without what the responses answer, which test_math_task.py looks at."""
+    """Return the scores without the extracted answers, which test_math_task.py checks."""
     scores = scorer.score(requests)
     return [replace(s, answer=None) if isinstance(s, Score) else s for s in scores]
 
@@ -190,7 +192,7 @@ def test_answers_get_the_verdicts_that_were_written_by_hand(scorer):
         if score != wanted
     ]
     assert differing == []
-    assert workers(scorer) == before  # nobody had to die for it
+    assert workers(scorer) == before  # no process had to be replaced
 
 
 def test_a_bomb_is_a_wrong_answer_and_the_next_ones_are_verified(problems):
@@ -216,7 +218,7 @@ def test_a_response_without_an_answer_earns_nothing(scorer):
 
 
 def test_formulas_are_verified_off_the_main_thread(scorer):
-    """A time-out by SIGALRM would fail there, and score everything 0."""
+    """On another thread, a time-out by SIGALRM would fail and score everything 0."""
     requests = [asked(truth, answer) for truth, answer, equal in ANSWERS if equal]
     scores = []
     thread = threading.Thread(target=lambda: scores.extend(verdicts(scorer, requests)))
@@ -232,12 +234,12 @@ def test_the_library_itself_needs_no_main_thread():
 
 
 def test_bombs_alone_become_errors_after_the_tenth(problems):
-    """Where everything takes too long, verification is at fault and the trial has to end."""
+    """If everything times out, verification itself is at fault and the trial must end."""
     with contextlib.closing(scorer_of(problems, reward_deadline_s=0.02)) as scorer:
         scores = verdicts(scorer, [asked(SUM, "1000000000!")] * 14)
     refused = scores.count(REFUSED)
     left_out = [score for score in scores if isinstance(score, RewardError)]
-    # What the other worker was at when the tenth was given up is still awaited.
+    # The answer that the other worker had when the tenth was given up is still awaited.
     assert refused in (10, 11)
     assert len(left_out) == 14 - refused
     assert all("others of its chunk hung" in error.message for error in left_out)
