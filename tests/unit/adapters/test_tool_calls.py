@@ -1,4 +1,4 @@
-"""Tool calls that a policy writes as text."""
+"""Parsing of tool calls that a policy writes as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door: what `GRPOConfig.from_dict` lets in, what it refuses, and in which words."""
+"""Validation in `GRPOConfig.from_dict`: accepted values, refused values, and error messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from grpo_trainable.config.values import Settings
 
 
 def nested(**dotted):
-    """`nested(optim__lr=1)` → `{"optim": {"lr": 1}}`."""
+    """Convert `nested(optim__lr=1)` to `{"optim": {"lr": 1}}`."""
     result: dict = {}
     for key, value in dotted.items():
         set_dotted(result, key.replace("__", "."), value)
@@ -456,7 +456,7 @@ def test_no_key_accepts_nonsense():
     nonsense = (object(), {}, [], b"x", 1j, -1, "\0", {3: {}})
     for key, value in itertools.product(CHECKS, nonsense):
         if (key, value) == ("rollout.stop", []):
-            continue  # nothing, whatever the task asks for
+            continue  # an empty list is valid: it overrides the task's default
         data: dict = {}
         set_dotted(data, key, value)
         assert error(data).startswith(f"{key}=")
@@ -1057,7 +1057,7 @@ def test_one_generator_samples_a_batch_as_one_chunk_unless_given():
     [
         (16, 1, 2, [8, 8]),
         (16, 1, 3, [5, 5, 6]),
-        (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # chunks of ceil(16 / 7) would leave one idle
+        (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # chunks of ceil(16 / 7) would leave one generator idle
         (16, 4, 2, [16]),  # two batches each
         (16, 3, 2, [8, 8]),  # three chunks each
         (16, 2, 4, [8, 8]),
@@ -1103,7 +1103,7 @@ def test_default_generators_always_fit_beside_the_learner_on_two_cores(generator
     config = GRPOConfig.from_dict(
         APART | nested(resources__num_generators=generators, rollout__prompts=90)
     )
-    # Ray counts resources in ten-thousandths, rounded.
+    # Ray rounds resources to ten-thousandths.
     units = [
         round(cpus * 1e4) for cpus in (0.1, 0.95, *[resources.generator_cpus(config)] * generators)
     ]
