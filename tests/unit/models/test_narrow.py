@@ -1,4 +1,4 @@
-"""Policies that sample in bfloat16: products by hand, weights on arrival, the learner's law."""
+"""Policies that sample in bfloat16: products by hand, incoming weights, and the learner's law."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ def linear(*rows: list[float]) -> nn.Linear:
 
 
 def test_a_product_has_factors_of_eight_bits_and_adds_up_in_more():
-    """Bfloat16 has 8 significant bits: 1 + 2^-8 lies between two of its numbers and becomes 1, the
-    even one, and 1 + 2^-7 stays. 256 + 1 + 1 = 258 needs a sum of more than 8 bits, which would
-    stay at 256 twice."""
+    """Check that factors are rounded to bfloat16's 8 significant bits and that sums are not.
+
+    1 + 2^-8 is halfway between two bfloat16 numbers and rounds to 1, the even one. 1 + 2^-7 is
+    exact. 256 + 1 + 1 = 258 needs a sum with more than 8 bits, which would stay at 256 twice.
+    """
     module = NarrowLinear(linear([1 + 2**-8, 0.0, 0.0], [256.0, 1.0, 1.0]), widens=True)
     assert module.weight.dtype == torch.bfloat16
     found = module(torch.tensor([[1.0, 1.0, 1.0], [1 + 2**-7, 0.0, 0.0]]))

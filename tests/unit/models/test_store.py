@@ -1,4 +1,4 @@
-"""Directories of policies that other people made."""
+"""Policy directories made by other people."""
 
 from __future__ import annotations
 
