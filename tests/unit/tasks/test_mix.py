@@ -1,5 +1,7 @@
-"""A mix of tasks: which prompt is of which task, and that each task is asked, scored, measured and
-refused as if it were alone."""
+"""A mix of tasks: each prompt's task, with each task handled as if it were alone.
+
+Each task poses its prompts, scores, measures and refuses settings separately.
+"""
 
 from __future__ import annotations
 
