@@ -129,7 +129,7 @@ def change(at: float, side: str, version: int) -> dict[str, Any]:
     return {"at": at, "side": side, "actor": f"{side}-0", "version": version, "round": version}
 
 
-# ---- Every arm, as it might go ---------------------------------------------------------------
+# ---- Every arm with invented measurements ----------------------------------------------------
 
 
 def write_full(directory: Path, arms: Sequence[str] = tuple(SPACE.arms), seeds: int = 2) -> Path:

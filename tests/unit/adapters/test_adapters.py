@@ -154,7 +154,7 @@ def test_a_list_without_specifications_is_refused():
         listed_task(trl_environment(Counter), [])
 
 
-# ---- What adapters share ---------------------------------------------------------------------
+# ---- Shared parts of adapters ----------------------------------------------------------------
 
 
 def test_the_text_of_messages_is_their_contents():

@@ -23,7 +23,8 @@ class Counter:
         """Add to the counter.
 
         Args:
-            step: how much.
+             step: how much.
+             name: not used.
         """
         self.count += step
         return self.count

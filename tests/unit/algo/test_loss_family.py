@@ -66,7 +66,7 @@ def logs(*probabilities: float) -> list[float]:
     return [math.log(p) for p in probabilities]
 
 
-# ---- Numbers worked out by hand ----------------------------------------------------------------
+# ---- Values computed by hand -------------------------------------------------------------------
 
 
 def test_sapo_of_known_ratios():
@@ -300,7 +300,7 @@ def test_importance_weights_of_known_ratios():
         importance_weight(start, behaviour, mask, 5.0, level="prompt")
 
 
-# ---- The formulas written out, differentiated by autograd --------------------------------------
+# ---- Written-out formulas, differentiated by autograd ------------------------------------------
 
 Formula = Callable[[list[Tensor], list[Tensor], float, list[bool]], Tensor]
 

@@ -91,7 +91,7 @@ def of_kind(kind: str) -> list[Settings]:
     return [settings for settings in EVERY if settings.loss == kind]
 
 
-# ---- The formulas, by plain arithmetic ---------------------------------------------------------
+# ---- The formulas in plain arithmetic ----------------------------------------------------------
 
 
 def loss_and_slope(kind: str, log_prob: float, ratio: float, a: float) -> tuple[float, float, bool]:

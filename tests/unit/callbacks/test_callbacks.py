@@ -266,7 +266,7 @@ def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, caps
     assert caplog.records == []
 
 
-# ---- Files that a trial goes on writing --------------------------------------------------------
+# ---- Files of a trial that restarts ------------------------------------------------------------
 
 
 @pytest.mark.slow

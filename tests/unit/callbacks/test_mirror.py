@@ -91,7 +91,7 @@ def trial_storage(bucket: Path, keep: int) -> TrialStorage:
     return TrialStorage(context, keep)
 
 
-# ---- Whenever the command is killed ------------------------------------------------------------
+# ---- A kill of the command at any time ---------------------------------------------------------
 
 
 class Simulation:
@@ -195,7 +195,7 @@ def test_whenever_the_command_is_killed_little_is_done_again(
     assert len(names) <= 2 + 1 + 10.0 / simulation.ROUND_S / simulation.EVERY
 
 
-# ---- What a trial removes ----------------------------------------------------------------------
+# ---- Files that a trial removes ----------------------------------------------------------------
 
 
 def test_a_checkpoint_counts_once_the_store_has_its_row(bucket: Path) -> None:
@@ -246,7 +246,7 @@ def test_the_last_row_is_found_at_the_end_of_a_long_file(bucket: Path) -> None:
     assert round_of_last_row(stored_in(bucket) / "result.json") == 100
 
 
-# ---- Passes ------------------------------------------------------------------------------------
+# ---- Passes of the mirror ----------------------------------------------------------------------
 
 
 def test_a_pass_brings_files_side_by_side_and_the_rows_last(
@@ -310,7 +310,7 @@ def test_rows_are_cut_in_the_store_before_their_parts_are_removed(
     assert len(stored.files()) == 7
 
 
-# ---- Training waits ----------------------------------------------------------------------------
+# ---- Training that waits for the store ---------------------------------------------------------
 
 
 class Store:

@@ -921,7 +921,7 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
     GRPOConfig.from_dict(data)
 
 
-# ---- What an engine promises -----------------------------------------------------------------
+# ---- Guarantees of an engine -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -982,7 +982,7 @@ def test_fresh_share_of_a_draw_is_the_number_that_was_meant():
     assert fresh_wanted(1.0, 32) == 32
 
 
-# ---- Derived ---------------------------------------------------------------------------------
+# ---- Derived values --------------------------------------------------------------------------
 
 
 def test_prompts_of_a_round_grow_with_k_only_for_fresh_batches():
@@ -1222,7 +1222,7 @@ def test_not_a_number_is_refused_however_it_is_spelled():
         assert error(data).startswith("optim.lr=")
 
 
-# ---- A built-in name or something of the user's -----------------------------------------------
+# ---- Built-in names and user code -------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -1245,7 +1245,7 @@ def test_another_word_is_refused_with_the_nearest_name():
     )
 
 
-# ---- The math task and that of reasoning-gym ---------------------------------------------------
+# ---- The math and reasoning_gym tasks ----------------------------------------------------------
 
 
 def test_a_task_has_its_own_settings_and_no_other_tasks():
@@ -1307,7 +1307,7 @@ def test_a_slip_in_the_name_of_a_template_is_no_path():
     )
 
 
-# ---- A task of the user's ---------------------------------------------------------------------
+# ---- A user's task ----------------------------------------------------------------------------
 
 SUMS = {"task": {"name": "/my/sums.py:Sums", "largest": 9, "signs": ["+", "-"], "strict": True}}
 

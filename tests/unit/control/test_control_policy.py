@@ -72,11 +72,14 @@ def test_temperature_0_takes_the_most_likely_choice():
     assert log_probs.tolist() == pytest.approx([math.log(0.5)])
 
 
-# ---- Actions that are numbers ------------------------------------------------------------------
+# ---- Continuous actions ------------------------------------------------------------------------
 
 
 def test_the_density_of_a_squeezed_number_by_hand():
-    """z = 1 under N(0, 1) has log-density -1/2 - log(2π)/2, and du/dz = 1 - tanh²(1) = 0.41997."""
+    """Check the density of z = 1 under N(0, 1), squeezed by tanh.
+
+    The normal log-density is -1/2 - log(2π)/2, and du/dz = 1 - tanh²(1) = 0.41997.
+    """
     policy = with_law(ControlPolicy(NUMBERS, 0), [0.0, 0.0])
     hidden = policy.hidden(torch.zeros(1, 2))
     found, _ = policy.log_probs(hidden, torch.tensor([[1.0, 0.0]]), 1.0)

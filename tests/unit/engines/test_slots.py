@@ -189,7 +189,7 @@ def test_rows_that_come_and_go_have_the_hidden_states_of_a_full_forward(data):
             rows, lengths, entered = [*rows, *own], [*lengths, *prompts], entered + new
 
 
-# ---- What is sampled -------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------
 
 WHOLE: dict[str, list[RolloutGroup]] = {}
 

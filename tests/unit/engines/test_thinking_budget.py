@@ -45,7 +45,7 @@ pytestmark = pytest.mark.numerics
 EOS, PAD = 0, 1
 CPU = torch.device("cpu")
 
-# ---- By hand -----------------------------------------------------------------------------------
+# ---- Examples by hand --------------------------------------------------------------------------
 
 
 def request(limits: SamplingLimits, group_size: int, prompt_ids: Sequence[int] = (2,)) -> Request:

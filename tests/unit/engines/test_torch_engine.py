@@ -108,7 +108,7 @@ def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths(chu
     assert t == new
 
 
-# ---- What is sampled -------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------
 
 
 def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: SamplingLimits):
@@ -552,7 +552,7 @@ def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
     assert 0 < sum(finished) < len(finished)
 
 
-# ---- What is refused -------------------------------------------------------------------------
+# ---- Refusals --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -188,7 +188,7 @@ def test_progress_changes_with_every_token() -> None:
     assert len(set(seen)) == len(seen)
 
 
-# ---- Weights in mid-batch ----------------------------------------------------------------------
+# ---- Weight updates within a batch -------------------------------------------------------------
 
 
 def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:

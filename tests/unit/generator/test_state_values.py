@@ -26,7 +26,7 @@ pytestmark = pytest.mark.numerics
 PIECES = ["a", "b"]  # tokens 2 and 3; a prompt is the token 2
 LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=2, temperature=1.0, end_ids=(0,))
 
-# ---- A toy of two steps whose values are known ---------------------------------------------------
+# ---- A two-step toy with known values ------------------------------------------------------------
 
 # Probabilities of a and b after a and after b. The chain starts at a and earns 1 if its second step
 # is b.
@@ -106,7 +106,7 @@ def test_a_completion_begins_with_the_tokens_before_its_state() -> None:
             assert all(text.startswith(begin) and len(text) == 2 for text in texts)
 
 
-# ---- Which states ------------------------------------------------------------------------------
+# ---- States ------------------------------------------------------------------------------------
 
 
 def states_of(ids: list[int], pieces: list[str], **settings: Any) -> list[int]:

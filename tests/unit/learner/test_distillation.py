@@ -31,7 +31,7 @@ from tuning.memory import need_of
 
 pytestmark = pytest.mark.numerics
 
-# ---- By hand -----------------------------------------------------------------------------------
+# ---- Examples by hand --------------------------------------------------------------------------
 
 
 def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it():
@@ -203,7 +203,7 @@ def test_without_a_teacher_nothing_is_measured(policy_path):
     assert learner.update([groups]).teacher_nats is None
 
 
-# ---- What is refused ---------------------------------------------------------------------------
+# ---- Refusals ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_warm_up_has_as_many_tokens_as_a_microbatch_of_tokens(
     assert sum(len(batch.input_ids) for batch in seen[1:]) >= 12
 
 
-# ---- Weights on their way ----------------------------------------------------------------------
+# ---- Weight transfer ---------------------------------------------------------------------------
 
 
 def test_gradient_step_after_publish_does_not_change_published_weights(policy_path: str) -> None:
@@ -886,7 +886,7 @@ def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
     assert steps[2].ratio_counts[middle] < tokens
 
 
-# ---- KL in the reward, and a coefficient that is steered ---------------------------------------
+# ---- KL in the reward, and its steered coefficient ---------------------------------------------
 
 
 def moved(policy_path: str, **loss: Any) -> Pair:
@@ -1017,7 +1017,7 @@ def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str)
     assert advantages == pytest.approx(expected.flatten().numpy(), abs=1e-6)
 
 
-# ---- Steps that are not finite -----------------------------------------------------------------
+# ---- Non-finite steps --------------------------------------------------------------------------
 
 
 @pytest.mark.slow

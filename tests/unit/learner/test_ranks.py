@@ -91,7 +91,7 @@ def test_every_row_is_dealt_once_and_as_many_parts_to_each(
         assert len(set(counts)) == 1
 
 
-# ---- What is summed ----------------------------------------------------------------------------
+# ---- Sums --------------------------------------------------------------------------------------
 
 
 def test_gradients_are_summed_whatever_their_layout_and_who_lacks_one():
@@ -144,7 +144,7 @@ def test_each_replica_writes_a_part_of_a_checkpoint():
     assert together(2, names) == [["a"], ["b", "c", "d"]]
 
 
-# ---- As one learner ----------------------------------------------------------------------------
+# ---- Several learners as one -------------------------------------------------------------------
 
 
 def trained(

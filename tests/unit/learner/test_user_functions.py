@@ -40,7 +40,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return log_probs, old, advantages, torch.tensor([[True, True, True], [True, True, False]])
 
 
-# ---- What a function may be --------------------------------------------------------------------
+# ---- Accepted functions ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -101,7 +101,7 @@ def test_every_built_in_advantage_passes_the_trial_of_a_users(name):
     UserAdvantage(f"grpo_trainable.algo.advantages:{ADVANTAGES[name].__name__}", 4)
 
 
-# ---- Mistakes, found when the learner is built ---------------------------------------------------
+# ---- Mistakes found when the learner is built ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_an_advantage_is_tried_on_groups_of_the_size_it_will_see(written):
         advantage_function(written(source), 1)
 
 
-# ---- Mistakes that only some batches show --------------------------------------------------------
+# ---- Mistakes found only in some batches ---------------------------------------------------------
 
 
 def test_a_mistake_that_the_trial_does_not_show_is_refused_at_the_call(written):

@@ -94,7 +94,7 @@ def test_names_and_shapes_stay_and_only_matrices_are_narrow(tied: bool):
     assert (model.head.weight is model.embedding.weight) == tied
 
 
-# ---- Weights on arrival ------------------------------------------------------------------------
+# ---- Incoming weights --------------------------------------------------------------------------
 
 
 def test_weights_that_travel_in_bfloat16_are_used_where_they_lie():
@@ -119,7 +119,7 @@ def test_weights_arrive_in_either_precision_and_torn_ones_are_refused(dtype: tor
         engine.load(sent)
 
 
-# ---- The law -----------------------------------------------------------------------------------
+# ---- The sampling distribution -----------------------------------------------------------------
 
 
 def test_log_probs_are_those_of_the_learner_but_for_rounding():

@@ -234,7 +234,7 @@ def assert_close_gradients(ours: dict[str, Tensor], expected: dict[str, Tensor])
         assert float((ours[name] - grad).norm() / grad.norm()) < 1e-5, name
 
 
-# ---- A head in blocks --------------------------------------------------------------------------
+# ---- A head computed in blocks -----------------------------------------------------------------
 
 
 class Largest(TorchDispatchMode):

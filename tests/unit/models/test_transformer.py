@@ -35,7 +35,7 @@ def ids() -> torch.Tensor:
     return torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
-# ---- The parts -------------------------------------------------------------------------------
+# ---- Building blocks -------------------------------------------------------------------------
 
 
 def test_rms_norm_divides_by_the_root_of_the_mean_square():

@@ -106,7 +106,7 @@ def test_batches_of_one_place_are_replayed_together_until_they_are_closed() -> N
     assert ledger.accepted_before(BatchId(2, 1)) == [6, 7]
 
 
-# ---- Prompts in place of others ------------------------------------------------------------------
+# ---- Replacement prompts -------------------------------------------------------------------------
 
 
 def test_where_a_batch_ends_by_hand() -> None:

@@ -413,7 +413,7 @@ def test_sampling_waits_for_a_reward_that_is_slower() -> None:
         assert sampled - scored < 2
 
 
-# ---- Weights in mid-batch ----------------------------------------------------------------------
+# ---- Weight updates within a batch -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weight_update", ["interrupt_recompute", "in_flight"])
@@ -999,7 +999,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
             }
 
 
-# ---- What a round reports besides its metrics --------------------------------------------------
+# ---- Round details besides the metrics ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
@@ -1063,7 +1063,7 @@ def test_held_out_responses_come_in_prompt_order_whoever_sampled_them() -> None:
             assert [group.prompt_index for group in held_out.groups] == list(range(9))
 
 
-# ---- Generators that are lost ------------------------------------------------------------------
+# ---- Lost generators ---------------------------------------------------------------------------
 
 
 def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str, int], bool]:

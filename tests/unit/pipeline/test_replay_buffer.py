@@ -82,7 +82,7 @@ def test_two_groups_of_one_prompt_are_our_mistake() -> None:
         buffer.add([one_token_group(0)])
 
 
-# ---- What a sample takes -------------------------------------------------------------------------
+# ---- Sampling from the buffer --------------------------------------------------------------------
 
 
 def test_recency_takes_the_newest() -> None:

@@ -99,7 +99,7 @@ def test_what_cannot_be_meant_is_refused(values: dict[str, Any], message: str) -
     assert str(caught.value) == message
 
 
-# ---- By hand -------------------------------------------------------------------------------------
+# ---- Examples by hand ----------------------------------------------------------------------------
 
 
 def equal_on(*prompt_indices: int) -> Callable[[int, int], bool]:
@@ -219,7 +219,7 @@ def test_with_a_lag_sampling_goes_on_while_others_are_replaced() -> None:
     assert trained_prompts(w) == [index for index in range(72) if index % 3][:48]
 
 
-# ---- Prompts that take longer --------------------------------------------------------------------
+# ---- Slow prompts --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -369,7 +369,7 @@ def test_a_prompt_that_the_held_out_set_repeats_counts_once(tmp_path):
     }
 
 
-# ---- What is said ----------------------------------------------------------------------------
+# ---- Wording ---------------------------------------------------------------------------------
 
 
 def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):

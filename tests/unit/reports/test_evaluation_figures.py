@@ -185,7 +185,7 @@ def test_the_same_measures_are_compared():
     ]
 
 
-# ---- As data and in lines --------------------------------------------------------------------
+# ---- Data and console lines ------------------------------------------------------------------
 
 
 def test_data_has_what_there_is_and_nothing_else():

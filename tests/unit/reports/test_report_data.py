@@ -141,7 +141,7 @@ def test_the_pace_of_a_trial_is_worked_out_once(own, monkeypatch):
     assert len(asked) == 2
 
 
-# ---- Files and settings of the user's --------------------------------------------------------
+# ---- User files and settings -----------------------------------------------------------------
 
 
 def test_files_of_the_users_are_named_with_their_digests(own):
@@ -342,7 +342,7 @@ def test_every_column_of_the_live_table_is_documented():
     assert header_and_cells(page, "column of the live table") == [t for t in titles if t]
 
 
-# ---- In the singular -------------------------------------------------------------------------
+# ---- Singular forms --------------------------------------------------------------------------
 
 
 def test_one_of_anything_is_singular(tmp_path):

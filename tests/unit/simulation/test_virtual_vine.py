@@ -83,7 +83,7 @@ def test_a_trace_tells_completions_from_the_rest_of_their_call():
     ]
 
 
-# ---- Beside a real generator -------------------------------------------------------------------
+# ---- Comparison with a real generator ----------------------------------------------------------
 
 
 def real_answer(config: GRPOConfig, stream: str) -> Scored:

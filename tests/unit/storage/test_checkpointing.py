@@ -420,7 +420,7 @@ def test_what_a_killed_removal_left_goes_with_the_next(tmp_path):
     assert left(tmp_path) == names[-1:]
 
 
-# ---- Of several learners -----------------------------------------------------------------------
+# ---- Checkpoints of several learners -----------------------------------------------------------
 
 
 def written_by(directory: Path, size: int, *, apart: Sequence[int] = ()) -> TrialState:

@@ -221,7 +221,7 @@ def in_store(directory: Path, bucket: Path, faults: Faults) -> FakeTrial:
     return trial
 
 
-# ---- A trial that is resumed -------------------------------------------------------------------
+# ---- Resumed trials ----------------------------------------------------------------------------
 
 
 @pytest.fixture

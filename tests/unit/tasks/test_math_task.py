@@ -199,7 +199,7 @@ def test_a_bad_template_is_one_line(sums, tmp_path, content, reason):
         math_task(train_file=sums, template=str(path))
 
 
-# ---- The form of answers -----------------------------------------------------------------------
+# ---- Answer forms ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

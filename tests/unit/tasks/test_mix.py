@@ -38,7 +38,7 @@ def mixed(mix: Any, **settings: Any) -> GRPOConfig:
     return GRPOConfig.from_dict({**settings, "task": {"mix": mix, **settings.get("task", {})}})
 
 
-# ---- Which prompt is of which task ---------------------------------------------------------------
+# ---- The task of each prompt ---------------------------------------------------------------------
 
 
 def test_ten_prompts_of_a_half_three_tenths_and_a_fifth_are_five_three_and_two() -> None:

@@ -101,7 +101,7 @@ def test_an_option_and_an_assignment_may_agree_but_not_differ():
     assert refused("eval.samples=3", samples=4) == "--samples 4 contradicts --set eval.samples=3"
 
 
-# ---- What the trial read ---------------------------------------------------------------------
+# ---- Input files of the trial ----------------------------------------------------------------
 
 
 def test_a_word_list_that_has_changed_is_refused_unless_it_is_named(tmp_path):

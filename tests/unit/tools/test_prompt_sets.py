@@ -27,7 +27,7 @@ FOX = Item(index=0, keywords=("fox",), heldout=False)
 AGAIN = {"Retry-After": "0"}
 
 
-# ---- What is asked for -----------------------------------------------------------------------
+# ---- Requests --------------------------------------------------------------------------------
 
 
 def test_a_fifth_of_the_words_is_held_out_whatever_their_case():
@@ -333,7 +333,7 @@ def test_bad_usage_is_one_line_and_writes_nothing(options, word, tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
-# ---- A model of this machine -----------------------------------------------------------------
+# ---- A local model ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow

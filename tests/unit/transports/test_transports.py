@@ -296,7 +296,7 @@ def test_memory_that_cannot_be_had_is_one_line(
         sender.publish(weights(live()))
 
 
-# ---- The choice ------------------------------------------------------------------------------
+# ---- The choice of a transport ---------------------------------------------------------------
 
 APART = {"placement": "disaggregated"}
 

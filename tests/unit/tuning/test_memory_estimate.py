@@ -53,7 +53,7 @@ def course_math(**model: Any) -> GRPOConfig:
     )
 
 
-# ---- By hand ---------------------------------------------------------------------------------
+# ---- Examples by hand ------------------------------------------------------------------------
 
 
 def test_the_parameters_of_a_model_that_presets_name_are_those_of_its_card():
@@ -316,7 +316,7 @@ def test_slots_have_a_place_on_shelves_of_twice_their_tokens_at_most():
     assert 0.9 * parts(trial)["KV cache"] < sum(shelves) <= parts(trial)["KV cache"]
 
 
-# ---- Compared with the machine ---------------------------------------------------------------
+# ---- Comparison with the machine -------------------------------------------------------------
 
 
 def test_a_trial_that_does_not_fit_is_one_line_with_its_parts():

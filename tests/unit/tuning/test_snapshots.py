@@ -102,7 +102,7 @@ def test_only_what_has_changed_is_brought_again(
     assert (target / "trial" / "params.json").read_text() == "of somebody else"
 
 
-# ---- A state that cannot be read ---------------------------------------------------------------
+# ---- Unreadable states -------------------------------------------------------------------------
 
 
 @pytest.fixture

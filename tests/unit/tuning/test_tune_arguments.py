@@ -738,7 +738,7 @@ def test_settings_are_shown_for_a_terminal(command):
     refused(command("--settings", "clipx"), "clipx")
 
 
-# ---- Paths in the arms of a space of one's own -------------------------------------------------
+# ---- Paths in the arms of a user's space -------------------------------------------------------
 
 ARMS = """\
 from search_spaces import SearchSpace
@@ -836,7 +836,7 @@ def test_relative_paths_mean_the_callers_directory(command, tmp_path):
     assert config["task"]["keywords_file"] == str(tmp_path / "words.txt")
 
 
-# ---- A task of the user's ----------------------------------------------------------------------
+# ---- A user's task -----------------------------------------------------------------------------
 
 TASK = """
 from dataclasses import dataclass

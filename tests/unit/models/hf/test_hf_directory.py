@@ -42,7 +42,7 @@ def one_line(error: pytest.ExceptionInfo[ValueError]) -> str:
     return str(error.value)
 
 
-# ---- Which kind of directory it is -------------------------------------------------------------
+# ---- Kinds of directories ----------------------------------------------------------------------
 
 
 def test_config_json_tells_whose_model_it_is(tmp_path: Path):
