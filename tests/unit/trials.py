@@ -23,7 +23,7 @@ from grpo_trainable.telemetry.timers import Span
 
 
 class FakeTrial:
-    """A trial that is hashable and compared by identity, as Tune's loggers need it."""
+    """A hashable trial compared by identity, like Tune's, whose loggers keep files by trial."""
 
     def __init__(self, directory: Path, **config: Any) -> None:
         self.trial_id = directory.name

@@ -23,7 +23,10 @@ def one_token_group(
 
 
 def long_tailed_durations(seed: int, scale: dict[str, float]) -> Durations:
-    """Return log-normal durations around the stage's scale in ticks, at times ten times it."""
+    """Return log-normal durations around the stage's scale in ticks.
+
+    Now and then, a duration is ten times the scale.
+    """
     rng = random.Random(seed)
     return lambda actor, stage: (
         (1 + int(scale.get(stage, 1.0) * rng.lognormvariate(0.0, 1.2))) * TICK

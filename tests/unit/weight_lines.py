@@ -183,7 +183,7 @@ class Line:
         self.check(self.generator)
 
     def held(self) -> list[tuple[int, int, float]]:
-        """Return the smallest of several readings, because Ray frees received data later."""
+        """Return the smallest of several readings, because Ray frees received data with a delay."""
         readings = []
         for _ in range(5):
             readings.append([self.ask(a.submit("sync", "held")) for a in self.actors])

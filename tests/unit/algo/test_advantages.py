@@ -65,8 +65,7 @@ def test_equal_rewards_give_exactly_zero_advantage(name, eps, reward, group_size
 
 
 def test_equal_rewards_whose_float32_mean_is_rounded_give_exactly_zero_advantage():
-    # This reward triggers the rounding: the float32 mean differs from it, so reward − mean is not
-    # 0.
+    # This reward triggers the rounding: its float32 mean differs from it.
     rewards = torch.full((1, 7), 0.1)
     assert (rewards - rewards.mean(dim=-1, keepdim=True)).ne(0).any()
     assert ADVANTAGES["group_std"](rewards, eps=1e-8).eq(0).all()

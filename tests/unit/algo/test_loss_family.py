@@ -95,8 +95,8 @@ def test_sapo_of_known_ratios():
 def test_gmpo_clips_each_log_ratio_and_takes_the_geometric_mean():
     # The log ratios are −0.6931472 and 0.6931472. A = 3 clips the second to 0.4: the mean is
     # −0.1465736, s = 0.8636621, −3s = −2.5909862. A = −3 clips the first to −0.4: the mean is
-    # 0.1465736, s = 1.1578601, 3s = 3.4735803. Both tokens have that loss. Their slope is 2 · ½ of
-    # it for a token that is not clipped, and 0 for a clipped one.
+    # 0.1465736, s = 1.1578601, 3s = 3.4735803. Both tokens have that loss. An unclipped token's
+    # slope is 2 · ½ times that loss, a clipped token's slope 0.
     new, old = [logs(0.1, 0.4)] * 2, [logs(0.2, 0.2)] * 2
     loss, slope, clipped = run(
         bound("gmpo"), new, old, [[3, 3], [-3, -3]], [[1, 1]] * 2, **clip_of("gmpo")
@@ -126,8 +126,7 @@ UNMOVED = [logs(0.5, 0.1, 0.05), logs(0.6, 0.3, 0.1)]
 
 
 def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
-    # The probabilities rise by 0.1, 0.2 and 0.05, with ratios 1.2, 3 and 2. They fall by the same
-    # amounts.
+    # Probabilities rise by 0.1, 0.2 and 0.05 (ratios 1.2, 3 and 2), and fall by as much.
     loss, slope, clipped = run(
         bound("dppo_tv"), MOVED, UNMOVED, [[3] * 3, [-3] * 3], [[1] * 3] * 2, **clip_of("dppo_tv")
     )
@@ -163,8 +162,9 @@ def test_dppo_kl_stops_a_token_whose_binary_kl_is_above_its_range():
 
 
 def test_m2po_drops_the_outliers_that_push_the_second_moment_over_its_bound():
-    # A > 0: 0.1, 0.2 and 0.4 moved in its direction, −0.5 against it. The squares are 0.01, 0.04,
-    # 0.16 and their means, smallest first, 0.01, 0.025, 0.07. A < 0: 0.3 moved against it.
+    # A > 0: the log ratios 0.1, 0.2 and 0.4 moved in the direction of A, and −0.5 against it. The
+    # squares of the former are 0.01, 0.04 and 0.16. Their means, smallest first, are 0.01, 0.025
+    # and 0.07. A < 0: 0.3 moved against A.
     log_ratios = torch.tensor([[0.1, 0.2, 0.4, -0.5], [0.3, 0.0, 0.0, 0.0]])
     old, mask = torch.full((2, 4), -1.0), torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     advantages = torch.tensor([[3.0] * 4, [-3.0] * 4])

@@ -243,8 +243,7 @@ def test_microbatch_step_of_known_numbers():
     loss, _ = grpo_microbatch_train_step(
         log_probs, mask, 2, "reinforce_with_baseline", advantages=torch.tensor([[2.0], [-1.0]])
     )
-    # The rows give 2 · (1 + 2) / 2 = 3 and −1 · 4 = −4. Their mean is −0.5, over two accumulation
-    # steps.
+    # The rows give 2 · (1 + 2) / 2 = 3 and −1 · 4 = −4: mean −0.5, over two accumulation steps.
     assert loss.item() == pytest.approx(-0.25)
     expected = torch.tensor([[-2 / 2, -2 / 2, 0], [1.0, 0, 0]]) / (2 * 2)
     torch.testing.assert_close(log_probs.grad, expected)
@@ -285,8 +284,8 @@ def test_microbatch_step_ignores_padding_and_empty_rows(loss_type, garbage):
         assert torch.equal(clean_tensor, dirty_tensor)
         assert clean_tensor.isfinite().all()
 
-    # An empty row adds 0 but counts as a row: without the empty one of four rows, the loss is 4 / 3
-    # times as large.
+    # An empty row adds 0 but counts as a row: without one of four rows, the loss is 4 / 3 times as
+    # large.
     filled = mask.any(dim=-1)
     log_probs = new[filled].requires_grad_()
     loss, _ = grpo_microbatch_train_step(

@@ -40,7 +40,7 @@ RESPONSES_IN_ALL = 2 * G
 TOKENS_IN_ALL = 2 * sum(LENGTHS)
 REWARDS = [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]]
 PARTS = [[[r, (i % 3) / 2] for i, r in enumerate(row)] for row in REWARDS]
-# Values of states, from a critic or from completions: before the first token and before the second.
+# Values of states, from a critic or from completions: before the first token and the second.
 VALUES = [[0.4, 0.7], [0.25, 0.5]]
 # Logits of the two actions and the end, after the prompt, after A and after B. One first token is
 # so rare that Clip-Cov selects it.
@@ -135,7 +135,7 @@ def kl_of_response(i: int) -> float:
 
 
 def rloo() -> Coefficients:
-    """Subtract 0.05 times the KL and the mean of the other rewards (equation 4)."""
+    """Subtract 0.05 times the KL from each reward, then the mean of the others (equation 4)."""
     rewards = [[r - 0.05 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return summed(
         [
@@ -186,9 +186,9 @@ def ppo() -> Coefficients:
 
 
 def vineppo() -> Coefficients:
-    """Use the value of the next state, or the reward at the end, minus the value of the state.
+    """Subtract the value of the state from that of the next state, or from the reward at the end.
 
-    This is equation 8. Subtract 1e-4 times the gradient of k3.
+    This is equation 8. Also subtract 1e-4 times the gradient of k3.
     """
     policy = whitened_over_tokens(
         lambda p, i, t: (REWARDS[p][i] if t + 1 == LENGTHS[i] else VALUES[p][1]) - VALUES[p][t]

@@ -395,8 +395,7 @@ def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path, lin
 
 @pytest.mark.slow
 def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
-    # Any file system but the local one counts as remote. Here it is a local folder under another
-    # name.
+    # Any file system but the local one counts as remote, here a local folder under another name.
     (tmp_path / "bucket" / "trial").mkdir(parents=True)
     trial = FakeTrial(tmp_path / "first")
     callbacks = file_callbacks()
@@ -506,7 +505,7 @@ def follow(nats: list[float], tmp_path: Path, **settings: Any) -> KLCallback:
 def test_leaving_the_band_warns_once_each_time(caplog, capsys, tmp_path):
     nats = [0.0, 0.5, 2.0, 5.0, 6.0, 2.0, 0.5, 0.4, 2.0]
     follow(nats, tmp_path, kl_band=[1.0, 4.0])
-    # No warning at first: every policy starts below the band.
+    # There is no warning at first, because every policy starts below the band.
     assert [record.getMessage() for record in caplog.records] == [
         "sync/0, round 4: kl/reference_nats 5 is above callbacks.kl_band [1, 4]",
         "sync/0, round 7: kl/reference_nats 0.5 is below callbacks.kl_band [1, 4]",

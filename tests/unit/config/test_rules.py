@@ -1,4 +1,4 @@
-"""Unread settings of a combination are refused, and the error says when they are read."""
+"""Settings that a combination does not read are refused, and the error says when they are read."""
 
 from __future__ import annotations
 

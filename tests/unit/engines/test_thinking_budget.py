@@ -135,7 +135,7 @@ def test_a_text_that_lies_across_tokens_says_that_an_answer_has_begun():
     group = written(
         [[2, 3, 4, 2, 2], [2, 3, 2, 2, 2], [2, 2, 3, 4, 2], [5, 2, 2, 2, 2]], asked, answers=answers
     )
-    # The third would have ended its thinking with the next token, which was too late.
+    # The third response would have ended its thinking with the next token, which was too late.
     assert (~group.response_mask).any(dim=1).tolist() == [False, True, True, False]
     assert group.response_ids[2].tolist() == [2, 2, 3, 2, 2]
 

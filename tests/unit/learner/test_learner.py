@@ -493,8 +493,7 @@ def first(policy_path: str) -> Weights:
 def away_from_ratio_one(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """Return the groups as if another policy had sampled them.
 
-    The loss `kl_cov` contains |log ratio|. At ratio 1, rounding would decide the sign of its
-    gradient.
+    At ratio 1, rounding would decide the sign of the gradient of |log ratio|, which `kl_cov` uses.
     """
     generator = torch.Generator().manual_seed(0)
     away = []
@@ -557,7 +556,7 @@ def test_a_users_loss_and_advantage_are_what_a_step_minimises(
     groups = pair.rollouts()
     before = pair.weights()
     updated = pair.learner.update([groups])
-    # With fresh rollouts, log π is the recorded log-prob. The mean is over each response, then over
+    # With fresh rollouts, log π is the recorded log-prob. Average over each response, then over
     # all.
     rewards = torch.stack([group.rewards for group in groups])
     means = torch.stack(
@@ -929,8 +928,7 @@ def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
 ) -> None:
     steering = {"kl_coef": 0.5, "kl_in": kl_in, "kl_target": 1e-3, "kl_gain": 0.5}
     pair = moved(policy_path, **steering)
-    # The first round samples with the reference, so the KL is 0 and its error is clipped to a
-    # fifth.
+    # The first round samples with the reference: the KL is 0, and its error is clipped to a fifth.
     groups = pair.rollouts()
     assert float(sampled_kl(pair, groups).mean()) > 2e-3
     updated = pair.learner.update([groups])
@@ -1129,7 +1127,7 @@ def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
 
 @pytest.mark.slow
 def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: str) -> None:
-    # In population based training, a trial continues from a better trial's checkpoint with another
+    # In population based training, a trial continues from a better one's checkpoint with another
     # lr.
     donor = Pair(policy_path)
     donor.sync()

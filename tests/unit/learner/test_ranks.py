@@ -56,8 +56,7 @@ def test_a_single_learner_runs_all_microbatches_in_their_order():
 
 
 def test_the_largest_microbatch_goes_first_to_who_has_the_least_to_do():
-    # The costs are 1, 2, 3 and 6. One rank has 6 and 1, the other 3 and 2, each in the original
-    # order.
+    # The costs are 1, 2, 3 and 6. One rank has 6 and 1, the other 3 and 2, in the original order.
     assert dealt([1, 1, 1, 1], [1, 2, 3, 6], 2) == [[[0], [3]], [[1], [2]]]
 
 
@@ -130,7 +129,7 @@ def test_gradients_travel_in_messages_of_a_bounded_size(monkeypatch: pytest.Monk
         parameter.grad = torch.zeros_like(parameter)
     group = Counting()
     Replicas(group).sum_gradients(parameters)
-    # flags of ranks with a gradient, then 40 bytes, 4, 80 and 8
+    # flags of parameters with a gradient, then 40 bytes, 4, 80 and 8
     assert group.sizes == [5, 10, 1, 20, 2]
 
 

@@ -113,7 +113,7 @@ def test_a_trial_ends_when_its_last_generator_finds_no_room_within_the_deadline(
 
 
 def test_one_that_joins_has_no_work_before_it_answers() -> None:
-    """Check this because the machine of the new generator may be dead as well."""
+    """The machine that the new generator starts on may be dead as well."""
     config = config_of(lag=2, rounds=8)
 
     def durations(name: str, stage: str) -> float:

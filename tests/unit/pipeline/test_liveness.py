@@ -35,7 +35,7 @@ def test_actor_that_comes_no_further_is_lost() -> None:
     call = actor(runtime, "a", 100.0, step_s=math.inf).submit("work", "work")
     with pytest.raises(ActorLost, match=r"resources\.deadline_s=8 s from a \(work\)"):
         Watch(runtime, DEADLINE_S).result(call)
-    # The first question, after a quarter of the deadline, gets a progress count that is new.
+    # The first question comes after a quarter of the deadline, and its answer counts as progress.
     assert runtime.now() == 2.0 + DEADLINE_S
 
 
@@ -51,7 +51,7 @@ def test_answers_of_one_actor_say_nothing_of_another() -> None:
         for call in done:
             runtime.result(call)
     assert silent == [stuck]
-    # The last step is at one second. Detecting it can take up to one more question.
+    # The last progress is at 1 s, and the watch may need one more question to notice that.
     assert DEADLINE_S <= runtime.now() <= 1.0 + DEADLINE_S * 1.25
 
 

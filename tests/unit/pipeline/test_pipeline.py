@@ -400,7 +400,7 @@ def test_a_chunk_is_scored_while_the_next_is_sampled() -> None:
 
 
 def test_sampling_waits_for_a_reward_that_is_slower() -> None:
-    """Check that sampling runs exactly one chunk ahead of scoring."""
+    """Check that sampling runs at most one chunk ahead of scoring."""
     w = virtual_trial(
         user_reward_config(lag=1, eval={"every": 9}),
         durations=constant_durations(rollout=1, reward=64, optimize=1),
@@ -938,7 +938,7 @@ def test_a_failed_reward_is_said_of_who_gives_it(task, who, stream) -> None:
 
 
 def test_a_failure_in_a_small_evaluation_is_no_rate() -> None:
-    """Let 2 of 12 responses fail: a sixth of them, but under a tenth of 64 (32 prompts)."""
+    """Two of 12 responses are a sixth, but less than a tenth of the 64 responses to 32 prompts."""
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.1})
     report = virtual_trial(config, reward_fails=some_held_out_fail(2)).run(1)[0]
     assert report.metrics["eval/unscored"] == 1
@@ -1099,7 +1099,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
         try:
             reports.append(w.pipeline.run_round())
         except ActorFailed as error:
-            # Three losses in a row end a trial, and the draw allows that.
+            # The drawn deaths may contain three losses in a row, which end a trial.
             assume("without finishing any work" not in str(error))
             raise
         counts = {k[6:]: v for k, v in reports[-1].metrics.items() if k.startswith("count/")}

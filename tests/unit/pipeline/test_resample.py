@@ -130,8 +130,7 @@ def test_resample_draws_others_in_their_place() -> None:
     config = config_of(rounds=2, rollout=rollout(zero_advantage="resample"))
     w = virtual_trial(config, equal_rewards=equal_on(1, 3, 4, 9))
     reports = w.run(2)
-    # 1 and 3 are replaced by 4 and 5, and 4 by 6. The next round draws 7 to 10 and replaces 9 by
-    # 11.
+    # 4 and 5 replace 1 and 3, and 6 replaces 4. The next round draws 7 to 10, and 11 replaces 9.
     assert [call.prompt_indices for call in w.trained] == [((0, 2, 5, 6),), ((7, 8, 10, 11),)]
     rows = [report.metrics for report in reports]
     assert [row["group/drawn"] for row in rows] == [7, 5]
@@ -460,7 +459,7 @@ def test_lost_generators_change_no_batch(
         try:
             reports.append(w.pipeline.run_round())
         except ActorFailed as error:
-            # Three losses in a row end a trial, and the draw allows that.
+            # The drawn deaths may contain three losses in a row, which end a trial.
             assume("without finishing any work" not in str(error))
             raise
     trained = [call.prompt_indices for call in w.trained]

@@ -219,8 +219,8 @@ def test_arms_with_the_same_answers_differ_by_nothing():
 
 
 def test_seeds_needed_are_those_of_the_tables_for_a_paired_test():
-    # For an effect of one standard deviation, 10 pairs have a power of 80 % (Cohen). For half of
-    # it, 34 have.
+    # For an effect of one standard deviation, 10 pairs have 80 % power (Cohen). For half of that,
+    # 34 do.
     assert seeds_needed(1.0, Spread(1.0)) == 10
     assert seeds_needed(-0.5, Spread(1.0)) == pytest.approx(34, abs=1)
 
@@ -255,7 +255,7 @@ def test_one_response_a_prompt_is_wilson_over_the_prompts():
 
 
 def test_equal_prompts_count_each_response():
-    # Every prompt is correct half of the time. Prompts do not scatter, so the responses are the
+    # Every prompt is correct half of the time: prompts do not scatter, so the responses are the
     # trials.
     assert share_over_prompts(np.full(10, 0.5), draws=8) == wilson(0.5, 80)
 

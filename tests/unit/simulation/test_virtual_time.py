@@ -60,14 +60,13 @@ def test_colocated_stages_follow_each_other():
 
 @pytest.mark.slow
 def test_gaps_between_steps_delay_a_synchronous_round():
-    # There is a gap for every round except before the first one that counts.
+    # Every counted round has a gap before it, except the first one.
     assert round_s(lag=0, gap_s=0.5) == pytest.approx(8.5 + 0.5 * 37 / 38)
 
 
 @pytest.mark.slow
 def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
-    # The learner's side takes 4 s and a quarter to publish. Loads and the following units overlap
-    # with it.
+    # The learner takes 4 s and a quarter to publish. Loads and the next units overlap with that.
     assert round_s(lag=1) == pytest.approx(4.25, rel=0.02)
     assert round_s(lag=4) == pytest.approx(4.25, rel=0.02)
     # Two generators sample in half the time, and nobody waits for them.

@@ -120,5 +120,5 @@ grown_mib(read)
 @pytest.mark.slow
 @linux
 def test_a_learner_that_reads_a_checkpoint_holds_no_moment_twice(tmp_path):
-    # The policy and the moments, as read. The moments stay.
+    # The policy and the moments are read, and only the moments stay.
     assert grown_mib(tmp_path, LOAD) < STATE_MIB + EXTRA_MIB

@@ -1,6 +1,6 @@
-"""A mix of tasks: each prompt's task, with each task handled as if it were alone.
+"""A mix of tasks: the task of each prompt, and each task treated as if it were alone.
 
-Each task poses its prompts, scores, measures and refuses settings separately.
+This includes prompts, scores, metrics and refused settings.
 """
 
 from __future__ import annotations

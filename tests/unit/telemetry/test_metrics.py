@@ -22,8 +22,7 @@ def test_names_are_area_and_name() -> None:
 
 
 def test_rollout_metrics_by_hand() -> None:
-    # Trained in round 5: weights of rounds 5 and 3 for the first time, of round 1 for the second
-    # time.
+    # Trained in round 5: weights of rounds 5 and 3 for the first time, of round 1 a second time.
     long = replace(
         one_token_group(1, rewards=(1.0, 0.0), round_=3, uses=1),
         response_ids=torch.zeros(2, 3, dtype=torch.int64),
@@ -72,7 +71,10 @@ def test_a_response_with_a_hole_was_interrupted() -> None:
 
 
 def test_turns_of_episodes_are_the_actions_that_were_answered() -> None:
-    """One group has three turns and one turn, the last of which was cut off; the other two each."""
+    """Episodes have three turns and one in the first group, and two each in the second group.
+
+    The last action of the second episode was cut off.
+    """
     nan = math.nan
     turns = (
         [[0.0, nan, 0.0, 1.0], [0.0, nan, nan, nan]],

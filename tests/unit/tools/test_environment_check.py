@@ -1,4 +1,4 @@
-"""An environment with one planted fault is checked, and the fault is found by name."""
+"""Environments with one planted fault each, and a check that finds every fault by name."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def test_a_directory_without_a_checkpoint_is_told_so(tmp_path):
 
 
 def test_an_experiment_is_told_its_trials_by_both_commands(tmp_path):
-    """Both `launch/evaluate.py` and `launch/export.py` take a trial, not an experiment."""
+    """`launch/evaluate.py` and `launch/export.py` take a trial, not a whole experiment."""
     for name in ("sync-0", "sync-1"):
         (tmp_path / name / "checkpoint_000001").mkdir(parents=True)
     (tmp_path / "plots").mkdir()

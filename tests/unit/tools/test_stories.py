@@ -123,7 +123,10 @@ def test_sentences_are_counted_by_their_ends(text: str, sentences: int):
 
 
 def test_a_story_has_three_to_five_sentences_and_fits_the_default_limit():
-    """Count the end-of-text token, with the shipped tokenizer, with and without keywords."""
+    """Check stories with and without their keywords, in tokens of the shipped tokenizer.
+
+    The count includes end-of-text.
+    """
     _, tokenizer = load_policy(SHIPPED_POLICY)
     limit = GRPOConfig.from_dict({}).rollout.max_new_tokens
     for document in told(0.5, 0.5, 1500):
@@ -146,9 +149,8 @@ def test_the_last_sentence_closes_the_story():
 def test_length_says_nothing_about_the_keyword():
     """Check that stories with and without their keyword have the same length distribution.
 
-    Lengths are in tokens and in sentences.
-    The largest distance of the two distribution functions (Kolmogorov-Smirnov) is within the range
-    that chance gives in 99.9 % of samples.
+    Lengths are in tokens and in sentences. The largest distance of the two distribution functions
+    (Kolmogorov-Smirnov) is within the range that chance gives in 99.9 % of samples.
     """
     _, tokenizer = load_policy(SHIPPED_POLICY)
     storyteller, count = teller(), 2000

@@ -274,8 +274,7 @@ def test_a_thousand_syncs_leave_memory_files_and_dev_shm_as_they_were() -> None:
     for round_ in range(1000):
         fetched = receiver.fetch(sender.publish(weights(tensors, round_=round_)))
         sender.release(before_round=round_)
-    # Two slots, each mapped by the sender and by the receiver. A mapping keeps a separate open
-    # file.
+    # Two slots, each mapped by the sender and by the receiver. Each mapping keeps a file open.
     files, mappings, names = held()
     assert (files - before[0], mappings - before[1], names) == (2 + 4, 4, before[2])
     del fetched

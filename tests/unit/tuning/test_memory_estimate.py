@@ -183,8 +183,7 @@ def test_a_checkpoint_goes_through_main_memory_to_a_gpu():
     dimensions = policy_dimensions(trial.model)
     assert dimensions is not None
     found = {part.what: part for part in estimate(gpu, dimensions).parts}["checkpoint"]
-    # For 1,543,714,304 parameters: bfloat16 weights, plus the master weight and two moments in
-    # float32.
+    # For 1,543,714,304 parameters: bfloat16 weights, and float32 master weight and two moments.
     assert (found.bytes, found.gpus) == (14 * 1_543_714_304, 0.0)
     assert parts(trial).get("checkpoint", 0) == 0
 
@@ -306,8 +305,7 @@ def test_slots_have_a_place_on_shelves_of_twice_their_tokens_at_most():
     shape: ModelConfig = PRESETS["small"]
     rollout = {"prompts": 6, "group_size": 4, "slots": 8}
     trial = config(placement="disaggregated", model={"preset": "small"}, rollout=rollout)
-    # The estimate assumes that prompts fill the context of 256 tokens: 32 + 64 + 128 + 256 < 2 x
-    # 256.
+    # The estimate assumes that prompts fill 256 tokens of context: 32 + 64 + 128 + 256 < 2 x 256.
     shelves = [
         Shelf(shape, columns, 8, torch.device("cpu"))._storage.nbytes
         for columns in shelf_columns(256)

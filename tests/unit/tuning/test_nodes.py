@@ -27,16 +27,14 @@ def left_cpus(bundles, nodes, strategy="PACK"):
 def test_pack_fills_the_roomiest_node_before_it_takes_another():
     # 3 goes to the node with 4 CPUs, where 1 still fits. 2 goes to the node with 3.
     assert left_cpus((1, 2, 3), (4, 2, 3)) == [0, 2, 1]
-    # 2.9 goes to the node with 4 CPUs, where no 2 fits any more. The node with 3 has room for one
-    # 2.
+    # 2.9 goes to the node with 4 CPUs, where no 2 fits any more. The node with 3 fits one 2.
     assert left_cpus((0.1, 2.9, 2, 2), (4, 3)) is None
     # Both 2.9 go to the node with 6 CPUs, and both 1.9 to the node with 4.
     assert left_cpus((0.1, 2.9, 2.9, 1.9, 1.9), (6, 4)) == [0.1, 0.2]
 
 
 def test_spread_takes_another_node_while_there_is_one():
-    # 3 and 2 take the nodes with 4 and 3 CPUs, and 1 takes the node with 2. Another 1 takes the
-    # roomiest.
+    # 3, 2 and 1 take the nodes with 4, 3 and 2 CPUs. A second 1 takes the roomiest node.
     assert left_cpus((1, 2, 3), (4, 2, 3), "SPREAD") == [1, 1, 1]
     assert left_cpus((1, 1, 2, 3), (4, 2, 3), "SPREAD") == [0, 1, 1]
     assert left_cpus((3, 3), (6, 2), "SPREAD") == [0, 2]
