@@ -284,8 +284,7 @@ def test_microbatch_step_ignores_padding_and_empty_rows(loss_type, garbage):
         assert torch.equal(clean_tensor, dirty_tensor)
         assert clean_tensor.isfinite().all()
 
-    # An empty row adds 0 but counts as a row: without one of four rows, the loss is 4 / 3 times as
-    # large.
+    # An empty row adds 0 but counts as a row: without one of four rows, the loss is 4 / 3 times.
     filled = mask.any(dim=-1)
     log_probs = new[filled].requires_grad_()
     loss, _ = grpo_microbatch_train_step(

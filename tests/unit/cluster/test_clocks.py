@@ -30,8 +30,8 @@ def test_spans_of_another_machine_count_at_our_time():
 
 
 def test_weights_travel_since_a_time_of_the_receivers_clock():
-    # The learner's clock is 60 s behind ours, the generator's 10 s ahead: 5 is 65 here and 75
-    # there.
+    # The learner's clock is 60 s behind ours and the generator's 10 s ahead: 5 s become 65 s on our
+    # clock and 75 s on the generator's.
     recorder = Recorder({"learner": -60.0, "generator-0": 10.0})
     sent = OutOfBand("described", "ref", sent_at=5.0)
     ours = recorder.handle_of("learner", sent)

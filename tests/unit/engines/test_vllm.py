@@ -57,8 +57,7 @@ def test_torn_weights_and_weights_with_a_gap_are_refused():
 
 def test_the_cache_holds_whole_blocks_of_every_row():
     shape = CacheShape(layers=4, heads=2, head_dim=32, itemsize=4)
-    # 33 tokens need two blocks of 32, and vLLM takes two more blocks. Each token stores keys and
-    # values.
+    # 33 tokens need two blocks of 32. vLLM takes two more blocks. A token stores keys and values.
     assert shape.bytes(rows=3, tokens=33) == (3 * 2 + 2) * 32 * (2 * 4 * 2 * 32 * 4)
 
 

@@ -28,8 +28,8 @@ LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=2, temperature=1.0, end
 
 # ---- A two-step toy with known values ------------------------------------------------------------
 
-# Probabilities of a and b after a and after b. The chain starts at a and earns 1 if its second step
-# is b.
+# Probabilities of the next token (a, b) after a and after b. The chain starts at a and earns 1 if
+# its second step is b.
 AFTER_A, AFTER_B = (0.75, 0.25), (0.5, 0.5)
 VALUE_AFTER_A, VALUE_AFTER_B = 0.25, 0.5
 VALUE_OF_PROMPT = 0.75 * 0.25 + 0.25 * 0.5

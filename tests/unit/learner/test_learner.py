@@ -556,8 +556,7 @@ def test_a_users_loss_and_advantage_are_what_a_step_minimises(
     groups = pair.rollouts()
     before = pair.weights()
     updated = pair.learner.update([groups])
-    # With fresh rollouts, log π is the recorded log-prob. Average over each response, then over
-    # all.
+    # With fresh rollouts, log π is the recorded log-prob. Average per response, then over all.
     rewards = torch.stack([group.rewards for group in groups])
     means = torch.stack(
         [
@@ -1127,8 +1126,7 @@ def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
 
 @pytest.mark.slow
 def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: str) -> None:
-    # In population based training, a trial continues from a better one's checkpoint with another
-    # lr.
+    # In population based training, a trial continues a better one's checkpoint with another lr.
     donor = Pair(policy_path)
     donor.sync()
     donor.learner.update([donor.rollouts()])

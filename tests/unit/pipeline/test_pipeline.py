@@ -193,16 +193,15 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     scored = [index for index in all_prompts(config) if not fails("train", index)]
     assert trained_prompts(w) == scored
     assert not w.used_after_release()
-    # A batch is left out when all its groups failed. A round is skipped when all its batches are
-    # empty.
+    # A batch is left out when all its groups failed, and a round is skipped without batches.
     left = rollout_batches(config, scored)
     assert [call.prompt_indices for call in w.trained] == left
     skipped = sum(not batches for batches in left)
     assert report.metrics["count/skipped_rounds"] == skipped
     assert report.metrics["version/learner"] == sum(map(len, left)) * steps_a_batch(config)
 
-    # Nothing is requested beyond the last round, and each prompt once; VirtualRequests refuses
-    # others.
+    # Each prompt is requested once, and none beyond the last round (VirtualRequests refuses
+    # others).
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert asked == all_prompts(config)
     assert_evaluated(w)
@@ -679,8 +678,7 @@ def test_seconds_of_a_synchronous_round_add_up(
         stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
         assert sum(row[f"time/{stage}_s"] for stage in stages) == row["time/step_s"]
         assert row["time/step_s"] == report.end - report.start
-        # Each call that is not hidden by another takes its latency. All other time is accounted
-        # for.
+        # A call that is not hidden by another takes its latency. All other time is accounted for.
         assert 0 < row["time/other_s"] <= (len(report.spans) + 1) / 64
 
 
@@ -910,8 +908,7 @@ def test_every_prompt_scored_is_no_note() -> None:
 
 
 def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
-    # 2 responses to each of 6 prompts: 4 of the 64 responses to 32 prompts are more than a
-    # twentieth.
+    # 2 responses to each of 6 prompts: 4 of 64 responses to 32 prompts are over a twentieth.
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.05})
     w = virtual_trial(config, reward_fails=some_held_out_fail(2, 5))
     with pytest.raises(

@@ -466,7 +466,7 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
         *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),
         *("0.0040", "0.300 -> 0.600 (0.500-0.700)", "-", "-", "0", "1.0", "0.0"),
     ]
-    # 128 samples in 2 s are 64/s, against 32/s with the same seed: twice as fast on twice the
+    # 128 samples in 2 s are 64/s, against 32/s with the same seed: twice the speed, twice the
     # cores.
     assert by_arm["async_k1"][1:9] == [
         *("4", "256", "2.0", "64", "2.00x", "1.00x", "0.5000", "0.300 -> 0.500"),

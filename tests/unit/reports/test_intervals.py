@@ -120,8 +120,8 @@ def test_fewer_than_four_rounds_have_no_interval():
 def test_the_interval_within_two_runs_by_hand():
     # Ten rounds of 64 responses: five batches of 1.8, 1.9, 2, 2.1 and 2.2 s, against 10 x 0.5 s.
     # The shares of the 10 s minus the shares of the responses are -0.02, -0.01, 0, 0.01 and 0.02.
-    # Their squares sum to 0.001, times 5/4. One arm has all of the variance: 4 degrees of freedom,
-    # 2.7764.
+    # The variance is the sum of their squares, 0.001, times 5/4. It comes from one arm alone, so
+    # there are 4 degrees of freedom, and t is 2.7764.
     arm = ([0.9, 0.9, 0.95, 0.95, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1], [64.0] * 10)
     estimate = over_rounds(arm, ([0.5] * 10, [64.0] * 10))
 
@@ -219,8 +219,7 @@ def test_arms_with_the_same_answers_differ_by_nothing():
 
 
 def test_seeds_needed_are_those_of_the_tables_for_a_paired_test():
-    # For an effect of one standard deviation, 10 pairs have 80 % power (Cohen). For half of that,
-    # 34 do.
+    # For an effect of one standard deviation, 10 pairs have 80 % power (Cohen); for half of it, 34.
     assert seeds_needed(1.0, Spread(1.0)) == 10
     assert seeds_needed(-0.5, Spread(1.0)) == pytest.approx(34, abs=1)
 
@@ -255,7 +254,7 @@ def test_one_response_a_prompt_is_wilson_over_the_prompts():
 
 
 def test_equal_prompts_count_each_response():
-    # Every prompt is correct half of the time: prompts do not scatter, so the responses are the
+    # Every prompt is correct half of the time: prompts do not scatter, and responses are the
     # trials.
     assert share_over_prompts(np.full(10, 0.5), draws=8) == wilson(0.5, 80)
 
