@@ -1,9 +1,9 @@
-"""Responses to the same requests, sampled twice: equal bits, or equal to rounding.
+"""Comparisons of two samples for the same requests: equal bits, or equal up to rounding.
 
-Only the same call, with the same shapes, in the same setup gives the same bits. Another batch or
-another engine adds up in another order. Its log-probs differ by rounding, and a draw that lies
-within rounding of the border between two tokens may give the other one. From there on that response
-is another one.
+Only the same call, with the same shapes and the same setup, gives the same bits. Another batch or
+another engine sums in a different order, so its log-probs differ by rounding. A draw within
+rounding distance of the border between two tokens may then pick the other token, and from that
+token on the response differs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 
 from grpo_trainable.protocol.rollout import RolloutGroup
 
-# Responses of a comparison that may go on differently. Rounding moves the border between two tokens
-# by a millionth or so: a first one is rare in thousands of tokens, and a second one no accident.
+# Responses of one comparison that may diverge. Rounding moves the border between two tokens by
+# about a millionth. One fork is rare in thousands of tokens, and a second one is no accident.
 FORKS = 1
 
 
 def assert_same_bits(some: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> None:
-    """Check that both hold the same responses, whose log-probs have the same bits."""
+    """Check that both hold the same responses and that their log-probs have the same bits."""
     for one, other in zip(some, others, strict=True):
         for name in ("response_ids", "response_mask", "finished", "token_versions", "token_rounds"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
@@ -31,9 +31,9 @@ def assert_same_bits(some: Sequence[RolloutGroup], others: Sequence[RolloutGroup
 def assert_agree(
     some: Sequence[RolloutGroup], others: Sequence[RolloutGroup], *, atol: float
 ) -> None:
-    """Check that both hold the same responses, whose log-probs differ by `atol` at most.
+    """Check that both hold the same responses, with log-probs that differ by at most `atol`.
 
-    `FORKS` of them may go on differently after tokens that agree.
+    Up to `FORKS` responses may diverge after tokens that agree.
     """
     forks = 0
     for one, other in zip(some, others, strict=True):
@@ -54,7 +54,7 @@ def assert_agree(
 
 
 def assert_agree_as_far(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> None:
-    """Check that each of `some` is the beginning of its counterpart, but for `FORKS` of them."""
+    """Check that all of `some`, except up to `FORKS`, are prefixes of their counterparts."""
     forks = sum(
         list(one) != list(other[: len(one)]) for one, other in zip(some, others, strict=True)
     )
@@ -62,12 +62,12 @@ def assert_agree_as_far(some: Sequence[Sequence[int]], others: Sequence[Sequence
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return how many entries both begin with."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _tokens(group: RolloutGroup, row: int) -> list[tuple[int, bool]]:
-    """Return the tokens of a response, each with whether it was sampled."""
+    """Return the tokens of a response as pairs (token id, True if it was sampled)."""
     length = int(group.extents[row])
     ids, mask = group.response_ids[row, :length], group.response_mask[row, :length]
     return list(zip(ids.tolist(), mask.tolist(), strict=True))

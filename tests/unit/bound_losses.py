@@ -1,6 +1,6 @@
-"""Every built-in loss with its own arguments at their default settings, as `loss.type` gives it.
+"""Every built-in loss with the default values of its arguments bound, as `loss.type` selects it.
 
-A loss that selects tokens of the gradient step is given none, unless a test passes `selected`.
+A loss that selects tokens of the gradient step selects none, unless a test passes `selected`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A page in a headless browser."""
+"""Loading of a page in a headless browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = [
 
 
 def browse(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
-    """The document after it was loaded, and what the browser had to say on its console."""
+    """Return the document after loading, and the console messages of the browser."""
     assert BROWSER is not None
     done = subprocess.run(
         [BROWSER, *OPTIONS, f"--user-data-dir={profile}", *options, page.as_uri()],

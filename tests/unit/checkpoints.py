@@ -1,4 +1,4 @@
-"""A whole checkpoint written by one process, as a trial and its learners write it together."""
+"""A complete checkpoint written by one process, in the form that a trial and its learners write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_trainable.storage.checkpointing import (
 
 
 def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
-    """Write a checkpoint. OSError when the directory cannot be written."""
+    """Write a checkpoint; raise OSError when the directory is not writable."""
     tensors = {"policy": trial.policy, "optimizer": trial.optimizer}
     with begun(directory) as proof:
         files = write_learner_files(str(directory), proof, tensors, {})

@@ -1,4 +1,4 @@
-"""A real server on this machine that speaks as OpenAI's endpoint does, and fails as told."""
+"""A real local server that speaks OpenAI's protocol and fails on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Reply:
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
-    wait: threading.Event | None = None  # answers only once it is set
+    wait: threading.Event | None = None  # if set, answer only after this event
 
 
 def says(text: str | None) -> Reply:
@@ -24,7 +24,7 @@ def says(text: str | None) -> Reply:
 
 
 def story_about(request: dict[str, Any]) -> Reply:
-    """A usable prompt for the keywords that a request asks for."""
+    """Return a usable prompt for the keywords in a request."""
     content = request["messages"][0]["content"]
     words = content.partition("must contain the ")[2].partition(": ")[2].partition(". ")[0]
     return says(f'1. "Write a short story with these: {words}."')
@@ -41,7 +41,7 @@ class Server:
 def endpoint(
     first: Sequence[Reply] = (), then: Callable[[dict[str, Any]], Reply] = story_about
 ) -> Iterator[Server]:
-    """Answers the first requests as listed, all others by `then`."""
+    """Serve the first requests from the list and all others with `then`."""
     listed, lock = list(first), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ def endpoint(
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.handle_error = lambda request, client_address: None  # who has hung up
+    http.handle_error = lambda request, client_address: None  # ignore clients that disconnect
     server = Server(f"http://127.0.0.1:{http.server_address[1]}/v1", [], [])
     thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
     thread.start()

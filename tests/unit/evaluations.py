@@ -1,4 +1,4 @@
-"""Evaluations made by hand, for tests of what is made of them."""
+"""Hand-made evaluations for tests of code that reads evaluations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reports.evaluations.record import EvaluationRecord
 def generation(
     prompt_index: int = 0, response_index: int = 0, right: float = 1.0, **values: Any
 ) -> Generation:
-    """A response that earned `right` for its answer, and 1 for its format."""
+    """Return a response with reward `right` for its answer and 1 for its format."""
     fields: dict[str, Any] = {
         "prompt_index": prompt_index,
         "response_index": response_index,
@@ -55,7 +55,7 @@ def record(generations: Sequence[Generation], **values: Any) -> EvaluationRecord
 
 
 def answered(rights: Sequence[Sequence[float]], **values: Any) -> EvaluationRecord:
-    """An evaluation whose responses earned these rewards, prompt by prompt."""
+    """Return an evaluation whose responses earned these rewards, prompt by prompt."""
     return record(
         [generation(p, r, right) for p, own in enumerate(rights) for r, right in enumerate(own)],
         **values,

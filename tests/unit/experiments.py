@@ -1,4 +1,4 @@
-"""Small experiment directories, written as the launcher and Tune leave them."""
+"""Small experiment directories, written as the launcher and Tune write them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DESCRIPTION = {
 
 
 def write_experiment(directory: Path, **changes: Any) -> Path:
-    """An experiment without trials; a change to None leaves the key out."""
+    """Write an experiment without trials; a change to None removes the key."""
     directory.mkdir(parents=True)
     description = {k: v for k, v in {**DESCRIPTION, **changes}.items() if v is not None}
     (directory / "experiment.json").write_text(json.dumps(description))
@@ -37,7 +37,7 @@ def write_experiment(directory: Path, **changes: Any) -> Path:
 
 
 def config(arm: str = "colocated_k1", seed: int = 0, **fixed: Any) -> dict[str, Any]:
-    """As params.json holds it; `fixed` by dotted key."""
+    """Return a config in the form of params.json, with the values `fixed` by dotted key."""
     (trial,) = SPACE.trials({"arm": arm, **fixed}, [seed])
     return trial.to_dict()
 
@@ -72,8 +72,10 @@ def gradient_step(round_: int, step: int, kl: float | None, clipped: float = 0.1
 
 
 def row(round_: int, **metrics: float) -> dict[str, Any]:
-    """A row of one round with what every row has; names are written with two underscores for
-    the slash."""
+    """Return a row of one round with the metrics that every row has.
+
+    Write two underscores for the slash in a metric's name.
+    """
     given = {name.replace("__", "/"): value for name, value in metrics.items()}
     return {
         "training_iteration": round_,
@@ -96,7 +98,7 @@ def row(round_: int, **metrics: float) -> dict[str, Any]:
 
 
 def rollout(round_: int, cursor: int, *, lag: int = 0, first_use: bool = True) -> dict[str, Any]:
-    """One response."""
+    """Return one response."""
     return {"round": round_, "cursor": cursor, "lag": lag, "first_use": first_use, "reward": 1.0}
 
 
@@ -127,11 +129,11 @@ def change(at: float, side: str, version: int) -> dict[str, Any]:
     return {"at": at, "side": side, "actor": f"{side}-0", "version": version, "round": version}
 
 
-# ---- Every arm, as it might go ---------------------------------------------------------------
+# ---- Every arm with invented measurements ----------------------------------------------------
 
 
 def write_full(directory: Path, arms: Sequence[str] = tuple(SPACE.arms), seeds: int = 2) -> Path:
-    """Every arm of the space with smooth made-up measurements, all files there."""
+    """Write every arm of the space with smooth invented measurements and all files."""
     write_experiment(directory, num_samples=seeds)
     for place, arm in enumerate(arms):
         for seed in range(seeds):

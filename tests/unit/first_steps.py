@@ -1,4 +1,4 @@
-"""The ratios that a learner's gradient steps see, of what a real engine has sampled."""
+"""The ratios in a learner's gradient steps, for samples of a real engine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def log_ratios(
     lag: int = 0,
     change: Callable[[RolloutGroup], RolloutGroup] = lambda group: group,
 ) -> list[list[Tensor]]:
-    """log ρ of the tokens of each gradient step of a round, (T,) a microbatch. `lag`: rounds that
-    the learner trains before it gets what was sampled, which `change` is applied to."""
+    """Return log ρ of the tokens in each gradient step of a round, (T,) per microbatch.
+
+    The learner trains `lag` rounds before it gets the samples, to which `change` is applied first.
+    """
     found: list[Tensor] = []
     add = StepStatistics.add
 

@@ -1,4 +1,4 @@
-"""Small models of transformers that tests start from: random weights, a trained tokenizer."""
+"""Small transformers models for tests: random weights and a trained tokenizer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
-VOCAB_SIZE, CONTEXT_LENGTH = 320, 64  # more than the tokenizer has
-# Each family, and whether its head is tied.
+VOCAB_SIZE, CONTEXT_LENGTH = 320, 64  # larger than the tokenizer's vocabulary
+# Each family, and True if its head is tied.
 FAMILIES = [("llama", False), ("qwen2", True), ("qwen3", False), ("qwen3", True)]
 TEXTS = ["Write a story that includes the word: fox\n", "The fox ran home. The old fox slept.\n"]
 
@@ -23,7 +23,7 @@ def tokenizer() -> Tokenizer:
 
 
 def write_json_files(directory: Path, config: dict[str, Any] | None = None, **others: Any) -> Path:
-    """What is beside the weights: config.json, tokenizer.json, and `others` by name."""
+    """Write the files next to the weights: config.json, tokenizer.json, and `others` by name."""
     directory.mkdir(parents=True, exist_ok=True)
     base = {
         "architectures": ["LlamaForCausalLM"],
@@ -42,7 +42,7 @@ def write_json_files(directory: Path, config: dict[str, Any] | None = None, **ot
 def write_hf_model(
     directory: Path, family: str = "llama", *, tied: bool = False, seed: int = 0, **config: Any
 ) -> str:
-    """A model that `AutoModelForCausalLM` loads. Its path."""
+    """Write a model that `AutoModelForCausalLM` loads, and return its path."""
     import transformers
 
     kinds = {
@@ -69,7 +69,7 @@ def write_hf_model(
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 2:
-                    parameter.mul_(5)  # so that what a token is depends on the others
+                    parameter.mul_(5)  # so that each token depends on the others
                 elif name.endswith("bias"):
                     parameter.normal_()
     model.save_pretrained(directory)

@@ -1,8 +1,8 @@
 """Matrix products as another BLAS might round them.
 
-Which instructions a BLAS uses, and in which order it adds up, depends on the processor, the shapes
-and the number of threads. Here these decide by which of its last bits each sum is off. The same
-call gives the same bits, and nothing else does.
+The instructions and the order of sums in a BLAS depend on the processor, the shapes and the number
+of threads. Here, the same properties decide the error in the last bits of each sum. Only the same
+call gives the same bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ENTRIES = 1 << 22  # of products; larger ones stay as they are
+ENTRIES = 1 << 22  # of products; larger ones are not changed
 
 
 def install(seed: str) -> None:
@@ -36,7 +36,7 @@ def install(seed: str) -> None:
     library.impl("baddbmm", _sum("baddbmm", rounded), "CPU")
 
 
-library = torch.library.Library("aten", "IMPL")  # what it replaces stays replaced while it lives
+library = torch.library.Library("aten", "IMPL")  # the replacements last as long as this object
 
 
 def _product(name: str, rounded: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

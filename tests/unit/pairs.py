@@ -21,7 +21,7 @@ Weights = dict[str, Tensor]
 
 
 class Pair:
-    """A learner and a generator on one transport, and the next rollouts."""
+    """A learner and a generator on one transport, with the next rollouts."""
 
     def __init__(self, policy_path: str, **values: Any) -> None:
         data: dict[str, Any] = {
@@ -51,12 +51,12 @@ class Pair:
         self.generator.load(self.learner.publish().handle)
 
     def rollouts(self) -> list[RolloutGroup]:
-        """A fresh rollout batch under the weights the generator has; rewards that differ."""
+        """Return a fresh rollout batch from the generator's weights, with rewards that differ."""
         count = self.config.rollout.prompts
         prompt_indices = range(self.next_prompt, self.next_prompt + count)
         self.next_prompt += count
         unit = self.generator.generate([self.prompts.request("train", c) for c in prompt_indices])
-        # A random policy earns nothing.
+        # A random policy would earn nothing.
         rewards = torch.linspace(0, 1, self.config.rollout.group_size)
         return [replace(g, rewards=rewards.roll(g.prompt_index), uses=1) for g in unit.groups]
 

@@ -1,4 +1,4 @@
-"""Policies that tests of sampling, scoring and training share, and a way for their weights."""
+"""Policies and a transport that tests of sampling, scoring and training share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 
 
 def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
-    """Random weights ten times their usual size, so that what a token is depends on the others."""
+    """Return random weights of ten times the usual size, so that tokens depend on each other."""
     model = TransformerLM(config, seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -28,8 +28,10 @@ def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
 
 
 class Pieces:
-    """Stands for a tokenizer: two special tokens, ids 0 and 1, of which the second is for padding,
-    and the given pieces of text."""
+    """A stand-in for a tokenizer: the given pieces of text after two special tokens.
+
+    The special tokens have ids 0 and 1; id 1 is for padding.
+    """
 
     pad_id = 1
 
@@ -46,8 +48,11 @@ def write_quick_policy(
     seed: int = 3,
     **shape: int,
 ) -> str:
-    """A policy that is quick to train: random weights, the shipped tokenizer unless another is
-    given. Its path. `shape`: fields of its `ModelConfig`."""
+    """Write a policy that is quick to train, with random weights, and return its path.
+
+    The tokenizer defaults to the shipped one. `shape` contains fields of the policy's
+    `ModelConfig`.
+    """
     tokenizer = tokenizer or read_tokenizer(None)
     quick = {"context_length": 48, "d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64}
     config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**quick, **shape})
@@ -56,7 +61,7 @@ def write_quick_policy(
 
 
 class Mailbox:
-    """A transport whose handles are versions, and every snapshot stays."""
+    """A transport whose handles are versions and that keeps every snapshot."""
 
     name = "mailbox"
 

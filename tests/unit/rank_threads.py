@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for what several learners compute; and rounds to train on."""
+"""Ranks as threads of one process, for the sums of several learners, and rounds to train on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE_AT_A_TIME = threading.Lock()  # transformers cannot load two models at once
 
 
 class ThreadGroup:
-    """A rank that sums with others of its process, in the order of the ranks."""
+    """A rank that sums with other threads of its process, in the order of the ranks."""
 
     def __init__(self, rank: int, size: int, slots: list[Tensor], barrier: threading.Barrier):
         self.rank, self.size = rank, size
@@ -40,14 +40,14 @@ class ThreadGroup:
 
 
 def together(size: int, work: Callable[[ThreadGroup], Answer]) -> list[Answer]:
-    """What each rank makes of `work`. An error of one of them is raised."""
+    """Return the result of `work` for each rank, or raise the error of any rank."""
     slots, barrier = [torch.zeros(0)] * size, threading.Barrier(size)
 
     def run(rank: int) -> Answer:
         try:
             return work(ThreadGroup(rank, size, slots, barrier))
         except BaseException:
-            barrier.abort()  # the others would wait for ever
+            barrier.abort()  # otherwise the other ranks would wait forever
             raise
 
     with ThreadPoolExecutor(size) as pool:
@@ -60,7 +60,7 @@ def together(size: int, work: Callable[[ThreadGroup], Answer]) -> list[Answer]:
 
 
 def learner_of(config: GRPOConfig, group: ThreadGroup, dtype: torch.dtype | None = None) -> Learner:
-    """`dtype`: that the policy computes in; None: its own."""
+    """Return a learner that computes in `dtype`; None keeps the dtype of its policy."""
     sender = None if group.rank else InProcess()
     with ONE_AT_A_TIME:
         learner = Learner(config, sender, ranks=Replicas(group))
@@ -70,7 +70,10 @@ def learner_of(config: GRPOConfig, group: ThreadGroup, dtype: torch.dtype | None
 
 
 def config_with(path: str, **values: Any) -> GRPOConfig:
-    """Three groups of four responses, of up to nine tokens, in microbatches of five rows."""
+    """Return a config of three groups of four responses.
+
+    Responses have up to nine tokens, and microbatches have five rows.
+    """
     data: dict[str, Any] = {
         "rounds": 4,
         "model": {"path": path},
@@ -88,7 +91,7 @@ LENGTHS = ((9, 1, 4, 2), (3, 3, 8, 1), (5, 7, 2, 6))  # of the responses of each
 
 
 def a_round(seed: int = 0) -> list[RolloutGroup]:
-    """Groups of random tokens, whose log-probs are near those of a policy that knows nothing."""
+    """Return groups of random tokens with log-probs near those of an untrained policy."""
     generator = torch.Generator().manual_seed(seed)
     return [_group(index, lengths, generator) for index, lengths in enumerate(LENGTHS)]
 

@@ -44,7 +44,8 @@ def test_a_reader_that_has_gone_gets_no_traceback(script):
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": ""},  # unbuffered, argparse ignores the error itself
+        # with unbuffered output, argparse ignores the error
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
     )
     assert process.stdout is not None
     process.stdout.close()  # long before the first line
@@ -73,7 +74,7 @@ sys.exit(run("tune", body))
 
 @pytest.mark.slow
 def test_work_that_must_not_end_goes_on_without_a_reader(tmp_path):
-    """As with `2>&1 | tee log`, which Ctrl-C ends."""
+    """Run as with `2>&1 | tee log`, which Ctrl-C ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", GOES_ON, str(tmp_path / "file")],
         cwd=ROOT,
@@ -92,7 +93,7 @@ def test_a_log_on_a_full_disk_stops_nothing(monkeypatch, capsys):
         with output_dropped_on_error():
             print("lost", flush=True)
             print("kept", file=sys.stderr)
-        full.flush()  # as the interpreter does at its end
+        full.flush()  # the interpreter does this at exit
     assert capsys.readouterr().err == "kept\n"
 
 

@@ -1,4 +1,4 @@
-"""What the hand-written pages claim of the product is so."""
+"""Claims of the hand-written pages about the product are true."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def links(page: str) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What the headings of a page are called in links."""
+    """Return the link anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     plain = (re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings)
     return {re.sub(r"[\s-]+", "-", heading) for heading in plain}

@@ -1,4 +1,4 @@
-"""Settings under the names of TRL and verl: what the error says, and the page that lists them."""
+"""Settings under the names of TRL and verl: the error message, and the page that lists them."""
 
 from __future__ import annotations
 

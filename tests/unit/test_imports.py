@@ -1,4 +1,4 @@
-"""Imports run one way: read from the source of every file, and tried in a fresh interpreter."""
+"""Imports run in one direction, both in the source of every file and in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpo_trainable.storage import ray_private
 from grpo_trainable.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
-# Each package and the packages it may import besides itself.
+# Each package and the other packages that it may import.
 PACKAGES: dict[str, set[str]] = {
     "grpo_trainable": set(),
     "callbacks": {"grpo_trainable"},
@@ -32,8 +32,8 @@ PACKAGES: dict[str, set[str]] = {
 # The rooms of grpo_trainable that a package may not import.
 NOT_FOR = {"callbacks": {"learner", "generator"}, "search_spaces": {"learner", "generator"}}
 
-# The rooms of grpo_trainable from the ground up. Each may import what stands here, and all that
-# this may import. docs/architecture.md shows them. To name `module:name` in a table is no import.
+# The rooms of grpo_trainable, lowest first. Each may import the listed rooms and everything that
+# those may import, as docs/architecture.md shows. A `module:name` in a table is not an import.
 FLOORS: dict[str, set[str]] = {
     "telemetry": set(),
     "algo": set(),
@@ -59,11 +59,12 @@ FLOORS: dict[str, set[str]] = {
     "trial": {"cluster"},
     "trainable": {"trial"},
     "rllib": {"trial"},
-    # The package itself hands out names lazily; what loads with it is tried below.
+    # The package provides names lazily; a test below checks what its import loads.
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "storage", "cluster", "trial", "trainable", "rllib"}
-RAY_PRIVATE = "grpo_trainable.storage.ray_private"  # alone it may name what Ray may move
+# the only file that may use names that Ray may move
+RAY_PRIVATE = "grpo_trainable.storage.ray_private"
 UNSTABLE_RAY = re.compile(
     r"ray\.(air|experimental|tune\.execution|util\.collective|([\w.]+\.)?_(?!_))[\w.]*"
 )
@@ -72,7 +73,7 @@ STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
 
 
 def _below(room: str) -> set[str]:
-    """The room itself and all that it may import, directly or not."""
+    """Return the room and all rooms that it may import, directly or indirectly."""
     return {room}.union(*(_below(other) for other in FLOORS[room]))
 
 
@@ -81,7 +82,7 @@ MAY_IMPORT = {room: _below(room) for room in FLOORS}
 
 @functools.cache
 def sources() -> dict[str, str]:
-    """Dotted module name → source, of every file of the packages."""
+    """Return the source of every file in the packages, by dotted module name."""
     found = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -104,7 +105,7 @@ def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = parents[: len(parents) - node.level + 1] if node.level else []
             prefix = ".".join([*base, *([node.module] if node.module else [])])
-            # `from grpo_trainable import plugins` names a module as its last part.
+            # In `from grpo_trainable import plugins`, the last part is a module.
             yield from (f"{prefix}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -114,7 +115,10 @@ def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
 
 
 def files_imported_by(module: str) -> set[str]:
-    """The modules of ours that one imports: the longest part of each name that is a file."""
+    """Return this project's modules that `module` imports.
+
+    For each name, this is the longest prefix that is a file.
+    """
     found = set()
     for name in imported(module, sources()[module], package=is_package(module)):
         parts = name.split(".")
@@ -124,7 +128,7 @@ def files_imported_by(module: str) -> set[str]:
 
 
 def violations(module: str, source: str, *, package: bool = False) -> list[str]:
-    """The imports of one module that the rules forbid."""
+    """Return the imports of one module that the rules forbid."""
     top, _, rest = module.partition(".")
     room = rest.partition(".")[0]
     bad = []
@@ -134,7 +138,7 @@ def violations(module: str, source: str, *, package: bool = False) -> list[str]:
         if target in PACKAGES and target not in {top, *PACKAGES[top]}:
             bad.append(name)
         elif top == "grpo_trainable":
-            # A name the package hands out lazily stands for the room it comes from: ask that room.
+            # A name that the package provides lazily counts as an import of its room.
             looks_into = target == "grpo_trainable" and target_room not in ("", "__version__")
             if (
                 (looks_into and target_room not in MAY_IMPORT[room])
@@ -161,8 +165,8 @@ def test_modules_import_only_what_stands_below_them():
 @pytest.mark.slow
 def test_no_files_import_each_other_in_a_circle():
     graph = {module: files_imported_by(module) for module in sources()}
-    graph["grpo_trainable"] = set()  # it hands out names lazily
-    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises where there is one
+    graph["grpo_trainable"] = set()  # the package provides names lazily
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises if there is a cycle
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 def table_below(header: str) -> list[list[str]]:
-    """Return the cells of the table of docs/architecture.md that begins with `header`."""
+    """Return the cells of the table in docs/architecture.md that begins with `header`."""
     assert header in ARCHITECTURE
     lines = ARCHITECTURE.split(header)[1].split("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -238,7 +242,7 @@ def named(text: str) -> list[str]:
 
 
 def further(cell: str) -> set[str]:
-    """Return the rooms that the last column of the table of rooms stands for."""
+    """Return the rooms meant by the last column in the table of rooms."""
     if not cell.startswith("all that "):
         return set(named(cell))
     (room,) = named(cell)
@@ -292,7 +296,7 @@ def test_page_names_the_rooms_that_may_import_ray():
 
 
 def names_of_ray(module: str, source: str, *, package: bool = False) -> Iterator[str]:
-    """Yield the dotted names of Ray in a source: imported, as attributes, or alone in a string."""
+    """Yield the dotted Ray names in a source: imported, as attributes, or alone in a string."""
     yield from imported(module, source, package=package)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
@@ -302,7 +306,7 @@ def names_of_ray(module: str, source: str, *, package: bool = False) -> Iterator
 
 
 def unstable_names(module: str, source: str, *, package: bool = False) -> list[str]:
-    """The private and alpha names of Ray in a source, which only one file may hold."""
+    """Return the private and alpha names of Ray in a source, which only one file may contain."""
     names = names_of_ray(module, source, package=package)
     return sorted({name for name in names if UNSTABLE_RAY.fullmatch(name)})
 
@@ -355,7 +359,7 @@ def test_names_of_ray_load_their_modules_late():
 
 def test_private_names_of_ray_are_where_the_table_says():
     for name in ray_private._MODULES:
-        getattr(ray_private, name)  # raises where Ray has moved it
+        getattr(ray_private, name)  # raises if Ray has moved it
     declared = {
         alias.name
         for node in ast.walk(ast.parse(sources()[RAY_PRIVATE]))
@@ -366,7 +370,7 @@ def test_private_names_of_ray_are_where_the_table_says():
 
 
 def loaded_after(modules: list[str]) -> set[str]:
-    """What a fresh interpreter has in `sys.modules` once it has imported `modules`."""
+    """Return `sys.modules` of a fresh interpreter after an import of `modules`."""
     program = (
         "import importlib, json, sys\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
@@ -439,12 +443,12 @@ def _all_of(package: str) -> list[str]:
 
 
 def reached_from(modules: list[str]) -> set[str]:
-    """Our modules that these import, directly or not, also within functions."""
+    """Return the project's modules that `modules` import, directly or not, also in functions."""
     found: set[str] = set()
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module not in found and module != "grpo_trainable":  # which hands out names lazily
+        if module not in found and module != "grpo_trainable":  # the package provides names lazily
             found.add(module)
             waiting += files_imported_by(module)
     return found
@@ -461,7 +465,7 @@ def test_callbacks_and_search_spaces_reach_no_actor():
 
 
 def test_every_directory_with_code_is_a_package():
-    # The wheel takes packages only: a directory without `__init__.py` would be left out.
+    # The wheel contains only packages, so it would leave out a directory without `__init__.py`.
     folders = {path.parent for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
     assert [str(path) for path in folders if not (path / "__init__.py").is_file()] == []
 

@@ -1,4 +1,4 @@
-"""What a user names by `module:name` or `file.py:name`, loaded or refused in one line."""
+"""Names in the form `module:name` or `file.py:name` are loaded, or refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables by which `make test-processors` has one machine stand in for others."""
+"""The variables by which `make test-processors` simulates other machines on one machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKED = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_
 
 
 def capability_of_another_process(**variables: str) -> list[str]:
-    """Return the instructions and the number of threads that torch uses in a process."""
+    """Return the instruction set and the number of threads that torch uses in a new process."""
     done = subprocess.run(
         [sys.executable, "-c", ASKED],
         env={**os.environ, **variables},

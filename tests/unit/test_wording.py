@@ -1,4 +1,4 @@
-"""Words of which sentences are made."""
+"""Building blocks of sentences."""
 
 import pytest
 

@@ -23,7 +23,7 @@ from grpo_trainable.telemetry.timers import Span
 
 
 class FakeTrial:
-    """Compared by identity and hashable, as Tune's is: its loggers keep files by trial."""
+    """A hashable trial compared by identity, like Tune's, whose loggers keep files by trial."""
 
     def __init__(self, directory: Path, **config: Any) -> None:
         self.trial_id = directory.name
@@ -62,7 +62,7 @@ class FakeTrial:
 
 
 def row(round_: int, **values: Any) -> dict[str, Any]:
-    """A row of a trial: every metric is there; most are 0."""
+    """Return a row of a trial with every metric; most are 0."""
     return {
         **dict.fromkeys(sorted(NAMES - set(FRACTIONS)), 0.0),
         "training_iteration": round_,
@@ -75,8 +75,10 @@ def row(round_: int, **values: Any) -> dict[str, Any]:
 
 
 def details(round_: int, **values: Any) -> RoundDetails:
-    """Two responses to one prompt, a generator and a learner that take turns; round r takes
-    seconds 10 r to 10 r + 9."""
+    """Return two responses to one prompt, and the spans of a generator and a learner in turn.
+
+    Round r takes seconds 10 r to 10 r + 9.
+    """
     start = 10.0 * round_
     spans = [
         ("trial", "trial", "round", 0, 9),
@@ -125,7 +127,7 @@ def details(round_: int, **values: Any) -> RoundDetails:
 
 
 def gradient_steps(round_: int) -> dict[str, list[Any]]:
-    """Two a round; the second is 0.5 nats away from the policy that sampled."""
+    """Return two steps a round; the second is 0.5 nats away from the policy that sampled."""
     kl = {f"kl_{other}{kind}_nats": [0.0, 0.5] for other in KL_TO for kind in ("", "_k3")}
     names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "ratio_max", "lr")
     critic = ("critic_loss", "critic_clip_fraction", "critic_grad_norm")
@@ -168,7 +170,7 @@ def _responses(round_: int, count: int) -> dict[str, list[Any]]:
 
 
 def saved(trial: FakeTrial, number: int, round_: int) -> Path:
-    """A whole checkpoint that Tune has noted."""
+    """Write a complete checkpoint that Tune has recorded."""
     path = Path(trial.path) / f"checkpoint_{number:06d}"
     state = {"pipeline": {"learner_round": round_}}
     tensors = {"a": torch.full((64,), float(round_))}
@@ -184,7 +186,7 @@ def note(trial: FakeTrial, path: Path, round_: int) -> None:
 
 
 class Restored:
-    """Restores a trial as a Trainable does. No actor is started."""
+    """A trial restored as a Trainable does it, without starting actors."""
 
     def __init__(self, trial: FakeTrial) -> None:
         self.round = 0
@@ -202,6 +204,6 @@ class Restored:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
+    """Return every file below a directory with its content."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}

@@ -18,12 +18,15 @@ def one_token_group(
     round_: int = 0,
     uses: int = 0,
 ) -> RolloutGroup:
-    """A group of one-token responses."""
+    """Return a group of one-token responses."""
     return group_of(prompt_index, rewards=rewards, weights=[(version, round_)], uses=uses)
 
 
 def long_tailed_durations(seed: int, scale: dict[str, float]) -> Durations:
-    """Log-normal durations around the stage's scale in ticks: now and then ten times as long."""
+    """Return log-normal durations around the stage's scale in ticks.
+
+    Now and then, a duration is ten times the scale.
+    """
     rng = random.Random(seed)
     return lambda actor, stage: (
         (1 + int(scale.get(stage, 1.0) * rng.lognormvariate(0.0, 1.2))) * TICK

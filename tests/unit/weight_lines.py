@@ -1,4 +1,4 @@
-"""A learner's and a generator's part on one transport, for tests with real actors."""
+"""A learner's part and a generator's part on one transport, for tests with real actors."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from grpo_trainable.protocol.rollout import LiveWeights
 from grpo_trainable.protocol.weight_transfer import WeightSender
 from grpo_trainable.transports.rdt import CollectiveGroup
 
-# The actors' processes know the product, not its tests.
+# The actors' processes can import the product, but not its tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Restless:
-    """A learner's part: its weights change all the time except while they are published."""
+    """A learner's part whose weights change all the time except while they are published."""
 
     def __init__(self, sender: WeightSender, device: str, scale: int = 1) -> None:
-        """`scale`: times 640 KB."""
+        """Start to change the weights, whose size is `scale` times 640 KB."""
         self._sender = sender
         self._tensors = {
             "by_row": torch.arange(100_000.0 * scale, device=device).view(-1, 400),
             "by_column": torch.arange(60_000.0 * scale, device=device).view(-1, 300).t(),
         }
         self._publishing = Lock()
-        self._asked = False  # or a lock that is free for a moment is hard to come by
+        self._asked = False  # without it, a lock that is free only for a moment is hard to get
         Thread(target=self._train, daemon=True).start()
 
     def _train(self) -> None:
@@ -61,7 +61,7 @@ class Restless:
             self._asked = False
             checksum = storage_checksum(self._tensors)
             weights = LiveWeights(version=round_, round=round_, tensors=self._tensors)
-            self._sender.release(round_ - 1)  # which the generator still uses
+            self._sender.release(round_ - 1)  # the generator still uses this round
             return self._sender.publish(weights), checksum
 
     def staged(self, round_: int) -> list[torch.Tensor]:
@@ -83,7 +83,7 @@ class Reader:
         return self.read()
 
     def fetch(self, handle: Any, received: Any = None, sent_at: float = 0.0) -> None:
-        self._last = self._receiver.fetch(handle, received)  # in use until the next
+        self._last = self._receiver.fetch(handle, received)  # in use until the next fetch
         self._receiver.release(self._last.round)
 
     def read(self) -> str:
@@ -95,9 +95,11 @@ class Reader:
 
 
 def held() -> tuple[int, int, float]:
-    """Files, mappings, and MB of memory: this process's own, the GPU's included. Ray's store is one
-    mapping, whose pages are touched one after the other. What glibc keeps of freed memory goes up
-    and down, and is given back first."""
+    """Return the number of files and mappings, and the private memory in MB, GPU memory included.
+
+    Ray's store is a single mapping, and processes touch its pages one by one. The freed memory that
+    glibc keeps varies, so it is returned to the system first.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
@@ -107,10 +109,10 @@ def held() -> tuple[int, int, float]:
 
 
 class Line:
-    """A learner's and a generator's part on one transport."""
+    """A learner's part and a generator's part on one transport."""
 
     def __init__(self, name: str, gpus: float = 0, scale: int = 1) -> None:
-        """`gpus`: of each actor; `scale`: of the weights."""
+        """Start both actors with `gpus` GPUs each and weights of the given `scale`."""
         self.runtime = RayRuntime()
         resources = {"generator_gpus": gpus, "learner_gpus": gpus}
         config = GRPOConfig.from_dict(
@@ -146,7 +148,7 @@ class Line:
         return await_call(self.runtime, call, 60.0)
 
     def publish(self, round_: int) -> tuple[Any, str]:
-        """What a generator loads, and the checksum that it should find."""
+        """Return the handle that a generator loads and the checksum that it should find."""
         handle, published = self.ask(self.learner.submit("sync", "publish", round_))
         if self.transport.two_sided:
             ref = self.learner.tensors(self.transport.name, "staged", round_)
@@ -154,25 +156,25 @@ class Line:
         return handle, published
 
     def sync(self, round_: int) -> bool:
-        """Whether the weights arrived as they were published."""
+        """Return True if the weights arrive as they were published."""
         handle, published = self.publish(round_)
         return self.load(handle) == published
 
     def load(self, handle: Any) -> str:
-        """The checksum of what the generator got."""
+        """Return the checksum of the weights that the generator received."""
         return self.ask(self.generator.submit("sync", "load", handle))
 
     def process(self, actor: RayActor) -> psutil.Process:
         return psutil.Process(self.ask(actor.submit_function("sync", os.getpid)))
 
     def kill_learner(self) -> None:
-        """Returns when its process is gone."""
+        """Kill the learner and return when its process is gone."""
         process = self.process(self.learner)
         self.learner.kill()
         process.wait(60.0)
 
     def replace_learner(self) -> None:
-        """By one that knows nothing of the other."""
+        """Start a new learner that knows nothing of the old one."""
         self.learner = self._learner()
         self.check(self.learner)
 
@@ -181,7 +183,7 @@ class Line:
         self.check(self.generator)
 
     def held(self) -> list[tuple[int, int, float]]:
-        """The least of some readings: Ray frees what was received a moment later."""
+        """Return the smallest of several readings, because Ray frees received data with a delay."""
         readings = []
         for _ in range(5):
             readings.append([self.ask(a.submit("sync", "held")) for a in self.actors])

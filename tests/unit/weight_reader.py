@@ -1,4 +1,4 @@
-"""A generator's process for tests of transports: it imports nothing that it does not need."""
+"""A generator's process for tests of transports, with as few imports as possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpo_trainable.transports.transport import TransportError
 
 
 def fetch_in_turn(handles: Any, answers: Any) -> None:
-    """Fetches what comes until None does, and answers what it found."""
+    """Fetch handles until None arrives, and answer with the result of each."""
     receiver = ShmReceiver()
     while (handle := handles.get()) is not None:
         try:

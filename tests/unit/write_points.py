@@ -1,4 +1,4 @@
-"""A process that dies at a chosen point of writing files."""
+"""A process that dies at a chosen point while it writes files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ EVENTS = ("open", "os.rename", "os.remove", "os.mkdir")
 
 
 def killed_at(event: int, action: Callable[[], object], directory: Path) -> bool:
-    """Whether `action`, in a process of its own, was SIGKILLed as it was about to make `directory`
-    or to open, rename or remove a file of it for the `event`-th time; else it ended."""
+    """Run `action` in a child process; return True if it was SIGKILLed before the `event`-th event.
+
+    Events are: create `directory`, or open, rename or remove a file in it. Otherwise the process
+    ends normally.
+    """
     child = os.fork()
     if child == 0:
         seen = 0

@@ -1,4 +1,4 @@
-"""Adapters that need no library, and what they are made of."""
+"""Adapters that need no library, and their building blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADD = "add(step: int) -> int: Add to the counter.\n"
 
 
 class Counter:
-    """What TRL takes as `environment_factory`; it would have been written for TRL alone."""
+    """An environment class in TRL's `environment_factory` form, unaware of this project."""
 
     def reset(self, goal: int, **_: Any) -> str:
         self._count, self._goal = 0, goal
@@ -154,7 +154,7 @@ def test_a_list_without_specifications_is_refused():
         listed_task(trl_environment(Counter), [])
 
 
-# ---- What adapters share ---------------------------------------------------------------------
+# ---- Shared parts of adapters ----------------------------------------------------------------
 
 
 def test_the_text_of_messages_is_their_contents():
@@ -229,7 +229,7 @@ def test_a_dialogue_can_be_ended_anywhere():
     dialogue.listen()
     dialogue.close()
     assert left == [True]
-    dialogue.close()  # again does nothing
+    dialogue.close()  # closing twice has no effect
     assert left == [True]
 
 

@@ -1,4 +1,4 @@
-"""Tool calls that a policy writes as text."""
+"""Parsing of tool calls that a policy writes as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Counter:
         """Add to the counter.
 
         Args:
-            step: how much.
+             step: how much.
+             name: not used.
         """
         self.count += step
         return self.count

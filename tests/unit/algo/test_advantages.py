@@ -1,4 +1,4 @@
-"""Advantages: hand-computed numbers, then what holds for any rewards."""
+"""Advantages: values computed by hand, then properties that hold for any rewards."""
 
 import math
 import struct
@@ -41,7 +41,7 @@ def test_advantages_of_known_rewards(name, expected):
 
 @pytest.mark.slow
 def test_batch_whitens_over_all_groups_together():
-    # Eight rewards, three of them 1: mean 3/8, sample variance 8/7 · 3/8 · 5/8.
+    # Eight rewards, three of which are 1: mean 3/8, sample variance 8/7 · 3/8 · 5/8.
     std = math.sqrt(8 / 7 * 15 / 64)
     expected = (REWARDS - 3 / 8) / (std + 0.1)
     torch.testing.assert_close(ADVANTAGES["batch"](REWARDS, eps=0.1), expected)
@@ -59,13 +59,13 @@ def test_eps_is_added_to_the_standard_deviation():
 @settings(max_examples=30, deadline=None)
 def test_equal_rewards_give_exactly_zero_advantage(name, eps, reward, group_size):
     if name == "maxrl":
-        reward = abs(reward)  # refuses negative rewards
+        reward = abs(reward)  # maxrl refuses negative rewards
     rewards = torch.full((3, group_size), reward)
     assert ADVANTAGES[name](rewards, eps=eps).eq(0).all()
 
 
 def test_equal_rewards_whose_float32_mean_is_rounded_give_exactly_zero_advantage():
-    # The rewards this is about: their mean differs from them, so reward − mean is not 0.
+    # This reward triggers the rounding: its float32 mean differs from it.
     rewards = torch.full((1, 7), 0.1)
     assert (rewards - rewards.mean(dim=-1, keepdim=True)).ne(0).any()
     assert ADVANTAGES["group_std"](rewards, eps=1e-8).eq(0).all()

@@ -84,7 +84,7 @@ def test_the_gradient_of_k3_is_one_minus_the_inverse_ratio():
     torch.testing.assert_close(log_probs.grad, 1 - torch.exp(-D))
 
 
-# ---- As a penalty of the reward, and steered -----------------------------------------------------
+# ---- KL as a penalty on the reward, and its steering ---------------------------------------------
 
 
 def test_the_penalty_of_a_response_is_the_sum_of_its_differences():
@@ -99,9 +99,9 @@ def test_the_penalty_of_a_response_is_the_sum_of_its_differences():
     [
         (6.0, 0.5),  # on target
         (6.6, 0.5 * 1.01),  # a tenth above: 1 + 0.1 · 0.1
-        (60.0, 0.5 * 1.02),  # the error counts as a fifth at most: 1 + 0.1 · 0.2
+        (60.0, 0.5 * 1.02),  # the error is clipped to a fifth: 1 + 0.1 · 0.2
         (0.0, 0.5 * 0.98),
-        (-3.0, 0.5 * 0.98),  # as an estimate may be
+        (-3.0, 0.5 * 0.98),  # an estimate can be negative
         (math.nan, 0.5),
         (math.inf, 0.5),
     ],
@@ -111,7 +111,7 @@ def test_a_coefficient_is_steered_towards_its_target(kl, expected):
 
 
 def test_the_expected_gradient_in_the_loss_is_that_of_the_kl_only_for_k2():
-    """Over all three actions of a state, each as often as the policy takes it."""
+    """Average over all three actions of a state, weighted by their probabilities."""
     logits = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64, requires_grad=True)
     log_probs = logits.log_softmax(0)
     reference = torch.zeros(3, dtype=torch.float64).log_softmax(0)

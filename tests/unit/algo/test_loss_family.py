@@ -1,4 +1,4 @@
-"""The losses beside GRPO's, against numbers worked out by hand and the formulas written out."""
+"""The losses other than GRPO's, against values computed by hand and written-out formulas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def selected_by(name: str, *tensors: Tensor, seed: int = 0, **settings: Any) -> 
 
 
 def run(loss: Any, *tensors: Any, **named: Any) -> tuple[list, list, list]:
-    """Loss, gradient of its sum, and clipped tokens; `tensors` as nested lists, the mask last."""
+    """Return the loss, the gradient of its sum, and the clipped tokens.
+
+    `tensors` are nested lists; the last one is the mask.
+    """
     log_probs, *others, mask = (torch.tensor(t, dtype=torch.float64) for t in tensors)
     log_probs.requires_grad_()
     token_loss, clipped = loss(log_probs, *others, mask.bool(), **named)
@@ -63,7 +66,7 @@ def logs(*probabilities: float) -> list[float]:
     return [math.log(p) for p in probabilities]
 
 
-# ---- Numbers worked out by hand ----------------------------------------------------------------
+# ---- Values computed by hand -------------------------------------------------------------------
 
 
 def test_sapo_of_known_ratios():
@@ -90,10 +93,10 @@ def test_sapo_of_known_ratios():
 
 
 def test_gmpo_clips_each_log_ratio_and_takes_the_geometric_mean():
-    # log ρ of −0.6931472 and 0.6931472. A = 3 holds the second at 0.4: the mean is −0.1465736,
-    # s = 0.8636621, −3s = −2.5909862. A = −3 holds the first at −0.4: the mean is 0.1465736,
-    # s = 1.1578601, 3s = 3.4735803. Both tokens have that loss, and half of it is each one's
-    # slope: 2 · ½ of it where the token is not held, 0 where it is.
+    # The log ratios are −0.6931472 and 0.6931472. A = 3 clips the second to 0.4: the mean is
+    # −0.1465736, s = 0.8636621, −3s = −2.5909862. A = −3 clips the first to −0.4: the mean is
+    # 0.1465736, s = 1.1578601, 3s = 3.4735803. Both tokens have that loss. An unclipped token's
+    # slope is 2 · ½ times that loss, a clipped token's slope 0.
     new, old = [logs(0.1, 0.4)] * 2, [logs(0.2, 0.2)] * 2
     loss, slope, clipped = run(
         bound("gmpo"), new, old, [[3, 3], [-3, -3]], [[1, 1]] * 2, **clip_of("gmpo")
@@ -104,7 +107,7 @@ def test_gmpo_clips_each_log_ratio_and_takes_the_geometric_mean():
 
 
 def test_topr_weighs_bad_responses_alone_by_the_ratio_of_the_response_up_to_1():
-    # The ratios of the responses are 2 · 0.25 = 0.5, 0.5 again, and 2 · 1 = 2.
+    # The sequence ratios are 2 · 0.25 = 0.5, 0.5 again, and 2 · 1 = 2.
     new = [logs(0.4, 0.05), logs(0.4, 0.05), logs(0.4, 0.2)]
     old = [logs(0.2, 0.2)] * 3
     loss, slope, clipped = run(
@@ -123,7 +126,7 @@ UNMOVED = [logs(0.5, 0.1, 0.05), logs(0.6, 0.3, 0.1)]
 
 
 def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
-    # Up by 0.1, 0.2 and 0.05, though the ratios are 1.2, 3 and 2; and down by as much.
+    # Probabilities rise by 0.1, 0.2 and 0.05 (ratios 1.2, 3 and 2), and fall by as much.
     loss, slope, clipped = run(
         bound("dppo_tv"), MOVED, UNMOVED, [[3] * 3, [-3] * 3], [[1] * 3] * 2, **clip_of("dppo_tv")
     )
@@ -131,7 +134,7 @@ def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
     assert loss == [pytest.approx([-3.6, 0, -6]), pytest.approx([2.5, 0, 1.5])]
     assert slope == loss
     assert clipped == [[False, True, False]] * 2
-    # Where A pulls back, nothing is stopped: 3 · 3 = 9.
+    # When A pulls back towards the old policy, no token is stopped: 3 · 3 = 9.
     pulled, _, clipped = run(
         bound("dppo_tv"), MOVED, UNMOVED, [[-3] * 3, [3] * 3], [[1] * 3] * 2, **clip_of("dppo_tv")
     )
@@ -140,7 +143,7 @@ def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
 
 
 def test_dppo_kl_stops_a_token_whose_binary_kl_is_above_its_range():
-    # KL of the two outcomes, old to new:
+    # Binary KL, old to new:
     # 0.5 → 0.6:  0.5 ln(5/6) + 0.5 ln(5/4) = −0.0911608 + 0.1115718 = 0.0204110
     # 0.1 → 0.3:  0.1 ln(1/3) + 0.9 ln(9/7) = −0.1098612 + 0.2261830 = 0.1163218 > 0.05
     # 0.05 → 0.1: 0.05 ln(1/2) + 0.95 ln(0.95/0.9) = −0.0346574 + 0.0513639 = 0.0167065
@@ -159,8 +162,9 @@ def test_dppo_kl_stops_a_token_whose_binary_kl_is_above_its_range():
 
 
 def test_m2po_drops_the_outliers_that_push_the_second_moment_over_its_bound():
-    # A > 0: 0.1, 0.2 and 0.4 have moved with it, −0.5 against it. Squares 0.01, 0.04, 0.16; their
-    # means from below: 0.01, 0.025, 0.07. A < 0: 0.3 has moved against it.
+    # A > 0: the log ratios 0.1, 0.2 and 0.4 moved in the direction of A, and −0.5 against it. The
+    # squares of the former are 0.01, 0.04 and 0.16. Their means, smallest first, are 0.01, 0.025
+    # and 0.07. A < 0: 0.3 moved against A.
     log_ratios = torch.tensor([[0.1, 0.2, 0.4, -0.5], [0.3, 0.0, 0.0, 0.0]])
     old, mask = torch.full((2, 4), -1.0), torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     advantages = torch.tensor([[3.0] * 4, [-3.0] * 4])
@@ -177,7 +181,7 @@ def test_m2po_drops_the_outliers_that_push_the_second_moment_over_its_bound():
     assert torch.equal(clipped, outliers)
 
 
-# Means −2 and 1: (log π + 2)(A − 1) is 2 · 2 = 4, 1 · 2 = 2, −1 · −2 = 2, −2 · −2 = 4.
+# The means are −2 and 1, so (log π + 2)(A − 1) is 2 · 2 = 4, 1 · 2 = 2, −1 · −2 = 2, −2 · −2 = 4.
 COV = (
     torch.tensor([[0.0, -1.0, -3.0, -4.0, 9.0]]),
     torch.tensor([[0.0, -1.0, -3.0, -4.0, 9.0]]),
@@ -202,7 +206,7 @@ def test_clip_cov_draws_its_share_of_the_tokens_within_the_band():
 def test_clip_cov_leaves_clipped_tokens_alone_and_stops_the_drawn_ones():
     log_probs, old, advantages, mask = COV
     old = old.clone()
-    old[0, 0] -= 1  # a ratio of 2.7 with A > 0 is clipped anyway
+    old[0, 0] -= 1  # clipped anyway: the ratio is 2.7 and A > 0
     tensors = (log_probs, old, advantages, mask)
     drawn = selected_by("clip_cov", *tensors, cov_fraction=1.0)
     assert drawn[0].tolist() == [False, True, True, True, False]
@@ -227,7 +231,7 @@ def test_kl_cov_holds_back_the_tokens_of_the_largest_covariance():
 
 @pytest.mark.parametrize("name", ["grpo_clip", "dapo", "ppo"])
 def test_dual_clip_bounds_the_loss_of_a_bad_token(name):
-    # A = −3: 3ρ is 6 at ρ = 2 and would be 12 at ρ = 4, where c = 3 holds it at 9.
+    # A = −3: 3ρ is 6 at ρ = 2 and would be 12 at ρ = 4, but c = 3 limits it to 9.
     new, old = [logs(0.2, 0.4, 0.05)] * 2, [logs(0.1, 0.1, 0.1)] * 2
     tensors = (new, old, [[-3] * 3, [3] * 3], [[1] * 3] * 2)
     loss, slope, clipped = run(bound(name, dual_clip=3.0), *tensors, **clip_of(name))
@@ -238,12 +242,12 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token(name):
 
 def test_advantages_of_known_rewards():
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4])
-    # Means 0.5 and 0.25: (1 − 0.5)/0.5 = 1, (0 − 0.25)/0.25 = −1, (1 − 0.25)/0.25 = 3.
+    # The means are 0.5 and 0.25: (1 − 0.5)/0.5 = 1, (0 − 0.25)/0.25 = −1, (1 − 0.25)/0.25 = 3.
     expected = [[1, -1, -1, 1], [-1, -1, -1, 3], [0] * 4, [0] * 4]
     assert ADVANTAGES["maxrl"](rewards, eps=1e-8).tolist() == [
         pytest.approx(row) for row in expected
     ]
-    # ±0.5 and ±2 around the means of their groups: variance (2 · 0.25 + 2 · 4) / 3 = 2.8333.
+    # The deviations from the group means are ±0.5 and ±2: variance (2 · 0.25 + 2 · 4) / 3 = 2.8333.
     pairs = torch.tensor([[1.0, 0.0], [4.0, 0.0]])
     std = math.sqrt(8.5 / 3)
     by_hand = [[0.5 / std, -0.5 / std], [2 / std, -2 / std]]
@@ -252,8 +256,8 @@ def test_advantages_of_known_rewards():
 
 
 def test_maxrl_refuses_rewards_below_0():
-    # Without a refusal this group, one right response less penalties of length, had advantages of
-    # 4e7 and -2e7: its mean is above 0 by rounding alone.
+    # One correct response minus length penalties: the mean is above 0 only because of rounding. If
+    # maxrl accepted this group, its advantages would be 4e7 and -2e7.
     rewards = torch.tensor([[1.0, 0.0, -5 / 12, -7 / 12]])
     with pytest.raises(ValueError, match=r"maxrl needs rewards of 0 and above, got -0\.583"):
         ADVANTAGES["maxrl"](rewards, eps=1e-8)
@@ -265,7 +269,7 @@ def test_a_group_of_equal_rewards_is_exactly_0_beside_others():
 
 
 def test_importance_weights_of_known_ratios():
-    # Ratios 0.4, 2 and 6 with the product 4.8, and 0.4 alone.
+    # The ratios are 0.4, 2 and 6, with product 4.8; the second row has 0.4 alone.
     behaviour = torch.zeros(2, 3)
     start = torch.tensor([logs(0.4, 2.0, 6.0)] * 2)
     mask = torch.tensor([[True] * 3, [True, False, False]])
@@ -296,13 +300,13 @@ def test_importance_weights_of_known_ratios():
         importance_weight(start, behaviour, mask, 5.0, level="prompt")
 
 
-# ---- The formulas written out, differentiated by autograd --------------------------------------
+# ---- Written-out formulas, differentiated by autograd ------------------------------------------
 
 Formula = Callable[[list[Tensor], list[Tensor], float, list[bool]], Tensor]
 
 
 def each(token: Callable[[Tensor, Tensor, float, bool], Tensor]) -> Formula:
-    """The sum over a response of a loss that looks at one token at a time."""
+    """Return the sum over a response of a loss that depends on one token at a time."""
     return lambda new, old, a, picked: sum(
         (token(n, o, a, p) for n, o, p in zip(new, old, picked, strict=True)),
         start=torch.zeros((), dtype=torch.float64),
@@ -365,7 +369,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def random_batch() -> tuple[Tensor, ...]:
-    """Log-probs, old ones, advantages and a mask with holes and an empty row, float64."""
+    """Return log-probs, old ones, advantages and a mask with holes and an empty row, in float64."""
     generator = torch.Generator().manual_seed(7)
     shape = (5, 6)
     old = -2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
@@ -404,13 +408,13 @@ def test_loss_and_gradient_are_those_of_the_formula_to_1e_10(name):
     total.backward()
     assert token_loss.sum().item() == pytest.approx(total.item(), rel=1e-10)
     torch.testing.assert_close(ours.grad, written.grad, rtol=1e-10, atol=1e-10)
-    # Half of the formulas would agree by chance if nothing were ever out of range.
+    # If no token were ever out of range, half of the formulas would agree by chance.
     assert name in ("sapo", "kl_cov") or 0 < clipped.sum() < mask.sum()
 
 
 # ---- Extremes ----------------------------------------------------------------------------------
 
-# Rows: an empty one, one token, three of which one is off the mask.
+# The rows are: an empty one, one with one token, and one with two of three tokens in the mask.
 EXTREME_MASK = torch.tensor([[False] * 3, [True, False, False], [True, True, False]])
 
 
@@ -471,7 +475,7 @@ RULES = [
 
 
 def advantages_of(config: GRPOConfig, rewards: Tensor, mask: Tensor) -> Tensor:
-    """(B, S), of responses or of tokens, with every second state valued at a half."""
+    """Return advantages (B, S) of responses or tokens, with every second state valued at 0.5."""
     settings = config.loss
     if settings.advantage in ADVANTAGES:
         advantages = ADVANTAGES[settings.advantage](rewards, eps=settings.advantage_eps)
@@ -489,7 +493,7 @@ def advantages_of(config: GRPOConfig, rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def takes_a_step(config: GRPOConfig, rewards: Tensor) -> bool:
-    """Whether objective and gradient of these rewards, as the learner computes them, are finite."""
+    """Compute the objective as the learner does; return True if value and gradient are finite."""
     settings = config.loss
     new, old, _, mask = (tensor[1:] for tensor in random_batch())
     advantages = advantages_of(config, rewards, mask)
@@ -532,7 +536,7 @@ def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
         "ppo": set(ADVANTAGES),
         **{name: {"none", "zero", *of_tokens} for name in ("gspo", "gmpo", "topr")},
     }
-    # `group_to_go` is for episodes of control, and tests of those are in test_control.py.
+    # `group_to_go` is only for control episodes; test_control.py tests it.
     assert refused.keys() == expected.get(loss_type, {"none", "zero"}) | {"group_to_go"}
 
 
@@ -577,7 +581,7 @@ def test_a_learner_takes_a_finite_step_by_every_loss_and_advantage_or_they_are_r
 
 
 def groups_for(config: GRPOConfig) -> list[RolloutGroup]:
-    """Two groups of two responses of five tokens and less, of which one earns nothing."""
+    """Return two groups of two responses of at most five tokens; in each, one response earns 0."""
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     zeros = torch.zeros(mask.shape, dtype=torch.int32)
     values = torch.full(mask.shape, 0.5).masked_fill(torch.arange(5) % 2 == 1, torch.nan)

@@ -1,4 +1,4 @@
-"""Losses, the tokens they clip, and the microbatch step."""
+"""Losses, the tokens that they clip, and the microbatch step."""
 
 import math
 
@@ -22,7 +22,7 @@ from grpo_trainable.algo import (
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 GARBAGE = [0.0, 7.0, math.inf, -math.inf, math.nan]
 
-# One row per sign of A; the ratios are 0.5, 1, 1.25, 2.
+# One row for each sign of A. The ratios are 0.5, 1, 1.25, 2.
 OLD = torch.full((2, 4), -1.0)
 NEW = OLD + torch.tensor([0.5, 1.0, 1.25, 2.0]).log()
 ADVANTAGES = torch.tensor([[3.0], [-3.0]]).expand(2, 4)
@@ -30,7 +30,7 @@ FULL = torch.ones(2, 4, dtype=torch.bool)
 
 
 def batch_of(seed: int, rows: int = 4, length: int = 6):
-    """Log-probs, old log-probs, advantages of a row, and a mask with holes and an empty row."""
+    """Return log-probs, old log-probs, row advantages, and a mask with holes and an empty row."""
     generator = torch.Generator().manual_seed(seed)
     old = -3 * torch.rand(rows, length, generator=generator)
     new = old + 0.5 * torch.randn(rows, length, generator=generator)
@@ -67,7 +67,7 @@ def test_cispo_weighs_the_score_function_of_every_token_by_the_clipped_ratio():
 
 def test_gspo_uses_the_geometric_mean_of_the_masked_ratios():
     mask = torch.tensor([[True, False, False, True], [False, False, True, True]])
-    # √(0.5 · 2) = 1 lies within the range, √(1.25 · 2) = 1.58 beyond it; min keeps it for A < 0.
+    # √(0.5 · 2) = 1 is within the range, √(1.25 · 2) = 1.58 above it. For A < 0 the loss keeps it.
     loss, _ = LOSSES["gspo"](NEW, OLD, ADVANTAGES, mask, **CLIP)
     expected = torch.tensor([[-3.0, 0, 0, -3.0], [0, 0, 3 * math.sqrt(2.5), 3 * math.sqrt(2.5)]])
     torch.testing.assert_close(loss, expected)
@@ -152,7 +152,7 @@ def test_zero_advantage_gives_zero_loss_and_gradient(name):
     loss.sum().backward()
     assert loss.sum().item() == 0.0
     assert new.grad.eq(0).all()
-    # The weight that CISPO cuts does not ask for the advantage.
+    # CISPO clips its weight without looking at the advantage.
     assert name == "cispo" or not clipped.any()
 
 
@@ -243,7 +243,7 @@ def test_microbatch_step_of_known_numbers():
     loss, _ = grpo_microbatch_train_step(
         log_probs, mask, 2, "reinforce_with_baseline", advantages=torch.tensor([[2.0], [-1.0]])
     )
-    # Rows: 2 · (1 + 2) / 2 = 3 and −1 · 4 = −4; their mean −0.5, over two accumulation steps.
+    # The rows give 2 · (1 + 2) / 2 = 3 and −1 · 4 = −4: mean −0.5, over two accumulation steps.
     assert loss.item() == pytest.approx(-0.25)
     expected = torch.tensor([[-2 / 2, -2 / 2, 0], [1.0, 0, 0]]) / (2 * 2)
     torch.testing.assert_close(log_probs.grad, expected)
@@ -284,7 +284,7 @@ def test_microbatch_step_ignores_padding_and_empty_rows(loss_type, garbage):
         assert torch.equal(clean_tensor, dirty_tensor)
         assert clean_tensor.isfinite().all()
 
-    # Empty rows add zero and count: dropping the empty one of four rows scales by 4 / 3.
+    # An empty row adds 0 but counts as a row: without one of four rows, the loss is 4 / 3 times.
     filled = mask.any(dim=-1)
     log_probs = new[filled].requires_grad_()
     loss, _ = grpo_microbatch_train_step(

@@ -1,4 +1,4 @@
-"""Masked sums and means, and how a gradient step adds up its microbatches."""
+"""Masked sums and means, and the accumulation of microbatches in a gradient step."""
 
 import math
 
@@ -105,7 +105,7 @@ def test_any_split_into_microbatches_gives_the_same_loss_and_gradient(aggregatio
     rows = data.draw(st.integers(1, 9), label="rows")
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
     values = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
-    mask = torch.rand(rows, 5, generator=generator) < 0.6  # holes and empty rows included
+    mask = torch.rand(rows, 5, generator=generator) < 0.6  # with holes and empty rows
     cuts = data.draw(st.sets(st.integers(1, rows), max_size=rows), label="cuts")
     sizes = torch.tensor([0, *sorted(cuts | {rows})]).diff().tolist()
     denominator = loss_denominator(aggregation, mask, max_tokens=5)

@@ -28,7 +28,7 @@ CLIP_LOW, CLIP_HIGH, CAP, BETA, MAX_TOKENS = 0.2, 0.28, 1.1, 0.3, 7
 
 @dataclass(frozen=True)
 class Batch:
-    """Log-probs of every policy, all (B, S) float64; the mask has holes and an empty row."""
+    """Log-probs of every policy, all (B, S) in float64. The mask has holes and an empty row."""
 
     policy: Tensor
     old: Tensor
@@ -76,7 +76,7 @@ class Settings:
     capped: bool
 
 
-# test_loss_family.py has the others.
+# test_loss_family.py covers the other losses.
 KINDS = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "dapo", "cispo", "gspo")
 
 EVERY = [
@@ -91,11 +91,14 @@ def of_kind(kind: str) -> list[Settings]:
     return [settings for settings in EVERY if settings.loss == kind]
 
 
-# ---- The formulas, by plain arithmetic ---------------------------------------------------------
+# ---- The formulas in plain arithmetic ----------------------------------------------------------
 
 
 def loss_and_slope(kind: str, log_prob: float, ratio: float, a: float) -> tuple[float, float, bool]:
-    """ℓ of a token, dℓ / d log ratio (d log π where there is no ratio), whether it is clipped."""
+    """Return ℓ of a token, its slope, and True if the token is clipped.
+
+    The slope is dℓ / d log ratio, or dℓ / d log π for a loss without a ratio.
+    """
     if kind in ("no_baseline", "reinforce_with_baseline"):
         return -a * log_prob, -a, False
     if kind == "cispo":
@@ -108,7 +111,7 @@ def loss_and_slope(kind: str, log_prob: float, ratio: float, a: float) -> tuple[
 
 
 def kl_and_slope(estimator: str, d: float) -> tuple[float, float]:
-    """The estimate of a token and its derivative, d = log π_θ − log π_ref."""
+    """Return a token's estimate and its derivative with respect to d = log π_θ − log π_ref."""
     if estimator == "k1":
         return d, 1.0
     if estimator == "k2":
@@ -117,7 +120,7 @@ def kl_and_slope(estimator: str, d: float) -> tuple[float, float]:
 
 
 def by_hand(batch: Batch, settings: Settings) -> tuple[float, list[list[float]], list[list[bool]]]:
-    """J, its gradient and the clipped tokens."""
+    """Return J, its gradient and the clipped tokens."""
     rows, length = batch.mask.shape
     old = batch.old if settings.capped else batch.behaviour
     total = 0.0
@@ -145,7 +148,7 @@ def by_hand(batch: Batch, settings: Settings) -> tuple[float, list[list[float]],
             weight = min(stale, CAP) if settings.capped else 1.0
             total += share * weight * loss
             if settings.loss == "gspo":
-                # The ratio of a response moves with each of its tokens.
+                # The sequence ratio depends on each of its tokens.
                 for other in tokens:
                     gradient[b][other] += share * weight * slope / len(tokens)
             else:
@@ -199,7 +202,7 @@ def test_objective_gradient_and_clipped_tokens_are_those_of_the_formulas(kind):
 @pytest.mark.slow
 def test_the_batch_of_these_tests_tells_the_formulas_apart():
     values = [by_hand(BATCH, settings)[0] for settings in EVERY]
-    # REINFORCE has two names and DAPO shares its formula with GRPO; nothing else may coincide.
+    # REINFORCE has two names, and DAPO and GRPO share a formula. No others may coincide.
     assert len({round(value, 9) for value in values}) == len(EVERY) * 4 // 6
     clips = by_hand(BATCH, Settings("grpo_clip", "token_mean", None, False))[2]
     assert 0 < sum(map(sum, clips)) < BATCH.mask.sum()
@@ -244,7 +247,7 @@ DUAL_CLIP, FLOOR = 1.15, 0.9
 
 
 def written_out(policy: Tensor, level: str, rule: str, floor: float | None) -> Tensor:
-    """Token mean of w·ℓ, by tensors: ℓ is the clipped loss, at most c·|A| where A < 0."""
+    """Return the token mean of w·ℓ, where ℓ is the clipped loss, at most c·|A| for A < 0."""
     a, mask = BATCH.advantages, BATCH.mask.double()
     log_weight = (BATCH.old - BATCH.behaviour) * mask
     if level == "sequence":
@@ -285,4 +288,5 @@ def test_dual_clip_under_every_importance_weight_is_the_formula_written_out(leve
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-12)
     ratio = (BATCH.policy - BATCH.old).exp()
-    assert ((ratio > DUAL_CLIP) & (BATCH.advantages < 0) & BATCH.mask).any()  # it cuts something
+    # the cap takes effect on some token
+    assert ((ratio > DUAL_CLIP) & (BATCH.advantages < 0) & BATCH.mask).any()

@@ -1,13 +1,13 @@
 """The first gradient of every preset is its paper's estimator, on a bandit that can be enumerated.
 
-The policy is a table of logits, over two actions and an end, after nothing or after an action. Both
-prompts have all seven responses of at most two tokens once, with known rewards, in float64. A
-gradient is a sum over tokens of a coefficient times ∇ log π: each paper's coefficients are written
-out with loops, from its equation. A constant that multiplies all of them is no part of an
-estimator, since AdamW takes it out; it is stated for each.
+The policy is a table of logits over two actions and an end token, after the prompt or after an
+action. Both prompts have all seven responses of at most two tokens, each once, with known rewards,
+in float64. A gradient is a sum over tokens of a coefficient times ∇ log π. The functions below
+compute each paper's coefficients with loops, from the paper's equation. A common constant factor is
+not part of an estimator, because AdamW removes it; each preset states its factor.
 
-At the first step of a round the policy is the one that sampled, so no rule that acts on ratios
-alone shows. What clips, gates, masks and weights do beside ρ = 1 is tested with each of them.
+At the first step of a round the policy is the one that sampled, so rules that depend only on ratios
+have no effect. Clips, gates, masks and weights at ρ ≠ 1 have separate tests.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from search_spaces.presets import ALGORITHMS
 PROMPT, A, B, END = range(4)
 RESPONSES = [(END,), (A, END), (B, END), (A, A), (A, B), (B, A), (B, B)]
 LENGTHS = [len(response) for response in RESPONSES]
-G, MOST = len(RESPONSES), 2  # responses to a prompt, and the most tokens of one
+G, MOST = len(RESPONSES), 2  # responses to a prompt, and the maximum length in tokens
 RESPONSES_IN_ALL = 2 * G
 TOKENS_IN_ALL = 2 * sum(LENGTHS)
 REWARDS = [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]]
 PARTS = [[[r, (i % 3) / 2] for i, r in enumerate(row)] for row in REWARDS]
-# What states are worth, to a critic or by completions: before the first token, and before a second.
+# Values of states, from a critic or from completions: before the first token and the second.
 VALUES = [[0.4, 0.7], [0.25, 0.5]]
-# Logits of the two actions and the end, after nothing, A and B. One first token is so rare that
-# Clip-Cov draws it.
+# Logits of the two actions and the end, after the prompt, after A and after B. One first token is
+# so rare that Clip-Cov selects it.
 LOGITS = [[0.8, 0.5, -2.5], [0.2, -0.4, 0.1], [-0.3, 0.6, 0.2]]
 REFERENCE = [[1.0, 0.5, -2.0], [0.0, 0.1, 0.3], [0.2, 0.4, -0.1]]
 
@@ -64,7 +64,7 @@ def log_softmax(logits: list[float]) -> list[float]:
 
 
 def drift(i: int, t: int) -> float:
-    """log π − log π_ref of a token."""
+    """Return log π − log π_ref of a token."""
     state = PROMPT if t == 0 else RESPONSES[i][t - 1]
     token = RESPONSES[i][t] - 1
     return log_softmax(LOGITS[state])[token] - log_softmax(REFERENCE[state])[token]
@@ -75,7 +75,7 @@ def mean(values: list[float]) -> float:
 
 
 def std(values: list[float]) -> float:
-    """Sample standard deviation."""
+    """Return the sample standard deviation."""
     middle = mean(values)
     return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
 
@@ -92,27 +92,27 @@ def of_groups(advantages: Callable[[list[float]], list[float]]) -> list[list[flo
     return [advantages(rewards) for rewards in REWARDS]
 
 
-# (prompt, response, token) -> what multiplies ∇ log π of this token in the gradient of J
+# (prompt, response, token) -> the factor of ∇ log π of this token in the gradient of J
 Coefficients = Callable[[int, int, int], float]
 
 
 def per_response_mean(advantages: list[list[float]]) -> Coefficients:
-    """1/N Σ_i 1/|y_i| Σ_t A_i ∇ log π (GRPO, equation 3)."""
+    """Return 1/N Σ_i 1/|y_i| Σ_t A_i ∇ log π (GRPO, equation 3)."""
     return lambda p, i, t: advantages[p][i] / LENGTHS[i] / RESPONSES_IN_ALL
 
 
 def per_token_mean(advantages: list[list[float]]) -> Coefficients:
-    """1/Σ|y_i| Σ_i Σ_t A_i ∇ log π (DAPO, equation 8)."""
+    """Return 1/Σ|y_i| Σ_i Σ_t A_i ∇ log π (DAPO, equation 8)."""
     return lambda p, i, t: advantages[p][i] / TOKENS_IN_ALL
 
 
 def summed(advantages: list[list[float]]) -> Coefficients:
-    """1/N Σ_i A_i ∇ log π(y_i), the log-prob of the whole response."""
+    """Return 1/N Σ_i A_i ∇ log π(y_i), with the log-prob of the whole response."""
     return lambda p, i, t: advantages[p][i] / RESPONSES_IN_ALL
 
 
 def grpo() -> Coefficients:
-    """Less 0.04 times the gradient of k3, (1 − e^−d) ∇ log π, averaged as the loss is."""
+    """Subtract 0.04 times the gradient of k3, (1 − e^−d) ∇ log π, averaged like the loss."""
     policy = per_response_mean(of_groups(standardised))
     return lambda p, i, t: (
         policy(p, i, t) - 0.04 * (1 - math.exp(-drift(i, t))) / LENGTHS[i] / RESPONSES_IN_ALL
@@ -120,8 +120,10 @@ def grpo() -> Coefficients:
 
 
 def dapo() -> Coefficients:
-    """Rewards of ±1, less 1 for a response of the greatest length (equation 13, with a buffer of
-    one token)."""
+    """Use rewards of ±1, minus 1 for a response of maximum length.
+
+    This is equation 13 with a buffer of one token.
+    """
     rewards = [
         [2 * r - 1 - (n == MOST) for r, n in zip(row, LENGTHS, strict=True)] for row in REWARDS
     ]
@@ -133,7 +135,7 @@ def kl_of_response(i: int) -> float:
 
 
 def rloo() -> Coefficients:
-    """Each reward, less 0.05 times the KL, against the mean of the others (equation 4)."""
+    """Subtract 0.05 times the KL from each reward, then the mean of the others (equation 4)."""
     rewards = [[r - 0.05 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return summed(
         [
@@ -144,7 +146,7 @@ def rloo() -> Coefficients:
 
 
 def maxrl() -> Coefficients:
-    """The mean of ∇ log π(y) over the right responses, less that over all."""
+    """Return the mean of ∇ log π(y) over correct responses minus the mean over all responses."""
     return summed([[G * (r / sum(row) - 1 / G) for r in row] for row in REWARDS])
 
 
@@ -159,13 +161,13 @@ def reinforce_pp() -> Coefficients:
 
 
 def reinforce_pp_baseline() -> Coefficients:
-    """Less 0.01 times the gradient of k2, d ∇ log π."""
+    """Subtract 0.01 times the gradient of k2, d ∇ log π."""
     policy = per_response_mean(over_the_batch(of_groups(centred)))
     return lambda p, i, t: policy(p, i, t) - 0.01 * drift(i, t) / LENGTHS[i] / RESPONSES_IN_ALL
 
 
 def gdpo() -> Coefficients:
-    """Each part is standardised in its group, and their sum over the batch (equations 4 to 7)."""
+    """Standardise each part in its group, and their sum over the batch (equations 4 to 7)."""
     parts = [[standardised([part[k] for part in row]) for k in range(2)] for row in PARTS]
     return per_response_mean(
         over_the_batch([[a + b for a, b in zip(*row, strict=True)] for row in parts])
@@ -179,13 +181,15 @@ def whitened_over_tokens(advantage: Callable[[int, int, int], float]) -> Coeffic
 
 
 def ppo() -> Coefficients:
-    """With λ = 1 what the response earned, less the value of the state."""
+    """With λ = 1, the advantage is the reward of the response minus the value of the state."""
     return whitened_over_tokens(lambda p, i, t: REWARDS[p][i] - VALUES[p][t])
 
 
 def vineppo() -> Coefficients:
-    """The value of the next state, at the end the reward, less that of the state (equation 8); and
-    less 1e-4 times the gradient of k3."""
+    """Subtract the value of the state from that of the next state, or from the reward at the end.
+
+    This is equation 8. Also subtract 1e-4 times the gradient of k3.
+    """
     policy = whitened_over_tokens(
         lambda p, i, t: (REWARDS[p][i] if t + 1 == LENGTHS[i] else VALUES[p][1]) - VALUES[p][t]
     )
@@ -193,7 +197,7 @@ def vineppo() -> Coefficients:
 
 
 def clip_cov() -> Coefficients:
-    """Without the one token whose covariance is within 1 to 5 (equations 10 to 12)."""
+    """Leave out the one token whose covariance is between 1 and 5 (equations 10 to 12)."""
     advantages = of_groups(standardised)
     places = [(p, i, t) for p in range(2) for i in range(G) for t in range(LENGTHS[i])]
     logs = [log_softmax(LOGITS[PROMPT if t == 0 else RESPONSES[i][t - 1]])[RESPONSES[i][t] - 1]
@@ -207,20 +211,20 @@ def clip_cov() -> Coefficients:
 
 @dataclass(frozen=True)
 class Paper:
-    """An estimator, and the constant that the preset's gradient is of it."""
+    """An estimator, and the ratio of the preset's gradient to it."""
 
     coefficients: Coefficients
     factor: float = 1.0
 
 
-# `constant` divides by the most tokens of a response.
+# `constant` divides by the maximum length of a response.
 SUM = 1 / MOST
 PAPERS: dict[str, Callable[[], Paper]] = {
     "grpo": lambda: Paper(grpo()),
     "dr_grpo": lambda: Paper(summed(of_groups(centred)), SUM),
     "dapo": lambda: Paper(dapo()),
     "cispo": lambda: Paper(per_token_mean(of_groups(standardised))),
-    # The ratio of a response is the geometric mean over its tokens: 1/|y| Σ_t ∇ log π at ρ = 1.
+    # The sequence ratio is the geometric mean over tokens: 1/|y| Σ_t ∇ log π at ρ = 1.
     "gspo": lambda: Paper(per_response_mean(of_groups(standardised))),
     "gmpo": lambda: Paper(per_response_mean(of_groups(standardised))),
     "sapo": lambda: Paper(per_response_mean(of_groups(standardised))),
@@ -242,13 +246,13 @@ PAPERS: dict[str, Callable[[], Paper]] = {
     "ppo": lambda: Paper(ppo()),
     "vineppo": lambda: Paper(vineppo()),
     "areal": lambda: Paper(per_response_mean(of_groups(standardised))),
-    # min(5, ρ) (R − v) Σ_t ∇ log π, v the mean of the group (equation 5).
+    # min(5, ρ) (R − v) Σ_t ∇ log π, where v is the mean of the group (equation 5).
     "pipeline_rl": lambda: Paper(summed(of_groups(centred)), SUM),
 }
 
 
 def gradient_of(paper: Paper) -> np.ndarray:
-    """∇ of −J over the logits, (3, 3)."""
+    """Return ∇ of −J with respect to the logits, (3, 3)."""
     gradient = np.zeros((3, 3))
     for p in range(2):
         for i, response in enumerate(RESPONSES):
@@ -265,7 +269,7 @@ def gradient_of(paper: Paper) -> np.ndarray:
 
 
 class Table:
-    """Log-probs by a table of logits, in place of those of a language model."""
+    """Log-probs from a table of logits, in place of a language model's."""
 
     def __init__(self, logits: list[list[float]]) -> None:
         self.logits = torch.tensor(logits, requires_grad=True)
@@ -305,7 +309,7 @@ def group(prompt: int) -> RolloutGroup:
 
 
 def rows(ids: list[Tensor], masks: list[Tensor], advantages: Tensor) -> TrainBatch:
-    """In float64, which `collate` is not. Advantages are (B,) or (B, S)."""
+    """Return a batch in float64, which `collate` does not do. Advantages are (B,) or (B, S)."""
     targets, mask = torch.cat(ids), torch.cat(masks)
     inputs = torch.cat((torch.full((len(targets), 1), PROMPT), targets[:, :-1]), dim=1)
     wide = advantages if advantages.ndim == 2 else advantages[:, None].expand(targets.shape)
@@ -320,7 +324,7 @@ def rows(ids: list[Tensor], masks: list[Tensor], advantages: Tensor) -> TrainBat
 
 
 def first_gradient(config: GRPOConfig) -> Tensor:
-    """What the learner's first step of a round gives the logits, (3, 3)."""
+    """Return the logits' gradient in the learner's first step of a round, (3, 3)."""
     groups, table = [group(0), group(1)], Table(LOGITS)
     coefficient = KLCoefficient(config.loss)
     values = [torch.tensor(own).expand(G, MOST) for own in VALUES]
@@ -356,7 +360,7 @@ def test_the_first_gradient_of_a_preset_is_its_papers(name: str) -> None:
         "optim.microbatch": 3,
     }
     (config,) = preset.under(preset.space).trials(fixed, [0])
-    if config.reads("loss.advantage_eps"):  # no paper has it
+    if config.reads("loss.advantage_eps"):  # papers do not have this epsilon
         config = replace(config, loss=replace(config.loss, advantage_eps=1e-14))
     expected = torch.from_numpy(gradient_of(paper))
     assert expected.abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""Ratios beyond what float32 can hold: losses and gradients are the formula's, and finite."""
+"""Ratios beyond the range of float32: losses and gradients follow the formula and stay finite."""
 
 import math
 
@@ -24,14 +24,17 @@ pytestmark = pytest.mark.numerics
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 LARGEST = math.exp(20)
 
-# Two tokens each of A = 3 and A = −3.
+# Two tokens with A = 3 and two with A = −3.
 NEW = torch.full((2, 2), -1.0)
 ADVANTAGES = torch.tensor([[3.0], [-3.0]]).expand(2, 2)
 FULL = torch.ones(2, 2, dtype=torch.bool)
 
 
 def loss_and_gradient(name: str, log_ratio: float) -> tuple[list[float], list[float]]:
-    """Of a token with A = 3 and one with A = −3; both tokens of a row are equal."""
+    """Return loss and gradient of a token with A = 3 and one with A = −3.
+
+    Both tokens of a row are equal.
+    """
     log_probs = NEW.clone().requires_grad_()
     loss, _ = LOSSES[name](log_probs, NEW - log_ratio, ADVANTAGES, FULL, **CLIP)
     loss.sum().backward()
@@ -45,7 +48,7 @@ def loss_and_gradient(name: str, log_ratio: float) -> tuple[list[float], list[fl
 def test_a_log_ratio_of_100_is_clipped_for_a_good_token_and_held_at_20_for_a_bad_one(name):
     loss, gradient = loss_and_gradient(name, 100.0)
     assert loss == pytest.approx([-1.28 * 3, 3 * LARGEST])
-    # d(ρA)/d log π = ρA: the bad token is pushed back as hard as the ratio says.
+    # d(ρA)/d log π = ρA: the ratio sets how hard the bad token is pushed back.
     assert gradient == pytest.approx([0.0, 3 * LARGEST])
     _, clipped = LOSSES[name](NEW, NEW - 100, ADVANTAGES, FULL, **CLIP)
     assert clipped.tolist() == [[True, True], [False, False]]
@@ -83,7 +86,7 @@ def test_ratios_and_weights_of_known_log_ratios():
     assert ratio.tolist()[0] == pytest.approx([0.0, 1.0, LARGEST, LARGEST])
     weight = importance_weight(log_ratio, torch.zeros(1, 4), mask, cap=2.0)
     assert weight.tolist() == [[0.0, 1.0, 2.0, 2.0]]
-    # The mean is 40 without the first token, −20 with it.
+    # The mean is −20 with the first token, and 40 without it.
     without_first = torch.tensor([[False, True, True, True]])
     assert sequence_ratio(log_ratio, torch.zeros(1, 4), without_first).item() == pytest.approx(
         LARGEST
@@ -115,7 +118,7 @@ def test_beyond_the_bound_ratio_and_gradient_stay_what_they_are_there(value):
     log_ratio = torch.tensor([value], requires_grad=True)
     ratio = bounded_log_ratio(log_ratio).exp()
     ratio.sum().backward()
-    # Rounding of a log-ratio of 1e4 is 1e-3.
+    # The rounding error of a log ratio of 1e4 is 1e-3.
     assert ratio.item() == pytest.approx(LARGEST, rel=2e-3)
     assert log_ratio.grad.tolist() == ratio.tolist()
 
@@ -129,5 +132,5 @@ def test_k3_of_a_token_that_became_impossible_is_finite():
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
-    """Unlike ==, these tell −0 from 0."""
+    """Return the bits of each value. Unlike ==, they distinguish −0 from 0."""
     return tensor.detach().view(torch.int32).tolist()

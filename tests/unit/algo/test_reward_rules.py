@@ -1,4 +1,4 @@
-"""What becomes of rewards before advantages: weighted parts, and what length takes off them."""
+"""Changes to rewards before advantages: weighted parts and the length penalty."""
 
 import pytest
 import torch
@@ -24,15 +24,15 @@ def test_parts_are_summed_by_their_weights():
     weights = torch.tensor([1.0, 0.5, 2.0])
     raw = weighted_parts(parts, weights, normalize=False, eps=1e-8)
     assert raw.tolist() == [0.5, 9.5]
-    # Of two different values each is √½ from the mean, in standard deviations; equal ones are 0:
-    # (1 + 2) · √½ = 2.1213203.
+    # Two different values are each √½ standard deviations from their mean, and equal values 0. So
+    # the sums are ∓(1 + 2) · √½ = ∓2.1213203.
     normalized = weighted_parts(parts, weights, normalize=True, eps=1e-8)
     assert normalized.tolist() == pytest.approx([-2.1213203, 2.1213203])
 
 
 def test_gdpo_tells_apart_what_the_sum_of_the_parts_does_not():
-    # Two groups of two responses and two parts of 0 or 1: the second response is better by one
-    # part in the first group, by both in the second.
+    # Two groups of two responses with two parts of 0 or 1. The second response is better by one
+    # part in the first group and by both parts in the second.
     groups = torch.tensor([[[0.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]]])
     weights = torch.ones(2)
     summed = torch.stack([weighted_parts(g, weights, normalize=False, eps=1e-8) for g in groups])
@@ -40,7 +40,7 @@ def test_gdpo_tells_apart_what_the_sum_of_the_parts_does_not():
         ADVANTAGES["group_std"](summed, eps=1e-8).tolist()
         == [pytest.approx([-0.7071068, 0.7071068])] * 2
     )
-    # ∓√½ and ∓2√½; over the batch their mean is 0 and their variance (½ + ½ + 2 + 2)/3 = 5/3.
+    # The values are ∓√½ and ∓2√½, with mean 0 and variance (½ + ½ + 2 + 2)/3 = 5/3 over the batch.
     combined = torch.stack([weighted_parts(g, weights, normalize=True, eps=1e-8) for g in groups])
     assert ADVANTAGES["batch"](combined, eps=1e-8).tolist() == [
         pytest.approx([-0.5477226, 0.5477226]),

@@ -1,4 +1,4 @@
-"""Advantages of tokens and the loss of a critic, against numbers worked out by hand."""
+"""Token advantages and the loss of a critic, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def double(*rows: list[float]) -> Tensor:
 
 
 def random_rows(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, values and a mask with holes, (5, 7), of which one row is empty."""
+    """Return rewards, values and a mask, each (5, 7). The mask has holes and one empty row."""
     generator = torch.Generator().manual_seed(seed)
     rewards, values = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64)
     mask = torch.rand(5, 7, generator=generator) < 0.7
@@ -156,7 +156,8 @@ def test_equal_advantages_are_whitened_to_zero(tokens):
 
 
 def test_value_loss_and_its_clip_by_hand():
-    # Held within 0.2 of 0.5. Above the return the held value is nearer to it, so the other counts.
+    # The clipped value stays within 0.2 of 0.5. Above the return it is nearer, so the loss uses the
+    # unclipped value.
     values = double([0.9, 0.9, 0.6, 7.0]).requires_grad_()
     old, returns = double([0.5, 0.5, 0.5, 0.0]), double([1.0, 0.2, 1.0, 0.0])
     mask = torch.tensor([[True, True, True, False]])
@@ -182,6 +183,6 @@ def test_explained_variance_by_hand():
     assert explained_variance(returns + 3, returns) == 1.0
     assert explained_variance(torch.full((4,), 0.5), returns) == 0.0
     assert explained_variance(1 - returns, returns) == pytest.approx(-3.0)
-    # Errors of 0, 0, 0.5 and 0.5 have variance 1/16, returns 1/4.
+    # The errors are 0, 0, 0.5 and 0.5: their variance is 1/16, that of the returns 1/4.
     assert explained_variance(returns / 2, returns) == pytest.approx(0.75)
     assert explained_variance(returns, torch.ones(4)) is None

@@ -1,4 +1,4 @@
-"""The benchmark of asynchrony: which rounds count, in which order arms run, what is concluded."""
+"""The asynchrony benchmark: the rounds that count, the order of arms, and the conclusions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_speed_up_has_students_interval_over_the_repeats():
     }
     found = asynchrony.compared(runs)
     mean = found["speed_up_means"]["colocated 1+1"]
-    # Logs log 2 and log 2 + 1: their mean, and t = 12.706 times 0.5.
+    # The logs are log 2 and log 2 + 1: their mean, plus t = 12.706 times 0.5.
     assert mean["value"] == pytest.approx(2.0 * math.exp(0.5))
     assert mean["high"] == pytest.approx(2.0 * math.exp(0.5 + 12.706 * 0.5), rel=1e-3)
     assert found["best_colocated"] == "colocated 1+2"

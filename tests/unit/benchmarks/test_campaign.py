@@ -1,4 +1,4 @@
-"""The campaign of faults: what it keeps and what it does again."""
+"""The fault campaign: results that it keeps and faults that it runs again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def fault(name: str, *, lost: bool = False) -> Fault:
 
 @pytest.fixture
 def campaign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Runs the campaign with two made-up faults; what it struck, and what it has written."""
+    """Return a function that runs the campaign with two fake faults.
+
+    It returns the faults that were struck and the results that were written.
+    """
     about = {"command": "x", "commit": "1", "dirty": False, "workload": {}}
     monkeypatch.setattr(faults, "FAULTS", (fault("one"), fault("two", lost=True)))
     monkeypatch.setattr(faults, "provenance", lambda args: dict(about))

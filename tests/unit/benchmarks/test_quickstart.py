@@ -1,4 +1,4 @@
-"""The tables of README and the quickstart are those of the report beside the quickstart."""
+"""The tables in the README and the quickstart match the report next to the quickstart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPORT = json.loads((ROOT / "docs" / "quickstart" / "report.json").read_text())
 
 
 def table(page: str) -> dict[str, dict[str, str]]:
-    """The first text table of a page with a column `arm`: arm -> title -> cell."""
+    """Return the first text table of a page with a column `arm`, as arm -> title -> cell."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     first = next(n for n, line in enumerate(lines) if re.match(r"arm\s+rounds\s", line))
     rows = []

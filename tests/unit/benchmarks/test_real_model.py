@@ -1,4 +1,4 @@
-"""The benchmark on a real model, as far as it can be tested without one: problems and memory."""
+"""The real-model benchmark, without a model: its problems and its memory estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committed results say how they were measured, and pages link to results that exist."""
+"""Committed results state how they were measured, and pages link to results that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callbacks by themselves: what they write, and what is left after a trial starts again."""
+"""The callbacks without Tune: the files that they write, and the files after a trial restarts."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def verbose() -> Iterator[None]:
 
 
 def file_callbacks() -> list[Callback]:
-    """All but those that look at a trial's checkpoints, which these tests only name."""
+    """Return all callbacks except the one that reads checkpoints, which exist here in name only."""
     return [c for c in grpo_callbacks(console=False) if not isinstance(c, CheckpointCallback)]
 
 
 def start(callbacks: list[Callback], trial: FakeTrial, iteration: int | None = None) -> None:
-    """As Tune does when a trial starts, here from the checkpoint of `iteration`."""
+    """Start a trial as Tune does, from the checkpoint of `iteration`."""
     trial.checkpoint_at(iteration)
     for callback in callbacks:
         callback.on_trial_start(iteration=0, trials=[trial], trial=trial)
@@ -164,7 +164,7 @@ def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
     trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
     report([callback], trial, row(1))
     (tmp_path / "trial").rename(tmp_path / "away")
-    (tmp_path / "trial").touch()  # no file can be made below it
+    (tmp_path / "trial").touch()  # a plain file, so no file can be created below it
     report([callback], trial, row(2))
     (tmp_path / "trial").unlink()
     (tmp_path / "away").rename(tmp_path / "trial")
@@ -258,7 +258,7 @@ def test_every_hook_of_tune_is_covered():
 
 @pytest.mark.parametrize("callback", grpo_callbacks(), ids=lambda c: type(c).__name__)
 def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, capsys, caplog):
-    # Tune pickles them with the experiment, before and after they have seen something.
+    # Tune pickles them with the experiment, before and after their first results.
     trial = FakeTrial(tmp_path / "trial")
     again = pickle.loads(pickle.dumps(callback))
     start([again], trial)
@@ -266,7 +266,7 @@ def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, caps
     assert caplog.records == []
 
 
-# ---- Files that a trial goes on writing --------------------------------------------------------
+# ---- Files of a trial that restarts ------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def parts(trial: FakeTrial, kind: str) -> list[dict[str, Any]]:
 
 
 def rounds_on_disk(trial: FakeTrial) -> dict[str, list[int]]:
-    """The rounds that each file holds, in its own order."""
+    """Return the rounds in each file, in the order of the file."""
     directory = Path(trial.path)
     results = [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
     with (directory / "progress.csv").open(newline="") as file:
@@ -354,10 +354,10 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     start(callbacks, trial)
     play(callbacks, trial, range(1, 7))
     assert rounds_on_disk(trial) == until(6)
-    # Event files are read in the order of their names, which begin with the second.
+    # TensorBoard reads event files in the order of their names, which begin with the second.
     (events,) = (tmp_path / "trial").glob("events.*")
     events = events.rename(events.with_name("events.out.tfevents.0000000001.host"))
-    if killed:  # in the middle of writing, and nothing was closed
+    if killed:  # killed while writing, with every file left open
         for name in ("result.json", "progress.csv", "trace.json", events.name):
             with (tmp_path / "trial" / name).open("ab") as file:
                 file.write(b'{"training_iter')
@@ -395,7 +395,7 @@ def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path, lin
 
 @pytest.mark.slow
 def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
-    # Remote is what is not the local file system: here a folder of it under another name.
+    # Any file system but the local one counts as remote, here a local folder under another name.
     (tmp_path / "bucket" / "trial").mkdir(parents=True)
     trial = FakeTrial(tmp_path / "first")
     callbacks = file_callbacks()
@@ -411,7 +411,7 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     )
     callbacks = file_callbacks()
     start(callbacks, resumed, 4)
-    assert lag_histogram(resumed) == {0: 6}  # two of which are about to be written again
+    assert lag_histogram(resumed) == {0: 6}  # the trial will write two of these again
     play(callbacks, resumed, range(5, 9))
     assert lag_histogram(resumed) == {0: 8}
     assert stage_totals(resumed)["rollout"] == sum(range(1, 9))
@@ -425,7 +425,7 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     on_disk = rounds_on_disk(resumed)
     for name in ("result.json", "progress.csv", "progress.csv values", "trace"):
         assert on_disk[name] == list(range(1, 9))
-    assert on_disk["scalars"] == [5, 6, 7, 8]  # the earlier ones are in files of their own
+    assert on_disk["scalars"] == [5, 6, 7, 8]  # earlier rounds are in separate files
 
 
 def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
@@ -456,7 +456,7 @@ def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
     play(callbacks, trial, range(1, 3))
     path = tmp_path / "trial" / "trace.json"
     whole = path.read_bytes()
-    path.write_bytes(whole[:-30])  # as a full disk leaves it
+    path.write_bytes(whole[:-30])  # as after a full disk
     play(callbacks, trial, range(3, 4))
     assert "TraceCallback.on_trial_result failed for trial trial" in caplog.text
     start(callbacks, trial, 1)
@@ -505,7 +505,7 @@ def follow(nats: list[float], tmp_path: Path, **settings: Any) -> KLCallback:
 def test_leaving_the_band_warns_once_each_time(caplog, capsys, tmp_path):
     nats = [0.0, 0.5, 2.0, 5.0, 6.0, 2.0, 0.5, 0.4, 2.0]
     follow(nats, tmp_path, kl_band=[1.0, 4.0])
-    # Below at first is where every policy starts.
+    # There is no warning at first, because every policy starts below the band.
     assert [record.getMessage() for record in caplog.records] == [
         "sync/0, round 4: kl/reference_nats 5 is above callbacks.kl_band [1, 4]",
         "sync/0, round 7: kl/reference_nats 0.5 is below callbacks.kl_band [1, 4]",
@@ -530,7 +530,7 @@ def test_reason_of_a_stop_is_told(caplog, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("restart", [2, 5])
 def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path, restart):
-    """Above the band from round 4 on; the driver is another one after round 6."""
+    """Train above the band from round 4 on, with a new driver after round 6."""
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     nats = {round_: 2.0 if round_ < 4 else 5.0 for round_ in range(1, 9)}
     warned = []
@@ -626,7 +626,7 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
 
 
 def test_lags_are_those_of_first_trainings(tmp_path):
-    """Of two groups of two responses, one is trained again in round 2; round 3 reuses both."""
+    """Round 2 trains one of two groups of two responses a second time, and round 3 reuses both."""
     trial, callback = FakeTrial(tmp_path / "trial"), RolloutsCallback()
     start([callback], trial)
     firsts = [[True] * 4, [False, False, True, True], [False] * 4]
@@ -686,10 +686,11 @@ def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
     for round_ in (1, 2, 3):
         before = path.read_bytes() if path.exists() else b"\n]\n"
         play(callbacks, trial, range(round_, round_ + 1))
-        # Appended to: only the closing bracket was written over.
+        # The file was appended to: only the closing bracket was overwritten.
         assert path.read_bytes().startswith(before[: -len(b"]\n")].strip())
         sizes.append(len(json.loads(path.read_text())))
-    assert sizes == [4 + 5, 4 + 10, 4 + 15]  # names of the trial and of three rows, five spans each
+    # the names of the trial and of three rows, and five spans a row
+    assert sizes == [4 + 5, 4 + 10, 4 + 15]
     events = json.loads(path.read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names == {1: "trial", 2: "generator-0", 3: "learner"}
@@ -754,7 +755,8 @@ def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_o
 
 def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
-    callback.setup(total_num_samples=6)  # one at a time: Tune makes the others when they start
+    # one sample at a time: Tune creates the others when they start
+    callback.setup(total_num_samples=6)
     start([callback], trial)
     for round_ in range(1, 6):
         evaluated = float(round_ // 2 * 2)
@@ -803,11 +805,11 @@ def test_retries_without_end_are_not_counted(tmp_path, capsys):
 
 
 def test_what_is_left_counts_neither_the_warm_up_nor_the_first_evaluation_again():
-    """Rounds of 2 s and evaluations of 3 s; warming up took 60 s, before the clock began."""
+    """Rounds take 2 s and evaluations 3 s. The warm-up took 60 s, before the clock started."""
     config = GRPOConfig.from_dict({"rounds": 8, "eval": {"every": 3}})
     started = {"time_total_s": 65.0, "time/warm_up_s": 60.0}
     first = row(1, **started, **{"time/wall_clock_s": 2.0, "time/eval_s": 3.0})
-    # Seven rounds, and evaluations after rounds 3, 6 and 8.
+    # Seven rounds remain, and evaluations after rounds 3, 6 and 8.
     assert seconds_left(first, config, 3.0) == 7 * 2.0 + 3 * 3.0
     assert seconds_left(row(6, **{"time/wall_clock_s": 12.0}), config, 3.0) == 2 * 2.0 + 3.0
     assert seconds_left(row(8, **{"time/wall_clock_s": 16.0}), config, 3.0) == 0.0
@@ -867,7 +869,7 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     latest = {t.trial_id: row(3, **values) for t in trials[:21]}
     text = rendered(live_table(trials, latest, 40))
     assert "20 of 40 trials done, 1 failed, 18 waiting, 6 not shown" in text
-    assert "sync/21" in text  # it runs, and has no row yet
+    assert "sync/21" in text  # running, but without a row so far
     assert "starting" in text
     assert "failed" in text
     assert "0.000 → 0.000      39" in text
@@ -897,7 +899,7 @@ def test_live_legend_has_the_stages_that_occur(tmp_path):
 def test_a_trial_that_ended_before_its_last_round_is_not_done(
     tmp_path, monkeypatch, interrupt, state
 ):
-    """As Tune leaves it: ended, without a row that says so."""
+    """Tune leaves such a trial terminated, without a row that marks it as done."""
     monkeypatch.setattr(save_on_interrupt, "requested", threading.Event())
     if interrupt:
         save_on_interrupt.requested.set()

@@ -1,4 +1,4 @@
-"""In an object store rows follow checkpoints closely, and what a resume needs is not removed."""
+"""In an object store, rows follow checkpoints closely, and files that a resume needs are kept."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from grpo_trainable.storage.checkpointing import TrialState, newest_whole
 from grpo_trainable.storage.object_store import StoredPath
 from grpo_trainable.storage.trial_storage import TrialStorage, round_of_last_row
 
-pytestmark = pytest.mark.slow  # directories of whole experiments
+pytestmark = pytest.mark.slow  # whole experiment directories
 
 NEVER_S = 1e6
 
 
 @dataclass(frozen=True)
 class WatchedPath(StoredPath):
-    """A store that calls `asked` before each request that changes something."""
+    """A store that calls `asked` before each request that changes the store."""
 
     asked: Callable[[str, str], None] = lambda method, path: None
 
@@ -50,7 +50,7 @@ class WatchedPath(StoredPath):
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Path:
-    """The directory of this machine that stands for a bucket."""
+    """Return a local directory that stands in for a bucket."""
     path = tmp_path / "bucket"
     (path / "trial").mkdir(parents=True)
     return path
@@ -58,7 +58,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave all passes to the test."""
+    """Disable the mirror's periodic passes, so that the test triggers them."""
     monkeypatch.setattr(mirror_module, "PASS_S", NEVER_S)
 
 
@@ -91,14 +91,14 @@ def trial_storage(bucket: Path, keep: int) -> TrialStorage:
     return TrialStorage(context, keep)
 
 
-# ---- Whenever the command is killed ------------------------------------------------------------
+# ---- A kill of the command at any time ---------------------------------------------------------
 
 
 class Simulation:
-    """A trial and its store in virtual time. Training takes 0.2 s a round, a file `put_s`."""
+    """A trial and its store in virtual time: a round takes 0.2 s, and a file `put_s`."""
 
     ROUND_S = 0.2
-    EVERY = 10  # rounds, between two checkpoints
+    EVERY = 10  # rounds between two checkpoints
     FILES = ("rollouts", "steps", "versions")
 
     def __init__(self, bucket: Path, local: Path, put_s: Callable[[], float]) -> None:
@@ -142,7 +142,7 @@ class Simulation:
             self._save()
 
     def _save(self) -> None:
-        """Copy a checkpoint as Tune does, file by file in no order."""
+        """Copy a checkpoint as Tune does, file by file, in no fixed order."""
         number = self.rounds // self.EVERY
         source = checkpoint(self._local.parent / "saving", self.rounds)
         target = self._bucket / "trial" / f"checkpoint_{number:06d}"
@@ -157,7 +157,7 @@ class Simulation:
         self._kill()
 
     def _kill(self) -> None:
-        """Check what a command would go on from that finds the store as it is now."""
+        """Check that a command could continue from the present state of the store."""
         self.kills += 1
         stored = stored_in(self._bucket)
         last = round_of_last_row(stored / "result.json")
@@ -195,11 +195,11 @@ def test_whenever_the_command_is_killed_little_is_done_again(
     assert len(names) <= 2 + 1 + 10.0 / simulation.ROUND_S / simulation.EVERY
 
 
-# ---- What a trial removes ----------------------------------------------------------------------
+# ---- Files that a trial removes ----------------------------------------------------------------
 
 
 def test_a_checkpoint_counts_once_the_store_has_its_row(bucket: Path) -> None:
-    """The mirror was three rounds behind when the command was killed at round 100."""
+    """The command was killed at round 100, when the mirror was three rounds behind."""
     trial, storage = bucket / "trial", trial_storage(bucket, keep=2)
     for number, round_ in enumerate(range(95, 101)):
         checkpoint(trial / f"checkpoint_{number:06d}", round_)
@@ -209,7 +209,7 @@ def test_a_checkpoint_counts_once_the_store_has_its_row(bucket: Path) -> None:
     stored = stored_in(bucket)
     assert stored.names() == [f"checkpoint_{n:06d}" for n in range(1, 6)] + ["result.json"]
     assert newest_whole(stored, 97) == (stored / "checkpoint_000002", 97)
-    # Rows come; and outside of our callbacks no row is waited for.
+    # When more rows arrive, older checkpoints go. Outside our callbacks, no row is needed.
     for n in range(98, 100):
         append_row(trial, n)
     storage.remove_older(rows_follow=True)
@@ -226,14 +226,14 @@ def test_nothing_is_removed_from_a_store_without_rows(bucket: Path, rows: bytes 
         (bucket / "trial" / "result.json").write_bytes(rows)
     trial_storage(bucket, keep=1).remove_older(rows_follow=True)
     left = [path.name for path in (bucket / "trial").glob("checkpoint_*")]
-    # A checkpoint of round 0 has no row.
+    # A checkpoint of round 0 has no row in result.json.
     assert sorted(left) == [f"checkpoint_{number:06d}" for number in range(3)]
 
 
 def test_nothing_is_removed_while_the_rows_cannot_be_read(bucket: Path) -> None:
     for number in range(3):
         checkpoint(bucket / "trial" / f"checkpoint_{number:06d}", number)
-    (bucket / "trial" / "result.json").mkdir()  # which cannot be opened as a file
+    (bucket / "trial" / "result.json").mkdir()  # a directory, which cannot be opened as a file
     (said,) = trial_storage(bucket, keep=1).remove_older(rows_follow=True)
     assert said.startswith("older checkpoints stay: ")
     assert len(list((bucket / "trial").glob("checkpoint_*"))) == 3
@@ -242,11 +242,11 @@ def test_nothing_is_removed_while_the_rows_cannot_be_read(bucket: Path) -> None:
 def test_the_last_row_is_found_at_the_end_of_a_long_file(bucket: Path) -> None:
     rows = [json.dumps({"training_iteration": n, "text": "x" * 10_000}) for n in range(1, 101)]
     path = bucket / "trial" / "result.json"
-    path.write_text("\n".join(rows) + "\n" + rows[0][:-3])  # the writing of a row was cut short
+    path.write_text("\n".join(rows) + "\n" + rows[0][:-3])  # the last row was cut off
     assert round_of_last_row(stored_in(bucket) / "result.json") == 100
 
 
-# ---- Passes ------------------------------------------------------------------------------------
+# ---- Passes of the mirror ----------------------------------------------------------------------
 
 
 def test_a_pass_brings_files_side_by_side_and_the_rows_last(
@@ -310,11 +310,11 @@ def test_rows_are_cut_in_the_store_before_their_parts_are_removed(
     assert len(stored.files()) == 7
 
 
-# ---- Training waits ----------------------------------------------------------------------------
+# ---- Training that waits for the store ---------------------------------------------------------
 
 
 class Store:
-    """Stands in place of `StoredPath._write`; may fail, or say nothing until it is `opened`."""
+    """A replacement of `StoredPath._write` that can fail, or block until it is `opened`."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -338,7 +338,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 class Training:
-    """Rounds of a trial that `MirrorCallback` follows. It waits for each row."""
+    """Rounds of a trial that `MirrorCallback` follows and that wait for each row."""
 
     def __init__(self, directory: Path, bucket: Path) -> None:
         self.trial: Any = FakeTrial(directory / "session" / "trial")
@@ -443,7 +443,7 @@ def test_rows_that_are_done_again_are_gone_before_the_next_checkpoint(
         part(bucket / "trial" / "aside", "rollouts", n)
     training.trial.checkpoint_at(6)
     training.start()
-    assert round_of_last_row(stored / "result.json") == 9  # a start alone removes nothing
+    assert round_of_last_row(stored / "result.json") == 9  # a start alone removes no rows
     for n in range(1, 7):
         append_row(training.local, n)
     part(training.local, "rollouts", 7)
@@ -478,7 +478,7 @@ def test_a_lag_is_told_when_it_has_doubled_and_when_it_is_over(
 def test_files_that_are_older_than_those_of_the_store_do_not_replace_them(
     bucket: Path, tmp_path: Path, here: int, there: int, kept: bool
 ) -> None:
-    """As when a trial has gone on from another machine, and comes back to this one."""
+    """A trial continued on another machine and then returned to this one."""
     local = tmp_path / "local"
     local.mkdir()
     for directory, last in ((local, here), (bucket / "trial", there)):

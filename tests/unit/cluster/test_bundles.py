@@ -1,4 +1,4 @@
-"""Which machine a bundle of a placement group lies on."""
+"""Lookup of the machine of each bundle in a placement group."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_a_bundle_of_a_dead_machine_has_no_room():
 
 
 def test_a_bundle_that_waits_for_a_machine_has_no_room():
-    # Ray takes the machine away from a bundle that it has to place again.
+    # Ray clears the machine of a bundle that it has to place again.
     assert node_of(2, {0: "a", 2: ""}, NODES) is None
     assert node_of(2, {0: "a"}, NODES) is None

@@ -1,4 +1,4 @@
-"""Clocks of different machines, on one time line."""
+"""Clocks of different machines on one timeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_trainable.telemetry.timers import Span
 
 
 def test_offset_is_that_of_the_quickest_answer():
-    # A clock 5 s ahead; the first answer took 2 s to get back, the second 0.1 s each way.
+    # A clock that is 5 s ahead. The first answer took 2 s to return, the second 0.1 s each way.
     answers = [Answer(100.0, 105.1, 102.1), Answer(110.0, 115.1, 110.2)]
     assert offset(answers) == pytest.approx(5.0)
 
@@ -26,11 +26,12 @@ def test_spans_of_another_machine_count_at_our_time():
     recorder.add_spans("learner", "learner", [Span("optimize", 3.0, 4.0)])
     row = time_metrics(recorder.spans, recorder.sync_bytes, 0.0, 5.0)
     assert row["time/rollout_s"] == 2.0
-    assert row["time/other_s"] == 2.0  # of 5 s, 1 to 3 and 3 to 4 were work
+    assert row["time/other_s"] == 2.0  # work took 1 to 3 and 3 to 4, out of 5 s
 
 
 def test_weights_travel_since_a_time_of_the_receivers_clock():
-    # The learner's clock is 60 s behind ours, the generator's 10 s ahead: 5 is 65 here, 75 there.
+    # The learner's clock is 60 s behind ours and the generator's 10 s ahead: 5 s become 65 s on our
+    # clock and 75 s on the generator's.
     recorder = Recorder({"learner": -60.0, "generator-0": 10.0})
     sent = OutOfBand("described", "ref", sent_at=5.0)
     ours = recorder.handle_of("learner", sent)

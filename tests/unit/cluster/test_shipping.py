@@ -1,4 +1,4 @@
-"""Files of the user's on the machines of a cluster."""
+"""Shipping of user files to the machines of a cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from grpo_trainable.cluster.shipping import SHIP_S, ShippingError, contents, lac
 
 
 class Cluster:
-    """Stands for Ray: three machines, each of which takes `seconds` to answer, up to the time
-    limit of its call. `clock` tells the time."""
+    """A stand-in for Ray: three machines that each take `seconds` to answer.
+
+    A call takes at most its timeout. `clock` returns the time.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.time = seconds, 0.0

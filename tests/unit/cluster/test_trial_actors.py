@@ -1,4 +1,4 @@
-"""A generator that is to be replaced on a machine which then cannot take it."""
+"""Replacement of a generator on a machine that turns out to have no room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo_trainable.config import GRPOConfig
 
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> TrialActors:
-    """A learner and a generator, which has room on another machine."""
+    """Return a learner and a generator whose bundle has room on another machine."""
     monkeypatch.setattr(trial_actors, "has_room", lambda bundle, patience_s: True)
     monkeypatch.setattr(trial_actors, "places_of_bundles", lambda: {2: "far"})
     config = GRPOConfig.from_dict({"placement": "disaggregated"})

@@ -1,4 +1,4 @@
-"""The door: what `GRPOConfig.from_dict` lets in, what it refuses, and in which words."""
+"""Validation in `GRPOConfig.from_dict`: accepted values, refused values, and error messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from grpo_trainable.config.values import Settings
 
 
 def nested(**dotted):
-    """`nested(optim__lr=1)` → `{"optim": {"lr": 1}}`."""
+    """Convert `nested(optim__lr=1)` to `{"optim": {"lr": 1}}`."""
     result: dict = {}
     for key, value in dotted.items():
         set_dotted(result, key.replace("__", "."), value)
@@ -456,7 +456,7 @@ def test_no_key_accepts_nonsense():
     nonsense = (object(), {}, [], b"x", 1j, -1, "\0", {3: {}})
     for key, value in itertools.product(CHECKS, nonsense):
         if (key, value) == ("rollout.stop", []):
-            continue  # nothing, whatever the task asks for
+            continue  # an empty list is valid: it overrides the task's default
         data: dict = {}
         set_dotted(data, key, value)
         assert error(data).startswith(f"{key}=")
@@ -927,7 +927,7 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
     GRPOConfig.from_dict(data)
 
 
-# ---- What an engine promises -----------------------------------------------------------------
+# ---- Guarantees of an engine -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -988,7 +988,7 @@ def test_fresh_share_of_a_draw_is_the_number_that_was_meant():
     assert fresh_wanted(1.0, 32) == 32
 
 
-# ---- Derived ---------------------------------------------------------------------------------
+# ---- Derived values --------------------------------------------------------------------------
 
 
 def test_prompts_of_a_round_grow_with_k_only_for_fresh_batches():
@@ -1063,7 +1063,7 @@ def test_one_generator_samples_a_batch_as_one_chunk_unless_given():
     [
         (16, 1, 2, [8, 8]),
         (16, 1, 3, [5, 5, 6]),
-        (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # chunks of ceil(16 / 7) would leave one idle
+        (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # chunks of ceil(16 / 7) would leave one generator idle
         (16, 4, 2, [16]),  # two batches each
         (16, 3, 2, [8, 8]),  # three chunks each
         (16, 2, 4, [8, 8]),
@@ -1109,7 +1109,7 @@ def test_default_generators_always_fit_beside_the_learner_on_two_cores(generator
     config = GRPOConfig.from_dict(
         APART | nested(resources__num_generators=generators, rollout__prompts=90)
     )
-    # Ray counts resources in ten-thousandths, rounded.
+    # Ray rounds resources to ten-thousandths.
     units = [
         round(cpus * 1e4) for cpus in (0.1, 0.95, *[resources.generator_cpus(config)] * generators)
     ]
@@ -1228,7 +1228,7 @@ def test_not_a_number_is_refused_however_it_is_spelled():
         assert error(data).startswith("optim.lr=")
 
 
-# ---- A built-in name or something of the user's -----------------------------------------------
+# ---- Built-in names and user code -------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -1251,7 +1251,7 @@ def test_another_word_is_refused_with_the_nearest_name():
     )
 
 
-# ---- The math task and that of reasoning-gym ---------------------------------------------------
+# ---- The math and reasoning_gym tasks ----------------------------------------------------------
 
 
 def test_a_task_has_its_own_settings_and_no_other_tasks():
@@ -1313,7 +1313,7 @@ def test_a_slip_in_the_name_of_a_template_is_no_path():
     )
 
 
-# ---- A task of the user's ---------------------------------------------------------------------
+# ---- A user's task ----------------------------------------------------------------------------
 
 SUMS = {"task": {"name": "/my/sums.py:Sums", "largest": 9, "signs": ["+", "-"], "strict": True}}
 

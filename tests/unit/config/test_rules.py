@@ -1,4 +1,4 @@
-"""Keys that the chosen combination does not read: each says when it is read, and is refused."""
+"""Settings that a combination does not read are refused, and the error says when they are read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SCORED_APART = (
 
 HARMLESS = {key: check.harmless for key, check in CHECKS.items() if check.harmless}
 
-# Key -> another value than the default, settings beside which it is not read, the setting that the
-# error blames and what it says is needed, settings beside which it is read.
+# Key -> a value other than the default, settings under which the key is not read, the setting that
+# the error blames, the requirement that the error states, settings under which the key is read.
 CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "weight_update": ("in_flight", APART, "lag=0", "lag >= 1", {**APART, "lag": 1}),
     "buffer_sampling": (
@@ -494,7 +494,7 @@ def test_where_it_is_read_it_is_accepted(key: str) -> None:
 def test_a_default_is_never_refused(key: str) -> None:
     _, unread, _, _, _ = CASES[key]
     config = config_of(unread, {key: CHECKS[key].default})
-    # As a trial's files have it: every key, resolved.
+    # A trial's files contain every key, resolved.
     assert GRPOConfig.from_dict(config.to_dict()) == config
 
 

@@ -1,4 +1,4 @@
-"""A task may have defaults of its own, which a config shows like any other value."""
+"""A task may define defaults, which a config shows like any other value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control policies: the law of their actions, and what their episodes become in a batch."""
+"""Control policies: the distribution of their actions, and their episodes as rows of a batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMAGE = Spaces(observation=(20, 18, 3), scale=255.0, choices=2)
 
 
 def with_law(policy: ControlPolicy, law: list[float], std: float = 1.0) -> ControlPolicy:
-    """The policy, whose last matrix gives these numbers whatever it sees."""
+    """Set the last layer so that the policy outputs these numbers for any observation."""
     with torch.no_grad():
         policy.head.weight.zero_()
         assert policy.head.bias is not None
@@ -43,8 +43,10 @@ def with_law(policy: ControlPolicy, law: list[float], std: float = 1.0) -> Contr
 
 
 def test_probabilities_of_choices_are_those_of_the_softmax():
-    """Logits log 1, log 2, log 1 are probabilities 1/4, 1/2, 1/4; at temperature 1/2 their squares,
-    1/6, 4/6, 1/6."""
+    """Logits log 1, log 2 and log 1 give the probabilities 1/4, 1/2 and 1/4.
+
+    At temperature 1/2 the probabilities are proportional to their squares: 1/6, 4/6 and 1/6.
+    """
     policy = with_law(ControlPolicy(CHOICES, 0), [0.0, math.log(2), 0.0])
     hidden = policy.hidden(torch.zeros(3, 2))
     log_probs, entropy = policy.log_probs(hidden, torch.arange(3), 1.0)
@@ -70,11 +72,14 @@ def test_temperature_0_takes_the_most_likely_choice():
     assert log_probs.tolist() == pytest.approx([math.log(0.5)])
 
 
-# ---- Actions that are numbers ------------------------------------------------------------------
+# ---- Continuous actions ------------------------------------------------------------------------
 
 
 def test_the_density_of_a_squeezed_number_by_hand():
-    """z = 1 under N(0, 1) has log-density -1/2 - log(2π)/2; du/dz = 1 - tanh²(1) = 0.41997."""
+    """Check the density of z = 1 under N(0, 1), squeezed by tanh.
+
+    The normal log-density is -1/2 - log(2π)/2, and du/dz = 1 - tanh²(1) = 0.41997.
+    """
     policy = with_law(ControlPolicy(NUMBERS, 0), [0.0, 0.0])
     hidden = policy.hidden(torch.zeros(1, 2))
     found, _ = policy.log_probs(hidden, torch.tensor([[1.0, 0.0]]), 1.0)
@@ -165,7 +170,7 @@ def test_seeds_that_are_held_out_are_none_that_are_trained_on():
 
 
 def test_what_is_earned_from_here_on_is_compared_with_the_group():
-    """Returns from here on are (2, 1) and (1, 0): the second episode ended after its first step."""
+    """The returns are (2, 1) and (1, 0): the second episode ended after its first step."""
     rewards = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     mask = torch.tensor([[True, True], [True, False]])
     assert group_to_go(rewards, mask, gamma=1.0).tolist() == [[0.5, 0.5], [-0.5, 0.0]]
@@ -194,7 +199,7 @@ def test_an_episode_alone_is_refused():
 
 
 def group(actions: Tensor | None = None) -> RolloutGroup:
-    """Two episodes, of 3 and of 2 actions; observation t of episode g is (g + 1, t)."""
+    """Return two episodes, with 3 and 2 actions. Observation t of episode g is (g + 1, t)."""
     mask = torch.tensor([[True, True, True], [True, True, False]])
     ids = torch.tensor([[0, 1, 2], [2, 1, 4]])
     steps = torch.arange(3.0).expand(2, 3)

@@ -1,4 +1,4 @@
-"""The comparison of an engine with the learner's law, tried with an engine that keeps the law."""
+"""The comparison of an engine with the learner, tested with an engine that agrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes in the engine: what is sampled, what is fed, and who waits for whom."""
+"""Episodes in the engine: sampled tokens, fed tokens, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def requests(group_size: int = 3) -> list[Request]:
 
 
 def said(action: Sequence[int], turn: int) -> Observation | tuple[int, ...]:
-    """What stands for an environment: what it says follows from the action alone."""
+    """Stand in for an environment whose reply depends only on the action and the turn."""
     ends = turn == 4 or sum(action) % 5 == 0
     return () if ends else tuple(2 + (token + turn) % 6 for token in action[:4])
 
 
 class Scripted:
-    """Answers each action after as many looks as `delays` says."""
+    """A partner that answers after a random number of polls, or at once without `delays`."""
 
     def __init__(self, delays: Random | None = None) -> None:
         self._delays = delays
@@ -83,7 +83,7 @@ def played(delays: Random | None = None, wanted: list[Request] | None = None, **
 
 @torch.no_grad()
 def by_hand(model: TransformerLM, request: Request, response: int) -> dict[str, list]:
-    """An episode as it must be, one full forward pass a token."""
+    """Sample an episode with one full forward pass per token, as a reference."""
     draws = torch.from_numpy(
         uniforms(SEED, "train", request.prompt_index, response, LIMITS.max_new_tokens)
     )
@@ -136,7 +136,7 @@ def test_an_episode_is_what_a_full_pass_a_token_gives():
 
 
 def learned(engine: TorchEngine, batch: TrainBatch) -> torch.Tensor:
-    """The log-probs (B, S) that the learner finds."""
+    """Return the log-probs (B, S) that the learner computes."""
     log_probs, _ = response_log_probs(
         engine.model,
         batch.input_ids,
@@ -190,7 +190,7 @@ def test_an_action_is_told_with_its_tokens_and_its_place():
 
 @pytest.mark.slow
 def test_without_a_second_turn_it_is_a_response():
-    """Where the first action ends every episode, both ways to sample give the same."""
+    """Check that both ways to sample agree when the first action ends every episode."""
     engine, partner, _ = played()
     partner.act = lambda action: partner._waiting.append(  # pyright: ignore
         (0, Observation(action.row, over=True, finished=True))
@@ -200,7 +200,7 @@ def test_without_a_second_turn_it_is_a_response():
 
 
 class Changing:
-    """Loads other weights before token number `at`."""
+    """A callback that loads other weights before token number `at`."""
 
     def __init__(self, engine: TorchEngine, at: int) -> None:
         self._engine, self._left = engine, at
@@ -223,12 +223,12 @@ def test_new_weights_in_the_middle_of_episodes(recompute: bool):
     versions = torch.cat([g.token_versions[g.response_mask] for g in groups])
     assert set(versions.tolist()) == {0, 1}
     assert not any(g.token_versions[~g.response_mask].any() for g in groups)
-    for group, old in zip(groups, before, strict=True):  # up to there nothing has changed
+    for group, old in zip(groups, before, strict=True):  # nothing has changed before token 9
         width = min(8, group.response_ids.shape[1], old.response_ids.shape[1])
         assert torch.equal(group.response_ids[:, :width], old.response_ids[:, :width])
     if not recompute:
         return
-    # All keys are those of the new weights, so what followed is their own law.
+    # All keys come from the new weights, so the later tokens follow the new distribution exactly.
     batch = collate(groups, [torch.zeros(3)] * 3, PAD)
     log_probs = learned(engine, batch)
     start = 0

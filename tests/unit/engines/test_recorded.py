@@ -1,4 +1,4 @@
-"""Rows of tokens that an engine is handed one by one, as groups."""
+"""Groups built from rows of tokens that an engine receives one at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_trainable.protocol.rollout import Request, SamplingLimits
 
 LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=3, temperature=1.0, end_ids=(9,))
 REQUEST = Request(stream="train", prompt_index=7, prompt_ids=(1, 2), group_size=2, limits=LIMITS)
-TOKENS = None  # nothing asks for a stop string
+TOKENS = None  # no test here uses a stop string
 
 
 def row(*tokens: tuple[int, float, int, int], finished: bool = False) -> RecordedRow:

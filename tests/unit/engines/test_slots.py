@@ -1,4 +1,4 @@
-"""Continuous batching: where a call has fewer slots than responses, they wait for each other."""
+"""Continuous batching: responses wait for each other when a call has fewer slots than responses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def generated(
 
 
 def from_learner(groups: Sequence[RolloutGroup], model, limits: SamplingLimits):
-    """(recorded, recomputed) log-probs of every token."""
+    """Return (recorded, recomputed) log-probs of every token."""
     batch = collate(groups, [torch.zeros(len(group.rewards)) for group in groups], PAD)
     log_probs, _ = response_log_probs(
         model,
@@ -115,13 +115,13 @@ def test_rows_enter_in_order_once_an_eighth_of_the_slots_is_free():
     assert rows.enter() == range(16)
     assert not rows.enter()
     assert draw() is None
-    assert draw(5) == [0, 1, 2, 3, 4, *range(6, 16)]  # it leaves at once
-    assert not rows.enter()  # one of 16 slots is free
+    assert draw(5) == [0, 1, 2, 3, 4, *range(6, 16)]  # row 5 leaves at once
+    assert not rows.enter()  # only one of 16 slots is free
     assert draw(0) == list(range(1, 15))
     assert rows.enter() == range(16, 18)
     assert rows.running == 16
     assert draw(*range(15)) == [15]
-    assert rows.enter() == range(18, 24)  # the queue is empty now
+    assert rows.enter() == range(18, 24)  # the queue is now empty
     assert draw(*range(6)) == [6]
     assert not rows.enter()
     assert not rows.over
@@ -162,7 +162,7 @@ def test_rows_that_come_and_go_have_the_hidden_states_of_a_full_forward(data):
     cache = ShelvedCache(CONFIG, 96, 5, torch.device("cpu"))
     ids = torch.randint(VOCAB, (20, 96), generator=torch.Generator().manual_seed(0))
     full = MODEL.hidden_states(ids)
-    rows: list[int] = []  # which of the 20
+    rows: list[int] = []  # for each row, its index among the 20 sequences
     lengths: list[int] = []
     entered = 0
     for _ in range(data.draw(st.integers(1, 60))):
@@ -189,7 +189,7 @@ def test_rows_that_come_and_go_have_the_hidden_states_of_a_full_forward(data):
             rows, lengths, entered = [*rows, *own], [*lengths, *prompts], entered + new
 
 
-# ---- What is sampled -------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------
 
 WHOLE: dict[str, list[RolloutGroup]] = {}
 
@@ -236,7 +236,7 @@ def test_the_same_requests_give_the_same_bits_again():
     wanted = requests()
     sampler = engine(6)
     first = generated(sampler, wanted)
-    generated(sampler, requests((2, 2, 5)))  # what it did before does not matter
+    generated(sampler, requests((2, 2, 5)))  # earlier calls do not matter
     assert_same_bits(generated(sampler, wanted), first)
     assert_same_bits(generated(engine(6), wanted), first)
 
@@ -251,7 +251,8 @@ def test_it_takes_as_many_tokens_of_the_batch_as_the_slots_need():
 
 # ---- Weights in the middle of a call ---------------------------------------------------------
 
-SWAPS = {4: 1, 19: 2, 20: 3}  # before which token of the batch -> version, and seed, that arrives
+# token number in the batch -> version, and seed, of the weights that arrive before it
+SWAPS = {4: 1, 19: 2, 20: 3}
 
 
 def snapshot(version: int) -> PolicyWeights:
@@ -289,7 +290,7 @@ def test_rows_that_enter_after_a_swap_begin_with_the_newer_version(recompute):
             spans.add(tuple(sorted(set(own))))
         assert torch.equal(group.token_versions, group.token_rounds)
     assert begun[:5] == [0] * 5
-    assert begun == sorted(begun)  # they enter in order
+    assert begun == sorted(begun)  # responses enter in order
     assert {0, 1, 3} <= set(begun)
     assert any(len(span) > 1 for span in spans)
 
@@ -344,7 +345,7 @@ def test_a_row_that_enters_does_not_hold_up_the_others():
     groups = generated(engine(2), requests(**law), lambda: calls.append(None))
     lengths = [int(group.response_mask.sum()) for group in groups]
     ends = [0, 0]
-    for length in lengths:  # each row takes the slot that is free first
+    for length in lengths:  # each row takes the slot that becomes free first
         ends[ends.index(min(ends))] += length
     assert len(calls) == max(ends)
     assert len(set(lengths)) > 1

@@ -1,4 +1,4 @@
-"""Responses that are interrupted: what they read by hand, and what becomes of that afterwards."""
+"""Interrupted responses: the texts inserted into them, by hand, and their later handling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.numerics
 EOS, PAD = 0, 1
 CPU = torch.device("cpu")
 
-# ---- By hand -----------------------------------------------------------------------------------
+# ---- Examples by hand --------------------------------------------------------------------------
 
 
 def request(limits: SamplingLimits, group_size: int, prompt_ids: Sequence[int] = (2,)) -> Request:
@@ -70,8 +70,10 @@ def written(
     answers: StopStrings | None = None,
     stops: StopStrings | None = None,
 ) -> RolloutGroup:
-    """The group of responses that want to write the tokens of `wishes`, those of a vocabulary of
-    six, with weights of version 3 and round 2."""
+    """Return the group of responses that try to write the tokens of `wishes`.
+
+    The vocabulary has six tokens, and the weights are version 3 of round 2.
+    """
     length = len(wishes[0])
     rows = Rows(
         [request(limits(asked, length), len(wishes))],
@@ -105,7 +107,8 @@ def test_a_response_that_still_thinks_reads_the_text_and_goes_on():
         ],
         Interruption(after_tokens=3, ids=(4, EOS), answer_ids=(5,)),
     )
-    # Token 5 says that the second is at its answer; the last has ended. What is fed ends nothing.
+    # Token 5 marks the second response as answering. The last response has ended. An inserted token
+    # ends nothing.
     assert group.response_ids.tolist() == [
         [2, 2, 2, 4, EOS, 2, 3],
         [2, 5, 2, 2, 2, 2, 2],
@@ -132,7 +135,7 @@ def test_a_text_that_lies_across_tokens_says_that_an_answer_has_begun():
     group = written(
         [[2, 3, 4, 2, 2], [2, 3, 2, 2, 2], [2, 2, 3, 4, 2], [5, 2, 2, 2, 2]], asked, answers=answers
     )
-    # The third would have ended its thinking with the next token: it came too late.
+    # The third response would have ended its thinking with the next token, which was too late.
     assert (~group.response_mask).any(dim=1).tolist() == [False, True, True, False]
     assert group.response_ids[2].tolist() == [2, 2, 3, 2, 2]
 
@@ -218,7 +221,7 @@ def test_each_token_has_the_log_prob_of_its_weights_where_they_arrive_while_a_te
     assert read.any()
     assert (group.token_versions[~mask] == 0).all()
     if slots is None:
-        # Others arrive before the tokens 4, 9 and 10; 6 to 9 are read.
+        # Other weights arrive before tokens 4, 9 and 10. Tokens 6 to 9 are inserted.
         assert group.token_versions[read][:, [3, 4, 5, 10]].tolist() == [[0, 1, 1, 3]] * read.sum()
     batch, found = collate(groups, [torch.zeros(5)], PAD), {}
     for version in range(4):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.numerics
 
 VOCAB, EOS, PAD = 50, 0, 1
 END = (EOS,)
-# What tokens 2 to 49 stand for: pieces that overlap, and two halves of an "é".
+# The texts of tokens 2 to 49: pieces that overlap, and two halves of an "é".
 TOKENS = Pieces([*("a", "b", "ab", "ba", "c", "bab", b"\xc3", b"\xa9a")] * 6)
 CONFIG = ModelConfig(
     vocab_size=VOCAB, context_length=96, d_model=32, num_layers=2, num_heads=4, d_ff=40
@@ -83,7 +83,7 @@ def generated(
 @pytest.mark.parametrize("chunks", [[1] * 21, [1, 5, 1, 14], [21]])
 def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths(chunks):
     model = sharpened(CONFIG)
-    lengths, new = [5, 17, 1], 21  # past one and two steps of the cache's layout
+    lengths, new = [5, 17, 1], 21  # beyond one and two growth steps of the cache
     fan_out = torch.tensor([0, 0, 1, 2, 2, 2])
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCAB, (len(fan_out), max(lengths) + new), generator=generator)
@@ -108,11 +108,11 @@ def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths(chu
     assert t == new
 
 
-# ---- What is sampled -------------------------------------------------------------------------
+# ---- Sampling --------------------------------------------------------------------------------
 
 
 def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: SamplingLimits):
-    """(recorded, recomputed) log-probs of every response token, as the learner sees them."""
+    """Return (recorded, recomputed) log-probs of every response token, as the learner sees them."""
     batch = collate(groups, [torch.zeros(len(g.response_ids)) for g in groups], PAD)
     log_probs, _ = response_log_probs(
         model,
@@ -159,7 +159,7 @@ def test_log_probs_under_another_law_would_be_noticed(wrong):
 def test_a_row_stops_at_end_of_text():
     groups = generated(engine(), requests(temperature=1.5, group_size=16))
     finished = torch.cat([group.finished for group in groups])
-    assert 0 < int(finished.sum()) < len(finished)  # both kinds are here
+    assert 0 < int(finished.sum()) < len(finished)  # some responses finished and some did not
     for group in groups:
         for g, ids in enumerate(group.response_ids):
             length = int(group.response_mask[g].sum())
@@ -228,7 +228,7 @@ STOPS = ("abba", "cc", "éa")
 
 
 def cut_at(ids: Sequence[int]) -> int:
-    """How many tokens a response has that would go on as `ids` do, by a look at all its text."""
+    """Return the length of a response that continues as `ids`, from a search of its whole text."""
     for count in range(1, len(ids) + 1):
         text = b"".join(TOKENS.token_bytes[index] for index in ids[:count])
         if ids[count - 1] == EOS or any(stop.encode() in text for stop in STOPS):
@@ -301,7 +301,7 @@ def test_several_end_ids_end_a_row_and_none_of_them_comes_early():
 def test_the_same_unit_gives_the_same_bits():
     sampler = engine()
     first = generated(sampler, requests(temperature=1.5))
-    generated(sampler, requests((2, 2), temperature=0.5))  # what it did before does not matter
+    generated(sampler, requests((2, 2), temperature=0.5))  # earlier calls do not matter
     for again in (sampler, engine()):
         assert_same_bits(first, generated(again, requests(temperature=1.5)))
 
@@ -445,11 +445,11 @@ def test_weights_that_arrive_between_tokens_sample_and_stamp_from_the_next_token
         ).any()
 
 
-SWAPS = {4: 1, 9: 2, 10: 3}  # before which token -> seed of the weights that arrive then
+SWAPS = {4: 1, 9: 2, 10: 3}  # token number -> seed of the weights that arrive before it
 
 
 def swapping(sampler: TorchEngine):
-    """Calls of `between_tokens`, in some of which other weights arrive."""
+    """Return a `between_tokens` callback that loads other weights in the calls of `SWAPS`."""
     calls = 0
 
     def between_tokens() -> None:
@@ -488,8 +488,10 @@ def test_recomputing_every_token_has_the_log_prob_of_its_own_version(monkeypatch
 
 
 def replayed(prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
-    """Log-probs of a response, one token at a time through the weights of `SWAPS`, on one cache
-    that is never rebuilt; by plain softmax, in float64."""
+    """Return the log-probs of a response, token by token, through the weights of `SWAPS`.
+
+    Use one cache that is never rebuilt, and a plain softmax in float64.
+    """
     model = sharpened(CONFIG, seed=0).double()
     cache: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in model.blocks]
 
@@ -550,7 +552,7 @@ def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
     assert 0 < sum(finished) < len(finished)
 
 
-# ---- What is refused -------------------------------------------------------------------------
+# ---- Refusals --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the engine vLLM does apart from vLLM itself: tests/vllm has the rest."""
+"""The parts of the vLLM engine that do not need vLLM; tests/vllm covers the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TENSORS = {"model.embed_tokens.weight": torch.ones(4, 2), "model.norm.weight": t
 
 
 class Model:
-    """A model whose parameters are named like those of TENSORS with a head."""
+    """A model with the given parameter names."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -57,7 +57,7 @@ def test_torn_weights_and_weights_with_a_gap_are_refused():
 
 def test_the_cache_holds_whole_blocks_of_every_row():
     shape = CacheShape(layers=4, heads=2, head_dim=32, itemsize=4)
-    # 33 tokens are two blocks of 32; two blocks are vLLM's own. A token: keys and values.
+    # 33 tokens need two blocks of 32. vLLM takes two more blocks. A token stores keys and values.
     assert shape.bytes(rows=3, tokens=33) == (3 * 2 + 2) * 32 * (2 * 4 * 2 * 32 * 4)
 
 

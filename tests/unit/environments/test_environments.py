@@ -1,4 +1,4 @@
-"""The shipped environments and what is accepted of one, by hand."""
+"""The shipped environments and the validation of environments, by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_a_guess_is_told_whether_the_number_is_larger():
     assert (last.reward, last.done) == (1.0, True)
 
 
-@pytest.mark.parametrize("action", ["\n", "12\n", "six\n", "²\n"])  # the last is a digit to Python
+# Python counts the last one as a digit
+@pytest.mark.parametrize("action", ["\n", "12\n", "six\n", "²\n"])
 def test_what_is_no_guess_loses(action: str):
     game = Guess()
     game.reset({"secret": 6})
@@ -35,7 +36,7 @@ def test_the_third_guess_is_the_last():
 
 
 def test_who_halves_what_is_left_wins_seven_of_ten():
-    """The most that three guesses with hints can find of ten numbers: 1 + 2 + 4."""
+    """Three guesses with hints can find at most 1 + 2 + 4 = 7 of ten numbers."""
     won = 0
     for secret in range(10):
         game, low, high = Guess(), 0, 9

@@ -1,4 +1,4 @@
-"""The generator on the shipped policy, and the colocated worker."""
+"""The generator with the shipped policy, and the colocated worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config_of(**values: Any) -> GRPOConfig:
     for name, value in values.items():
         data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
     if "reward" in data["task"]:
-        del data["task"]["match"]  # which only the task's own reward reads
+        del data["task"]["match"]  # only the task's built-in reward reads it
     return GRPOConfig.from_dict(data)
 
 
@@ -131,7 +131,7 @@ def test_a_generator_with_the_reference_measures_what_is_trained_on_and_nothing_
     unit = sample(config, "train", [3, 4])
     assert [span.stage for span in unit.spans] == ["rollout", "reference", "reward"]
     for group in unit.groups:
-        # Before any training the reference is the policy that sampled.
+        # Before any training, the reference is the policy that sampled.
         assert group.reference_log_probs is not None
         assert torch.allclose(group.reference_log_probs, group.behaviour_log_probs, atol=1e-4)
         assert not group.reference_log_probs[~group.response_mask].any()
@@ -188,11 +188,11 @@ def test_progress_changes_with_every_token() -> None:
     assert len(set(seen)) == len(seen)
 
 
-# ---- Weights in mid-batch ----------------------------------------------------------------------
+# ---- Weight updates within a batch -------------------------------------------------------------
 
 
 def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:
-    """Publishes versions 0 to `steps` of a policy that changes."""
+    """Publish versions 0 to `steps` of a policy that changes."""
     learner = Learner(config, mailbox)
     learner.publish()
     for _ in range(steps):
@@ -200,7 +200,7 @@ def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:
             for parameter in learner.policy.parameters():
                 parameter.mul_(1.02)
         learner.optimizer.steps += 1
-        learner.update([])  # a round without any batch
+        learner.update([])  # a round without a batch
         learner.publish()
 
 
@@ -231,7 +231,7 @@ def test_deposits_are_taken_in_before_the_next_token_and_told(weight_update: str
     def deposit_before_some() -> None:
         nonlocal calls
         if calls in (5, 9):
-            # Another thread, as the actor's; of two deposits the newer counts.
+            # Deposit from another thread, like the actor. Of two deposits the newer one counts.
             for version in {5: (1,), 9: (2, 3)}[calls]:
                 thread = Thread(target=generator.deposit, args=(version,))
                 thread.start()
@@ -246,7 +246,7 @@ def test_deposits_are_taken_in_before_the_next_token_and_told(weight_update: str
         assert group.token_rounds.equal(group.token_versions)
         assert (group.oldest_version, group.oldest_round) == (0, 0)
     assert [(loaded.version, loaded.round) for loaded in unit.loaded] == [(1, 1), (3, 3)]
-    # Taking them in interrupts the rollout: the spans share no moment.
+    # Loading weights interrupts the rollout: the spans do not overlap.
     assert [span.stage for span in unit.spans] == [
         *("idle", "rollout", "sync", "rollout", "sync", "rollout", "reward")
     ]
@@ -311,7 +311,8 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
 def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:
     group = one_token_group(0, rewards=[0.0] * 2)
     (scored,) = score_groups([group], [[Score(1, 0.1, 0.7), Score(0, 0.1, 0.7)]]).groups
-    assert (scored.format_mean, scored.answer_mean) == (0.1, 0.7)  # which no float32 is
+    # values that float32 cannot represent
+    assert (scored.format_mean, scored.answer_mean) == (0.1, 0.7)
     assert scored.rewards.dtype == torch.float32
 
 
@@ -408,7 +409,7 @@ def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
     assert (updated.version, updated.round) == (1, 1)
     assert updated.steps[0].ratio_max == pytest.approx(1.0, abs=1e-5)
 
-    # Until the next load it samples with the weights it has.
+    # Until the next load, the worker samples with its present weights.
     again = worker.generate(requests_of(config, "train", range(4)))
     assert all(
         a.response_ids.equal(b.response_ids) for a, b in zip(unit.groups, again.groups, strict=True)

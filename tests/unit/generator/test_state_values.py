@@ -1,4 +1,4 @@
-"""Values of states by completions: against exact values, and through generator and learner."""
+"""State values from completions: against exact values, and through generator and learner."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ pytestmark = pytest.mark.numerics
 PIECES = ["a", "b"]  # tokens 2 and 3; a prompt is the token 2
 LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=2, temperature=1.0, end_ids=(0,))
 
-# ---- A toy of two steps whose values are known ---------------------------------------------------
+# ---- A two-step toy with known values ------------------------------------------------------------
 
-# What follows a and b: a chain that begins at a and earns 1 where its second step is b.
+# Probabilities of the next token (a, b) after a and after b. The chain starts at a and earns 1 if
+# its second step is b.
 AFTER_A, AFTER_B = (0.75, 0.25), (0.5, 0.5)
 VALUE_AFTER_A, VALUE_AFTER_B = 0.25, 0.5
 VALUE_OF_PROMPT = 0.75 * 0.25 + 0.25 * 0.5
 
 
 def chain() -> TransformerLM:
-    """A policy whose next token depends on the last one alone, by AFTER_A and AFTER_B."""
+    """Return a policy whose next token depends only on the last one, by AFTER_A and AFTER_B."""
     width = 4
     shape = ModelConfig(
         vocab_size=4, context_length=8, d_model=width, num_layers=1, num_heads=1, d_ff=4,
@@ -48,7 +49,7 @@ def chain() -> TransformerLM:
         for parameter in model.blocks.parameters():
             parameter.zero_()
         model.embedding.weight.copy_(torch.eye(4))
-        # The norm makes of a unit vector one that is sqrt(width) long.
+        # The norm scales a unit vector to length sqrt(width).
         model.head.weight.copy_(torch.tensor(laws).t() / math.sqrt(width))
     return model
 
@@ -80,14 +81,14 @@ def test_values_converge_to_the_exact_ones() -> None:
         after = torch.tensor([VALUE_AFTER_A, VALUE_AFTER_B])[group.response_ids[:, 0] - 2]
         exact = torch.stack((torch.full((8,), VALUE_OF_PROMPT), after), dim=1)
         errors.append((values - exact).abs().max())
-        # A standard deviation is at most 1/2, and 4 of their errors cover 9 values.
+        # The standard deviation is at most 1/2, and 4 standard errors cover 9 values.
         assert errors[-1] < 4 * 0.5 / math.sqrt(samples)
         rewards = (group.response_ids[:, 1] == 3).float()
         advantages = vine(rewards, values, group.response_mask)
         expected = torch.stack((exact[:, 1] - exact[:, 0], rewards - exact[:, 1]), dim=1)
         assert (advantages - expected).abs().max() < 8 * 0.5 / math.sqrt(samples)
     assert errors[1] < errors[0]
-    assert 0 < int((group.response_ids[:, 0] == 3).sum()) < 8  # both states were seen
+    assert 0 < int((group.response_ids[:, 0] == 3).sum()) < 8  # both states occurred
 
 
 def test_a_completion_begins_with_the_tokens_before_its_state() -> None:
@@ -105,7 +106,7 @@ def test_a_completion_begins_with_the_tokens_before_its_state() -> None:
             assert all(text.startswith(begin) and len(text) == 2 for text in texts)
 
 
-# ---- Which states ------------------------------------------------------------------------------
+# ---- States ------------------------------------------------------------------------------------
 
 
 def states_of(ids: list[int], pieces: list[str], **settings: Any) -> list[int]:
@@ -126,7 +127,7 @@ def test_a_state_every_so_many_tokens_but_none_at_the_end() -> None:
 def test_states_at_the_ends_of_sentences_and_lines() -> None:
     pieces = ["A", " b", ".", " C", "!", '"', " 3", ".", "14", "\n", "d", ".", " e", "."]
     ids = list(range(len(pieces)))
-    # The quotation mark belongs to no sentence by itself, 3.14 is one number.
+    # A lone quotation mark is not a sentence, and 3.14 is one number.
     assert states_of(ids, pieces, states="sentences", chunk_tokens=1) == [3, 10, 12]
     assert states_of(ids, pieces, states="sentences", chunk_tokens=4) == [10]
 
@@ -184,7 +185,7 @@ def test_a_stop_string_may_begin_before_the_state() -> None:
     (group,) = engine.generate([request], lambda: None)
     assert group.response_ids.tolist() == [[3]]
     assert group.finished.tolist() == [True]
-    # A prompt that is no part of the response completes nothing.
+    # A prompt that is not part of the response completes nothing.
     (group,) = engine.generate([replace(request, state=None)], lambda: None)
     assert group.response_ids.tolist() == [[3, 3, 3, 3]]
 

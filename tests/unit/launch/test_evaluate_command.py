@@ -1,4 +1,4 @@
-"""The command launch/evaluate.py: what it prints and writes, and its mistakes in one line."""
+"""The command launch/evaluate.py: its output, its files, and its one-line errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def policy(tmp_path_factory) -> str:
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
-    """Runs the command in a directory of its own; gives status, standard output and error."""
+    """Return a function that runs the command in a temporary directory.
+
+    It returns the exit status, the standard output and the standard error.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAYON_NUM_THREADS", os.environ.get("RAYON_NUM_THREADS", "1"))
 
@@ -158,7 +161,7 @@ def test_help_tells_the_default_temperature_of_each_task(capsys):
 
 
 class Stream(io.StringIO):
-    """Standard error, of a terminal or not."""
+    """A standard error stream, with or without a terminal."""
 
     def __init__(self, *, terminal: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""AdamW without torch's compiler: its numbers, and what a process that trains imports."""
+"""AdamW without torch's compiler: its numbers, and the imports of a training process."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_second_step_divides_the_mean_by_the_root_of_the_mean_square():
     for gradient in (1.0, 3.0):
         weight.grad = torch.tensor([gradient])
         adamw.step()
-    # Corrected for their start at 0: (0.9 * 0.1 + 0.1 * 3) / (1 - 0.9^2) and
-    # (0.99 * 0.01 + 0.01 * 9) / (1 - 0.99^2).
+    # With the bias correction, the moments are:
+    # (0.9 * 0.1 + 0.1 * 3) / (1 - 0.9^2) and (0.99 * 0.01 + 0.01 * 9) / (1 - 0.99^2).
     second = 0.1 * (0.39 / 0.19) / math.sqrt(0.0999 / 0.0199)
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.1 - second]))
 

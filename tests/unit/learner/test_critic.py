@@ -1,4 +1,4 @@
-"""The critic of the learner: real policy, real rollouts, no Ray."""
+"""The learner's critic, with a real policy, real rollouts and no Ray."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_critic_knows_what_is_written_and_not_what_comes_next(policy_path: str
     pair = pair_with(
         policy_path, critic={"clip": 0.0}, rollout=sampling, optim={"lr": 0}, rounds=1000
     )
-    # What a response earns depends on its first token and on nothing else.
+    # The reward of a response depends only on its first token.
     tokens = pair.weights()["embedding.weight"]  # (V, D)
     earned = tokens @ torch.randn(tokens.shape[1], generator=torch.Generator().manual_seed(5))
     earned = earned / earned.std()
@@ -127,9 +127,9 @@ def test_a_body_of_its_own_leaves_the_gradient_of_the_policy_alone(policy_path: 
         weights.append(pair.weights())
     own, own_later, slow, slow_later, shared, shared_later = weights
     assert equal(own, slow)
-    # The first values are 0, with which a head of zeros sends no gradient to the body.
+    # The first values are 0, and a head of zeros sends no gradient to the body.
     assert distance(own, shared) < 1e-6
-    assert not equal(own_later, slow_later)  # by other advantages
+    assert not equal(own_later, slow_later)  # the advantages differ
     assert distance(own_later, shared_later) > 1e-4
 
 
@@ -176,7 +176,7 @@ def test_a_critic_begins_anew_where_the_state_has_none(policy_path: str) -> None
     assert equal(pair.weights(), plain.weights())
     assert not pair.learner._state.critic.parameters["critic/head.weight"].any()
     assert pair.learner.update([pair.rollouts()]).critic.value_mean == 0
-    # And the other way round: what is kept of a critic is left alone.
+    # In the other direction, the saved critic is ignored.
     plain.learner.load_state(pair.learner.state())
     assert equal(plain.weights(), pair.weights())
 

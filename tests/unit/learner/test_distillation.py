@@ -1,4 +1,4 @@
-"""A teacher: its advantages by hand, its place in a round, and what is refused."""
+"""A teacher: its advantages by hand, its part in a round, and the settings that are refused."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tuning.memory import need_of
 
 pytestmark = pytest.mark.numerics
 
-# ---- By hand -----------------------------------------------------------------------------------
+# ---- Examples by hand --------------------------------------------------------------------------
 
 
 def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it():
-    # log(0.5/0.25) = 0.6931472, log(0.1/0.4) = −1.3862944; nothing off the mask.
+    # log(0.5/0.25) = 0.6931472, log(0.1/0.4) = −1.3862944, and 0 off the mask.
     behaviour = torch.tensor([[0.25, 0.4, 0.5]]).log()
     teacher = torch.tensor([[0.5, 0.1, 0.9]]).log()
     teacher[0, 2] = math.nan
@@ -45,8 +45,8 @@ def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it():
 
 
 def test_the_gradient_is_that_of_the_reverse_kl_to_the_teacher():
-    # KL(π ‖ π_T) over a vocabulary of three, all of which is sampled by its probability: the policy
-    # gradient of the advantages is minus its gradient.
+    # KL(π ‖ π_T) over a vocabulary of three, with every token weighted by its probability: the
+    # policy gradient of the advantages is minus the gradient of the KL.
     logits = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64, requires_grad=True)
     teacher = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
     log_probs = logits.log_softmax(0)
@@ -75,7 +75,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def teacher_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Another shape than the policy's, the same tokenizer, and sharper."""
+    """Write a policy with another shape, the same tokenizer and sharper probabilities."""
     directory = tmp_path_factory.mktemp("teacher")
     small = {"context_length": 64, "d_model": 16, "d_ff": 32}
     return write_quick_policy(directory, make=sharpened, seed=8, **small)
@@ -109,7 +109,7 @@ def learner_with_rollouts(config: GRPOConfig) -> tuple[Learner, list[RolloutGrou
 
 
 def teacher_log_probs(config: GRPOConfig, path: str, groups: list[RolloutGroup]) -> Any:
-    """Batch of the groups, and the log-probs of its tokens under the policy at `path`."""
+    """Return the batch of the groups and the log-probs of its tokens under the policy at `path`."""
     model, tokenizer = load_policy(path)
     batch = collate(groups, [torch.zeros(3)] * len(groups), tokenizer.pad_id)
     with torch.no_grad():
@@ -126,7 +126,7 @@ def teacher_log_probs(config: GRPOConfig, path: str, groups: list[RolloutGroup])
 
 
 def flattened(config: ModelConfig, seed: int) -> TransformerLM:
-    """`sharpened`, less sure of each token."""
+    """Return a `sharpened` model with less certain tokens."""
     model = sharpened(config, seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -157,7 +157,7 @@ def test_rounds_bring_the_policy_to_its_teacher(tmp_path):
         asked = [prompts.request("train", 8 * round_ + i) for i in range(8)]
         groups = [replace(group, uses=1) for group in generator.generate(asked).groups]
         nats.append(learner.update([groups]).teacher_nats)
-    # Nothing but the teacher is learned from: KL(π ‖ π_T) of a response falls, by a third.
+    # The teacher is the only signal, so KL(π ‖ π_T) per response falls by about a third.
     assert sum(nats[-4:]) < 0.8 * sum(nats[:4])
 
 
@@ -184,7 +184,7 @@ def test_a_step_minimises_reward_and_reverse_kl_together(policy_path, teacher_pa
     assert updated.steps[0].loss == pytest.approx(float(expected), rel=1e-4)
     nats = float((behaviour - teacher)[mask].sum()) / len(mask)
     assert updated.teacher_nats == pytest.approx(nats, rel=1e-4)
-    # The figure of a response is what its reward gave it.
+    # The reported advantage of a response comes from its reward alone.
     assert updated.responses.advantages == pytest.approx(rewards.numpy(), abs=1e-6)
 
 
@@ -203,7 +203,7 @@ def test_without_a_teacher_nothing_is_measured(policy_path):
     assert learner.update([groups]).teacher_nats is None
 
 
-# ---- What is refused ---------------------------------------------------------------------------
+# ---- Refusals ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

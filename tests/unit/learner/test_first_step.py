@@ -84,7 +84,7 @@ def test_weights_that_were_rounded_on_their_way_are_others(path, monkeypatch, lo
 def test_in_flight_a_row_that_older_weights_began_is_theirs(
     path, monkeypatch, weight_update, log_ratio
 ):
-    """They cached what its later tokens depend on; `interrupt_recompute` computes that anew."""
+    """Later tokens depend on the older weights' cache, unless `interrupt_recompute` rebuilds it."""
 
     def first_token_is_older(group: RolloutGroup) -> RolloutGroup:
         versions = group.token_versions.clone()

@@ -1,4 +1,4 @@
-"""The learner by itself: real policy, real rollouts, no Ray."""
+"""The learner alone, with a real policy, real rollouts and no Ray."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
     )
     pair.learner.warm_up(prompt_tokens=7)
     (batch,) = seen
-    # Seven tokens and ten more, but for the last, which has nothing to predict.
+    # Seven tokens plus ten, without the last one, which predicts nothing.
     assert batch.input_ids.shape == (5, 16)
     assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
 
@@ -118,7 +118,7 @@ def test_warm_up_has_as_many_tokens_as_a_microbatch_of_tokens(
     assert sum(len(batch.input_ids) for batch in seen[1:]) >= 12
 
 
-# ---- Weights on their way ----------------------------------------------------------------------
+# ---- Weight transfer ---------------------------------------------------------------------------
 
 
 def test_gradient_step_after_publish_does_not_change_published_weights(policy_path: str) -> None:
@@ -208,7 +208,7 @@ def test_learning_rate_zero_leaves_the_weights_as_they_are(policy_path: str) -> 
 
 
 def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[TrainBatch]:
-    """The rows of each gradient step from now on."""
+    """Return a list that collects the rows of each gradient step from now on."""
     seen: list[TrainBatch] = []
     step = learner._steps.take
 
@@ -225,7 +225,7 @@ def collated(learner: Learner, groups: Sequence[RolloutGroup]) -> TrainBatch:
 
 
 def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
-    """Rows by what was sampled in them, whatever their padding; sorted."""
+    """Return the sampled tokens of each row, without padding, in sorted order."""
     return sorted(
         tuple(batch.target_ids[b][batch.response_mask[b]].tolist())
         for batch in batches
@@ -333,7 +333,7 @@ def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
     for microbatch in (3, 5, 64):
         pair = Pair(
             policy_path,
-            # Two steps: the second has ratios and a KL that are not trivial.
+            # Two steps: the ratios and the KL of the second are not trivial.
             k=2,
             loss={"kl_coef": 0.1, "aggregation": "token_mean"},
             optim={"microbatch": microbatch, "lr": 1e-4},
@@ -344,7 +344,7 @@ def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
         weights.append(pair.weights())
     for other in (1, 2):
         assert figures[other] == pytest.approx(figures[0], rel=1e-4, abs=1e-6)
-        assert distance(weights[0], weights[other]) < 1e-5  # two steps are 2e-4
+        assert distance(weights[0], weights[other]) < 1e-5  # two steps move a weight by 2e-4
 
 
 @pytest.mark.slow
@@ -361,14 +361,14 @@ def test_progress_changes_with_every_microbatch(policy_path: str, microbatch: in
 
 @pytest.mark.slow
 def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
-    for estimator in KL_ESTIMATORS.keys() - {"k1"}:  # which is no choice there
+    for estimator in KL_ESTIMATORS.keys() - {"k1"}:  # k1 is not allowed in the loss
         loss: dict[str, float] = {}
         for coefficient in (0.0, 0.25):
             read = {"kl_estimator": estimator} if coefficient else {}
             pair = Pair(policy_path, loss={"kl_coef": coefficient, **read})
             pair.sync()
             groups = pair.rollouts()
-            # Away from the reference: at the reference every estimate is 0.
+            # Move away from the reference, where every estimate is 0.
             with torch.no_grad():
                 for parameter in pair.learner.policy.parameters():
                     parameter.mul_(1.05)
@@ -407,7 +407,7 @@ def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) ->
     pair.sync()
     frozen = checksum(unique_parameters(pair.learner.reference.model))
     groups = pair.rollouts()
-    # In the first round the reference is the policy that sampled.
+    # In the first round, the reference is the policy that sampled.
     sampled = torch.cat([g.behaviour_log_probs[g.response_mask] for g in groups])
     nll = pair.learner.update([groups]).reference_nll_nats
     assert nll == pytest.approx(-float(sampled.mean()), abs=1e-4)
@@ -432,7 +432,7 @@ def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
     batch = collated(pair.learner, stale)
     mask, behaviour = batch.response_mask, batch.behaviour_log_probs
     policy = pair.learner._log_probs.without_gradient(pair.learner.policy, batch)
-    # The first step's policy is the one before the round: with a cap every ratio is 1.
+    # The first step uses the policy from before the round, so with a cap every ratio is 1.
     old = behaviour if cap is None else policy
     expected, clipped = compute_objective(
         policy,
@@ -491,8 +491,10 @@ def first(policy_path: str) -> Weights:
 
 
 def away_from_ratio_one(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """The groups as another policy might have sampled them. At ratio 1 rounding would decide the
-    sign of |log ratio|'s gradient, which `kl_cov` has."""
+    """Return the groups as if another policy had sampled them.
+
+    At ratio 1, rounding would decide the sign of the gradient of |log ratio|, which `kl_cov` uses.
+    """
     generator = torch.Generator().manual_seed(0)
     away = []
     for group in groups:
@@ -554,7 +556,7 @@ def test_a_users_loss_and_advantage_are_what_a_step_minimises(
     groups = pair.rollouts()
     before = pair.weights()
     updated = pair.learner.update([groups])
-    # On fresh rollouts log π is what was sampled. The mean is over each response, then over all.
+    # With fresh rollouts, log π is the recorded log-prob. Average per response, then over all.
     rewards = torch.stack([group.rewards for group in groups])
     means = torch.stack(
         [
@@ -596,7 +598,7 @@ def test_a_mistake_in_mid_run_names_the_function_in_one_line(
 
 
 def naive_log_probs(model: TransformerLM, groups: Sequence[RolloutGroup], config: GRPOConfig):
-    """Sums over each response, a response at a time, by a plain softmax."""
+    """Return the log-prob sum of each response, one response at a time, with a plain softmax."""
     sums = []
     for group in groups:
         for ids, mask in zip(group.response_ids, group.response_mask, strict=True):
@@ -720,13 +722,13 @@ def test_the_mismatch_is_measured_on_tokens_of_the_weights_that_the_learner_has(
         replace(g, behaviour_log_probs=g.behaviour_log_probs + 0.1 * g.response_mask)
         for g in groups
     ]
-    # Half of the groups are of other weights, whatever they record.
+    # Half of the groups come from other weights, so their log-probs do not count.
     other = [replace(g, token_versions=torch.full_like(g.token_versions, 7)) for g in off]
     lengths = [group.response_mask.sum(dim=1).float().mean().item() for group in groups]
     updated = pair.learner.update([off[:2] + other[2:]])
     expected = (math.exp(-0.1) - 1 + 0.1) * sum(lengths[:2]) / 2
     assert updated.sampler_mismatch_nats == pytest.approx(expected, rel=1e-3)
-    # By now no rollouts are of the learner's weights.
+    # No rollouts come from the learner's present weights any more.
     assert pair.learner.update([pair.rollouts()]).sampler_mismatch_nats is None
 
 
@@ -834,7 +836,7 @@ def test_behaviour_kl_shows_staleness(policy_path: str) -> None:
     for _ in range(6):
         pair.sync()
         fresh = pair.learner.update([pair.rollouts()]).kl
-        # Sampled by the very policy before the round: behaviour and previous are one.
+        # The policy before the round sampled these, so behaviour and previous are the same.
         assert fresh["behaviour"].k3 == pytest.approx(fresh["previous"].k3, rel=0.02)
     late = pair.learner.update([stale]).kl
     assert late["behaviour"].k3 > 2 * late["previous"].k3
@@ -860,8 +862,8 @@ def test_mean_kl_of_all_responses_is_the_exact_kl_of_a_tiny_vocabulary() -> None
         )
     weight = log_p.sum(dim=1).exp()  # the probability of each response
     assert float(weight.sum()) == pytest.approx(1.0, abs=1e-5)
-    # By the chain rule: the KL of each next token, weighted by how likely its prefix is. Each
-    # response adds its share of every prefix.
+    # By the chain rule, the KL is a sum over next tokens, each weighted by the probability of its
+    # prefix. Each response adds its share to every prefix.
     exact = float((weight[:, None] * (p.exp() * (p - q)).sum(dim=-1)).sum())
     assert exact > 0.1
     for estimator in ("k1", "k3"):
@@ -878,15 +880,15 @@ def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
     assert [sum(step.ratio_counts) for step in steps] == [tokens] * 3
     middle = len(RATIO_EDGES) // 2 - 1
     assert RATIO_EDGES[middle] < 1 < RATIO_EDGES[middle + 1]
-    assert steps[0].ratio_counts[middle] == tokens  # the policy that sampled
+    assert steps[0].ratio_counts[middle] == tokens  # under the policy that sampled
     assert steps[2].ratio_counts[middle] < tokens
 
 
-# ---- KL in the reward, and a coefficient that is steered ---------------------------------------
+# ---- KL in the reward, and its steered coefficient ---------------------------------------------
 
 
 def moved(policy_path: str, **loss: Any) -> Pair:
-    """A pair whose policy has left the reference."""
+    """Return a pair whose policy has moved away from the reference."""
     pair = Pair(policy_path, loss={"advantage": "group_mean", **loss})
     pair.sync()
     pair.learner.update([pair.rollouts()])
@@ -895,7 +897,7 @@ def moved(policy_path: str, **loss: Any) -> Pair:
 
 
 def sampled_kl(pair: Pair, groups: Sequence[RolloutGroup]) -> Tensor:
-    """Σ log b − log π_ref of each response, (groups, G)."""
+    """Return Σ log b − log π_ref of each response, (groups, G)."""
     annotated = pair.learner.reference.annotate(groups)
     return torch.stack(
         [(g.behaviour_log_probs - g.reference_log_probs).sum(dim=1) for g in annotated]
@@ -912,7 +914,7 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage(policy_path: str) ->
     rewards = torch.stack([group.rewards for group in groups]) - 0.1 * kl
     expected = ADVANTAGES["group_mean"](rewards, eps=1e-8)
     assert updated.responses.advantages == pytest.approx(expected.flatten().numpy(), abs=1e-5)
-    # On-policy the loss is minus the mean advantage, 0, and has no term of its own for the KL.
+    # On-policy, the loss is minus the mean advantage, which is 0, and has no separate KL term.
     assert updated.steps[0].loss == pytest.approx(0.0, abs=1e-5)
     assert updated.responses.reference_log_probs is not None
     assert updated.kl_coefficient == 0.1
@@ -925,7 +927,7 @@ def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
 ) -> None:
     steering = {"kl_coef": 0.5, "kl_in": kl_in, "kl_target": 1e-3, "kl_gain": 0.5}
     pair = moved(policy_path, **steering)
-    # The first round sampled with the reference itself: no KL, a fifth too little.
+    # The first round samples with the reference: the KL is 0, and its error is clipped to a fifth.
     groups = pair.rollouts()
     assert float(sampled_kl(pair, groups).mean()) > 2e-3
     updated = pair.learner.update([groups])
@@ -951,7 +953,7 @@ def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
 
 
 def cut_off(groups: Sequence[RolloutGroup], rows: Sequence[int]) -> list[RolloutGroup]:
-    """The groups, in each of which these responses did not end by themselves."""
+    """Return the groups with the responses `rows` of each group marked as unfinished."""
     finished = torch.ones(len(groups[0].finished), dtype=torch.bool)
     finished[list(rows)] = False
     return [replace(group, finished=finished) for group in groups]
@@ -968,7 +970,7 @@ def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
     groups = cut_off(pair.rollouts(), rows=[1])
     rewards = torch.stack([group.rewards for group in groups])
     lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
-    # Its reward still counts in the mean of its group. At ratio 1 the loss of a token is −A.
+    # Its reward still counts in the group mean. At ratio 1, the loss of a token is −A.
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     kept = torch.tensor([True, False, True])
     expected = {
@@ -979,7 +981,7 @@ def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
     updated = pair.learner.update([groups])
     assert updated.steps[0].loss == pytest.approx(float(expected), abs=1e-5)
     assert updated.responses.advantages == pytest.approx(advantages.flatten().numpy(), abs=1e-6)
-    # The step tells of the tokens that the loss counts, and log-probs are those of all responses.
+    # The step counts only the tokens in the loss, but log-probs cover all responses.
     assert sum(updated.steps[0].ratio_counts) == int(lengths[:, kept].sum())
     assert (updated.responses.policy_log_probs < 0).all()
 
@@ -1012,7 +1014,7 @@ def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str)
     assert advantages == pytest.approx(expected.flatten().numpy(), abs=1e-6)
 
 
-# ---- Steps that are not finite -----------------------------------------------------------------
+# ---- Non-finite steps --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -1045,11 +1047,12 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     pair = Pair(policy_path, k=2)
     pair.sync()
     groups = pair.rollouts()
-    # A token of the best response and one of the worst, sampled with a probability of e^-100.
+    # One token of the best response and one of the worst were sampled with probability e^-100.
     unlikely = groups[0].behaviour_log_probs.clone()
     for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
         unlikely[row, 0] -= 100
-    older = groups[0].token_versions - 1  # than the learner, whose own words count otherwise
+    # than the learner, which handles tokens of its current version differently
+    older = groups[0].token_versions - 1
     spoilt = with_first(groups, behaviour_log_probs=unlikely, token_versions=older)
     updated = pair.learner.update([spoilt])
     assert updated.skipped_steps == 0
@@ -1123,7 +1126,7 @@ def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
 
 @pytest.mark.slow
 def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: str) -> None:
-    # Population based training: a trial goes on from a better one's checkpoint, with a changed lr.
+    # In population based training, a trial continues a better one's checkpoint with another lr.
     donor = Pair(policy_path)
     donor.sync()
     donor.learner.update([donor.rollouts()])

@@ -1,4 +1,4 @@
-"""Float32 weights behind a policy in bfloat16."""
+"""Float32 master weights behind a bfloat16 policy."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_steps_that_bfloat16_would_round_away_add_up():
     first = trained["a"].detach().clone()
     train(optimizer, trained, 1)
     train(reference, exact, 1)
-    # Near 1, numbers of bfloat16 are 0.004 to 0.008 apart: 0.0001 is nothing by itself.
+    # Near 1, bfloat16 numbers are 0.004 to 0.008 apart: a single step of 0.0001 is lost.
     assert torch.equal(trained["a"], first)
     train(optimizer, trained, 99)
     train(reference, exact, 99)
     assert (exact["a"] - first.float()).abs().max() > 0.009
-    # The gradient is that of the rounded weight.
+    # The gradient is computed at the rounded weight.
     torch.testing.assert_close(trained["a"].float(), exact["a"], rtol=0, atol=0.005)
     torch.testing.assert_close(trained["b"], exact["b"], rtol=0, atol=1e-6)
 
@@ -53,7 +53,7 @@ def test_steps_that_bfloat16_would_round_away_add_up():
 def test_gradients_add_up_in_float32_and_leave_none_in_the_policy():
     trained = parameters(torch.bfloat16)
     masters = MasterWeights(trained)
-    for scale in (256.0, 1.0):  # bfloat16 has no 257
+    for scale in (256.0, 1.0):  # bfloat16 cannot represent 257
         (scale * trained["a"]).sum().backward()
     assert trained["a"].grad is None
     assert (masters.copies["a"].grad == 257).all()

@@ -1,4 +1,4 @@
-"""Several learners train as one: what each runs, what they sum, on what they agree."""
+"""Several learners train as one: their shares of the rows, their sums, and their agreement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from grpo_trainable.transports.in_process import InProcess
 
 pytestmark = pytest.mark.numerics
 
-# Of the difference of two gradients to the gradient.
+# Largest difference of two gradients, relative to the gradient.
 ALLOWED = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
@@ -42,8 +42,10 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def dealt(sizes: list[int], costs: list[int], ranks: int) -> list[list[list[int]]]:
-    """Rows by number, in parts of these sizes; row i costs costs[i], a part its dearest row times
-    its rows."""
+    """Return the rows of each rank, by number, from parts of these sizes.
+
+    Row i costs costs[i]. A part costs its most expensive row times its number of rows.
+    """
     parts = torch.arange(sum(sizes)).split(sizes)
     hands = deal(parts, lambda rows: len(rows) * max(costs[row] for row in rows.tolist()), ranks)
     return [[rows.tolist() for rows in hand] for hand in hands]
@@ -54,14 +56,14 @@ def test_a_single_learner_runs_all_microbatches_in_their_order():
 
 
 def test_the_largest_microbatch_goes_first_to_who_has_the_least_to_do():
-    # They cost 1, 2, 3 and 6. One rank has 6 and 1, the other 3 and 2, each as they came.
+    # The costs are 1, 2, 3 and 6. One rank has 6 and 1, the other 3 and 2, in the original order.
     assert dealt([1, 1, 1, 1], [1, 2, 3, 6], 2) == [[[0], [3]], [[1], [2]]]
 
 
 def test_the_largest_microbatch_is_cut_where_ranks_would_get_unequal_numbers():
-    # Parts of 2 x 2, 2 x 4 and 1 x 5 tokens: the second becomes two of 3 and 4.
+    # The parts are 2 x 2, 2 x 4 and 1 x 5 tokens: the second is split into two of 3 and 4 tokens.
     assert dealt([2, 2, 1], [1, 2, 3, 4, 5], 2) == [[[2], [4]], [[0, 1], [3]]]
-    # One becomes four.
+    # One part is split into four.
     assert sorted(dealt([8], [1] * 8, 4)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
 
 
@@ -88,7 +90,7 @@ def test_every_row_is_dealt_once_and_as_many_parts_to_each(
         assert len(set(counts)) == 1
 
 
-# ---- What is summed ----------------------------------------------------------------------------
+# ---- Sums --------------------------------------------------------------------------------------
 
 
 def test_gradients_are_summed_whatever_their_layout_and_who_lacks_one():
@@ -96,7 +98,7 @@ def test_gradients_are_summed_whatever_their_layout_and_who_lacks_one():
         by_row, by_column = torch.zeros(2, 3), torch.zeros(3, 2).t()
         parameters = [torch.nn.Parameter(t) for t in (by_row, by_column, by_row, by_row)]
         parameters[3].requires_grad_(False)
-        if group.rank != 1:  # it ran no microbatch
+        if group.rank != 1:  # rank 1 ran no microbatch
             parameters[0].grad = torch.full((2, 3), 1.0 + group.rank)
             parameters[1].grad = torch.arange(6.0).view(2, 3) * (1 + group.rank)
         Replicas(group).sum_gradients(parameters)
@@ -127,7 +129,8 @@ def test_gradients_travel_in_messages_of_a_bounded_size(monkeypatch: pytest.Monk
         parameter.grad = torch.zeros_like(parameter)
     group = Counting()
     Replicas(group).sum_gradients(parameters)
-    assert group.sizes == [5, 10, 1, 20, 2]  # who has a gradient, then 40 bytes, 4, 80 and 8
+    # flags of parameters with a gradient, then 40 bytes, 4, 80 and 8
+    assert group.sizes == [5, 10, 1, 20, 2]
 
 
 def test_each_replica_writes_a_part_of_a_checkpoint():
@@ -140,7 +143,7 @@ def test_each_replica_writes_a_part_of_a_checkpoint():
     assert together(2, names) == [["a"], ["b", "c", "d"]]
 
 
-# ---- As one learner ----------------------------------------------------------------------------
+# ---- Several learners as one -------------------------------------------------------------------
 
 
 def trained(
@@ -149,7 +152,7 @@ def trained(
     dtype: torch.dtype = torch.float32,
     rounds: tuple[list[RolloutGroup], ...] = (),
 ) -> list[tuple[list[Updated], Learner]]:
-    """What each rank answers and becomes."""
+    """Return the answers and the final learner of each rank."""
 
     def work(group: ThreadGroup) -> tuple[list[Updated], Learner]:
         learner = learner_of(config, group, dtype)
@@ -159,7 +162,7 @@ def trained(
 
 
 def gradient(learner: Learner) -> Tensor:
-    """That of the only step so far, but for a factor: AdamW's first moments."""
+    """Return the gradient of the only step so far, up to a factor, from AdamW's first moments."""
     moments = learner.optimizer.tensors()
     return torch.cat([m.flatten() for name, m in moments.items() if name.endswith("exp_avg")])
 
@@ -182,11 +185,11 @@ def check_agreement(config: GRPOConfig, dtype: torch.dtype, sizes: tuple[int, ..
             (step,), (expected,) = updated.steps, alone.steps
             assert step.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-7)
             assert step.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-            # A ratio at the edge of two bins may be counted in either.
+            # A ratio at the edge between two bins may be counted in either.
             moved = zip(step.ratio_counts, expected.ratio_counts, strict=True)
             assert sum(abs(ours - theirs) for ours, theirs in moved) <= 2
             assert step.ratio_max == pytest.approx(expected.ratio_max, rel=1e-5)
-            # Of all ranks alike, and bit for bit.
+            # All ranks agree, bit for bit.
             assert repr((updated.steps, updated.kl)) == repr(
                 (answers[0][0].steps, answers[0][0].kl)
             )
@@ -267,7 +270,7 @@ def test_a_learner_among_ranks_of_one_is_a_learner_alone(policy_path: str):
 
 @pytest.mark.slow
 def test_every_rank_warms_up_with_a_microbatch_of_one_row(policy_path: str):
-    """Divided policies are gathered by all ranks: one without a microbatch would be waited for."""
+    """All ranks gather a divided policy, so they would wait for a rank without a microbatch."""
     config = config_with(policy_path, optim={"microbatch": 1})
 
     def work(group: ThreadGroup) -> list[int]:
@@ -292,8 +295,9 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(policy_path: st
     config = config_with(policy_path, loss={"kl_monitor": False})
     first, *others = a_round()
     spoiled = first.behaviour_log_probs.clone()
-    spoiled[1, 0] = torch.nan  # the shortest response: one microbatch of one rank
-    older = first.token_versions - 1  # than the learner, whose own words count otherwise
+    spoiled[1, 0] = torch.nan  # the shortest response, in one microbatch of one rank
+    # than the learner, which handles tokens of its current version differently
+    older = first.token_versions - 1
     groups = [replace(first, behaviour_log_probs=spoiled, token_versions=older), *others]
     for (updated,), learner in trained(config, 3, rounds=(groups,)):
         (step,) = updated.steps
@@ -313,7 +317,8 @@ def test_going_back_to_where_a_round_began_leaves_no_trace_of_it(policy_path: st
         learner.update([first])
         before = learner.own_state()
         learner.update([second])
-        learner.policy.embedding.weight.sum().backward()  # of a step that was cut short
+        # a gradient from a step that was cut short
+        learner.policy.embedding.weight.sum().backward()
         learner.rewind(before)
         learner.update([second])
         return learner

@@ -1,4 +1,4 @@
-"""A user's engine, loss and advantage are tried in a process of their own."""
+"""A user's engine, loss and advantage are checked in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Mine: ...
 
 @pytest.fixture
 def checked(tmp_path):
-    """Tries an engine with this source; gives the name by which it is set."""
+    """Return a function that checks an engine with this source and returns its setting."""
 
     def check(source: str, name: str = "Mine") -> str:
         (tmp_path / "mine.py").write_text(source)

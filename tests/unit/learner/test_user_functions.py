@@ -1,4 +1,4 @@
-"""Losses and advantages from a file of the user's: what they may be, and every mistake by name."""
+"""Losses and advantages from a user's file: accepted forms, and messages for every mistake."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def written(tmp_path: Path):
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probs that ask for a gradient, old ones, advantages and a mask, (2, 3)."""
+    """Return log-probs that require a gradient, old ones, advantages and a mask, (2, 3)."""
     old = torch.full((2, 3), -1.0)
     log_probs = (old + torch.tensor([0.0, 0.4, -0.4])).requires_grad_()
     advantages = torch.tensor([[1.0], [-2.0]]).expand(2, 3)
     return log_probs, old, advantages, torch.tensor([[True, True, True], [True, True, False]])
 
 
-# ---- What a function may be --------------------------------------------------------------------
+# ---- Accepted functions ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -101,7 +101,7 @@ def test_every_built_in_advantage_passes_the_trial_of_a_users(name):
     UserAdvantage(f"grpo_trainable.algo.advantages:{ADVANTAGES[name].__name__}", 4)
 
 
-# ---- Mistakes, found when the learner is built ---------------------------------------------------
+# ---- Mistakes found when the learner is built ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,15 +181,15 @@ def test_a_wrong_advantage_is_refused_in_one_line_when_it_is_loaded(written, sou
     assert "\n" not in message
 
 
-@pytest.mark.filterwarnings("ignore:std")  # torch says so of one reward, as it should
+@pytest.mark.filterwarnings("ignore:std")  # torch warns about a single reward, as expected
 def test_an_advantage_is_tried_on_groups_of_the_size_it_will_see(written):
     source = ADVANTAGE + "    return rewards / (rewards.std(-1, keepdim=True) + eps)"
     assert advantage_function(written(source), 2)
-    with pytest.raises(PluginError, match="nan"):  # one reward has no standard deviation
+    with pytest.raises(PluginError, match="nan"):  # a single reward has no standard deviation
         advantage_function(written(source), 1)
 
 
-# ---- Mistakes that only some batches show --------------------------------------------------------
+# ---- Mistakes found only in some batches ---------------------------------------------------------
 
 
 def test_a_mistake_that_the_trial_does_not_show_is_refused_at_the_call(written):

@@ -1,4 +1,4 @@
-"""The cache of keys and values keeps what it holds when it grows, and hides and zeroes the rest."""
+"""The key-value cache keeps its contents when it grows, and hides and zeroes everything else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LAYERS, ROWS, HEADS, SIZE, COLUMNS = 2, 3, 2, 4, 2 * STEP + 5
 
 
 def filled(columns: int) -> KVCache:
-    """A cache whose storage held other numbers before, with `columns` columns written."""
+    """Return a cache with `columns` columns written, in storage that held other numbers before."""
     cache = KVCache(LAYERS, ROWS, HEADS, SIZE, COLUMNS, torch.device("cpu"))
-    cache._storage.fill_(torch.nan)  # what is in new memory may be anything
+    cache._storage.fill_(torch.nan)  # new memory can contain any values
     cache.reserve(columns)
     generator = torch.Generator().manual_seed(0)
     for layer in range(LAYERS):

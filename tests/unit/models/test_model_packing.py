@@ -1,4 +1,4 @@
-"""Packing: each distinct token once, and the same states, log-probs and gradients."""
+"""Packing: each distinct token once, with the same states, log-probs and gradients."""
 
 from __future__ import annotations
 
@@ -85,8 +85,11 @@ def test_packed_log_probs_and_gradients_are_those_of_padded_rows(
 
 
 def made_up(rows: list[tuple[int, int, int]], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and mask (B, S) of rows, each (prompt, tokens of it, tokens of a response);
-    the second token of a response of three or more was not sampled."""
+    """Return inputs, targets and mask (B, S) of rows.
+
+    Each row is given as (prompt, number of prompt tokens, number of response tokens). In a response
+    of three or more tokens, the second token was not sampled.
+    """
     random = torch.Generator().manual_seed(seed)
     prompts = torch.randint(2, 16, (3, 7), generator=random)
     width = max(1 + prompt + response for _, prompt, response in rows)

@@ -1,4 +1,4 @@
-"""Policies that sample in bfloat16: products by hand, weights on arrival, the learner's law."""
+"""Policies that sample in bfloat16: products by hand, incoming weights, and the learner's law."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ def linear(*rows: list[float]) -> nn.Linear:
 
 
 def test_a_product_has_factors_of_eight_bits_and_adds_up_in_more():
-    """Bfloat16 has 8 significant bits: 1 + 2^-8 lies between two of its numbers and becomes 1, the
-    even one, and 1 + 2^-7 stays. 256 + 1 + 1 = 258 needs a sum of more than 8 bits, which would
-    stay at 256 twice."""
+    """Check that factors are rounded to bfloat16's 8 significant bits and that sums are not.
+
+    1 + 2^-8 is halfway between two bfloat16 numbers and rounds to 1, the even one. 1 + 2^-7 is
+    exact. 256 + 1 + 1 = 258 needs a sum with more than 8 bits, which would stay at 256 twice.
+    """
     module = NarrowLinear(linear([1 + 2**-8, 0.0, 0.0], [256.0, 1.0, 1.0]), widens=True)
     assert module.weight.dtype == torch.bfloat16
     found = module(torch.tensor([[1.0, 1.0, 1.0], [1 + 2**-7, 0.0, 0.0]]))
@@ -92,7 +94,7 @@ def test_names_and_shapes_stay_and_only_matrices_are_narrow(tied: bool):
     assert (model.head.weight is model.embedding.weight) == tied
 
 
-# ---- Weights on arrival ------------------------------------------------------------------------
+# ---- Incoming weights --------------------------------------------------------------------------
 
 
 def test_weights_that_travel_in_bfloat16_are_used_where_they_lie():
@@ -117,7 +119,7 @@ def test_weights_arrive_in_either_precision_and_torn_ones_are_refused(dtype: tor
         engine.load(sent)
 
 
-# ---- The law -----------------------------------------------------------------------------------
+# ---- The sampling distribution -----------------------------------------------------------------
 
 
 def test_log_probs_are_those_of_the_learner_but_for_rounding():

@@ -66,7 +66,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 
 
 def sample(logits: torch.Tensor, uniform: torch.Tensor | list[float]):
-    """Tokens and log-probs; one row of logits is used for every draw."""
+    """Return tokens and log-probs; a single row of logits serves every draw."""
     uniform = torch.as_tensor(uniform, dtype=torch.float32)
     return sample_tokens(logits.expand(len(uniform), -1).clone(), uniform)
 
@@ -97,7 +97,7 @@ def test_evenly_spread_draws_give_every_token_its_share(vocab_size):
     logits = 2 * torch.randn(vocab_size, generator=torch.Generator().manual_seed(0))
     tokens, _ = sample(logits, (torch.arange(draws) + 0.5) / draws)
     counts = tokens.bincount(minlength=vocab_size)
-    # An interval of length p holds draws * p of the points, give or take one and rounding.
+    # An interval of length p contains draws * p of the points, plus or minus one and rounding.
     assert (counts - draws * logits.double().softmax(dim=-1)).abs().max() <= 1.1
 
 
@@ -144,7 +144,7 @@ def test_extreme_draws_give_the_first_and_the_last_possible_token(allowed, unifo
 def test_rows_do_not_see_each_other():
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(9, 130, generator=generator)
-    # In the middle of a token's interval, where rounding gives no other token.
+    # In the middle of a token's interval, rounding cannot select another token.
     p = logits.softmax(dim=-1)
     uniform = (p.cumsum(dim=-1) - p / 2)[range(9), torch.randint(130, (9,), generator=generator)]
     together = sample_tokens(logits.clone(), uniform)
@@ -169,7 +169,7 @@ def test_temperature_zero_takes_the_most_likely_token_whatever_is_drawn():
     logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf], [3.0, 1.0, 3.0, 0.0]])
     for uniform in (SMALLEST, LARGEST):
         tokens, log_probs = draw_tokens(logits.clone(), torch.full((2,), uniform), 0.0)
-        assert tokens.tolist() == [2, 0]  # of equal ones the first
+        assert tokens.tolist() == [2, 0]  # the first of equal logits
         # e² / (1 + e + e²), and e³ / (2 e³ + e + 1)
         by_hand = [7.38906 / 11.10734, 20.08554 / 43.88935]
         assert log_probs.exp().tolist() == pytest.approx(by_hand, abs=1e-5)

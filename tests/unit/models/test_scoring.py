@@ -38,7 +38,7 @@ def policy(*, tied_head: bool = True, seed: int = 0) -> TransformerLM:
 
 @pytest.fixture
 def batch() -> TrainBatch:
-    """Seven rows of different prompts and responses: a hole, an empty row, padding."""
+    """Return seven rows with different prompts and responses: a hole, an empty row, padding."""
     generator = torch.Generator().manual_seed(0)
     rows, width = 7, 13
     starts, lengths = [2, 0, 5, 3, 1, 4, 6], [9, 5, 8, 0, 1, 6, 7]
@@ -57,7 +57,7 @@ def batch() -> TrainBatch:
 
 
 def plain(model: TransformerLM, batch: TrainBatch, law: dict) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropy as one would write them down, everywhere."""
+    """Compute log-probs and entropy at every position with the textbook formulas."""
     logits = model(batch.input_ids) / law["temperature"]
     sampled_before = batch.response_mask.cumsum(dim=1) - batch.response_mask.int()
     early = sampled_before < law["min_new_tokens"] - 1
@@ -72,7 +72,7 @@ def scored(model: TransformerLM, batch: TrainBatch, law: dict = LAW) -> tuple[Te
 
 
 def gradient(model: TransformerLM) -> dict[str, Tensor]:
-    """Takes it."""
+    """Return the gradient and clear it."""
     grads = {}
     for name, parameter in unique_parameters(model).items():
         assert parameter.grad is not None
@@ -98,7 +98,7 @@ def clipped_loss(
 def loss_of(
     model: TransformerLM, batch: TrainBatch, aggregation: str, parts: Sequence[Tensor]
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradient of one gradient step, taken in microbatches of the rows in `parts`."""
+    """Return loss and gradient of one gradient step, in microbatches of the rows in `parts`."""
     denominator = loss_denominator(aggregation, batch.response_mask, MAX_NEW)
     total = 0.0
     for rows in parts:
@@ -175,7 +175,7 @@ def test_targets_off_the_mask_and_ids_after_it_never_change_loss_or_gradient(bat
     model = policy()
     clean = loss_of(model, batch, aggregation, WHOLE)
     mask = batch.response_mask
-    later = mask.flip(1).cumsum(dim=1).flip(1)  # response tokens from here on
+    later = mask.flip(1).cumsum(dim=1).flip(1)  # number of response tokens from here on
     for ids, target in ((EOS, -100), (VOCAB - 1, 10**9)):
         dirty = TrainBatch(
             input_ids=batch.input_ids.masked_fill(later == 0, ids),
@@ -187,7 +187,7 @@ def test_targets_off_the_mask_and_ids_after_it_never_change_loss_or_gradient(bat
         loss, grads = loss_of(model, dirty, aggregation, WHOLE)
         assert loss == clean[0]
         for name, grad in grads.items():
-            # The row without a response sees other ids: it must not reach any parameter at all.
+            # The row without a response now has other ids, which must not affect any parameter.
             assert torch.equal(grad, clean[1][name]), name
 
 
@@ -203,7 +203,7 @@ def test_more_padding_never_changes_loss_or_gradient(batch, aggregation):
     wide = TrainBatch(
         **{name: padded(field) for name, field in fields.items() if field is not None}
     )
-    # Asked for directly: `rows` would cut the padding away again.
+    # Called directly, because `rows` would remove the padding again.
     denominator = loss_denominator(aggregation, batch.response_mask, MAX_NEW)
     wide_loss = clipped_loss(model, wide, aggregation, denominator)
     wide_loss.backward()
@@ -228,17 +228,17 @@ def test_any_split_into_microbatches_gives_the_same_loss_and_gradient(batch, agg
 
 
 def assert_close_gradients(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """To 1e-5 of each parameter's gradient norm."""
+    """Check that they agree to 1e-5 of the norm of each parameter's gradient."""
     for name, grad in expected.items():
         assert float(grad.norm()) > 0, name
         assert float((ours[name] - grad).norm() / grad.norm()) < 1e-5, name
 
 
-# ---- A head in blocks --------------------------------------------------------------------------
+# ---- A head computed in blocks -----------------------------------------------------------------
 
 
 class Largest(TorchDispatchMode):
-    """Notes how many numbers the largest tensor has that any operation makes."""
+    """A mode that records the size of the largest tensor that any operation creates."""
 
     numbers = 0
 

@@ -1,4 +1,4 @@
-"""Where tokens complete a stop string, and the bytes that tokens stand for."""
+"""The token that completes a stop string, and the bytes of tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_trainable.models.tokenizer import token_bytes
 
 
 def first(strings: Sequence[str], pieces: Sequence[str | bytes], start: int = 0) -> int | None:
-    """Which of the pieces, each a token of its own, is the first to complete a string."""
+    """Return the index of the first piece that completes a string; each piece is one token."""
     as_bytes = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
     stops = StopStrings(strings, as_bytes, vocab_size=len(pieces) + 3)
     return stops.first_completed(torch.arange(len(pieces)), start)
@@ -32,7 +32,7 @@ def first(strings: Sequence[str], pieces: Sequence[str | bytes], start: int = 0)
         (["x</ans", "wer", ">", "</answer>"], 2),
         (["</answer> and more"], 0),
         (["<", "/", "a", "n", "s", "w", "e", "r", ">"], 8),
-        (["</answer", "", "", "> "], 3),  # tokens that decode to nothing come in between
+        (["</answer", "", "", "> "], 3),  # with tokens in between that decode to nothing
         (["</answer", " >"], None),
         (["</answer"], None),
         (["wer>"], None),
@@ -104,7 +104,7 @@ def test_the_bytes_of_the_shipped_tokenizer_are_what_it_decodes_to():
 
 
 def sentence_piece() -> tokenizers.Tokenizer:
-    """As Llama 2 and Mistral have it."""
+    """Return a tokenizer like those of Llama 2 and Mistral."""
     pieces = ["<unk>", "<s>", "▁", "▁a", "b", "c▁d", "é"]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     vocab |= {f"<0x{byte:02X}>": len(vocab) + place for place, byte in enumerate((0xC3, 0xA9))}
@@ -127,7 +127,8 @@ def test_the_bytes_of_a_sentence_piece_tokenizer_are_what_it_decodes_to():
     backend, draw = sentence_piece(), Random(0)
     bytes_ = token_bytes(backend, 10)
     for _ in range(200):
-        # Two halves of a character one after the other, as a byte by itself is told differently.
+        # The halves of a character come in pairs, because the decoder treats a lone byte
+        # differently.
         ids = [i for _ in range(8) for i in draw.choice(([7, 8], *([i] for i in range(7)), [9]))]
         assert b"".join(bytes_[i] for i in ids).decode() == backend.decode(ids)
 

@@ -1,4 +1,4 @@
-"""Directories of policies that other people made."""
+"""Policy directories made by other people."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_pickle_in_place_of_tensors_is_refused_and_does_not_run(policy, tmp_path
     assert not (tmp_path / "exploded").exists()
 
 
-# ---- Before the weights are read ---------------------------------------------------------------
+# ---- Checks before the weights are read --------------------------------------------------------
 
 
 def checked(path: Path) -> Any:

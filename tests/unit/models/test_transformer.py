@@ -35,7 +35,7 @@ def ids() -> torch.Tensor:
     return torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
 
 
-# ---- The parts -------------------------------------------------------------------------------
+# ---- Building blocks -------------------------------------------------------------------------
 
 
 def test_rms_norm_divides_by_the_root_of_the_mean_square():
@@ -48,7 +48,7 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square():
 
 
 def test_rope_turns_pairs_by_position_times_frequency():
-    # Head size 4: pairs (0, 2) at frequency 1 and (1, 3) at 1 / sqrt(theta).
+    # With head size 4, pairs (0, 2) have frequency 1 and pairs (1, 3) have 1 / sqrt(theta).
     cos, sin = rope_tables(tiny_config(d_model=8, rope_theta=100.0))
     turned = rotate(torch.tensor([1.0, 1.0, 0.0, 0.0]), cos[3], sin[3])
     expected = [math.cos(3), math.cos(0.3), math.sin(3), math.sin(0.3)]
@@ -122,7 +122,7 @@ def test_same_seed_same_weights_whatever_torch_has_drawn_before():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "count"),
-    # Embedding, then per layer 4 D² + 3 D F of matrices and 2 D of norms, then the last norm.
+    # The embedding, 4 D² + 3 D F for matrices and 2 D for norms per layer, and the last norm.
     [
         ("tiny", 2048 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344 + 2 * 128) + 128),
         ("small", 4096 * 256 + 4 * (4 * 256**2 + 3 * 256 * 688 + 2 * 256) + 256),

@@ -1,4 +1,4 @@
-"""Generators that are lost where no machine has room for others, in virtual time."""
+"""Generators that are lost when no machine has room for others, in virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config_of(**values: Any) -> GRPOConfig:
 
 
 def die_in_rollout(*deaths: tuple[str, int]) -> Any:
-    """Each (generator, n): it dies in its n-th chunk, those of its predecessors counted."""
+    """Make each (generator, n) die in its n-th chunk, counting the chunks of its predecessors."""
     return lambda name, stage, n: stage == "rollout" and (name, n) in deaths
 
 
@@ -113,7 +113,7 @@ def test_a_trial_ends_when_its_last_generator_finds_no_room_within_the_deadline(
 
 
 def test_one_that_joins_has_no_work_before_it_answers() -> None:
-    """The machine that another is started on may be dead as well."""
+    """The machine that the new generator starts on may be dead as well."""
     config = config_of(lag=2, rounds=8)
 
     def durations(name: str, stage: str) -> float:
@@ -132,7 +132,7 @@ def test_one_that_joins_has_no_work_before_it_answers() -> None:
 
 @pytest.mark.parametrize("weight_update", ["interrupt_recompute", "in_flight"])
 def test_one_that_joins_evaluates_with_one_version(weight_update: str) -> None:
-    """It starts for so long that newer weights are published, and an evaluation is due."""
+    """Newer weights are published, and an evaluation becomes due, while the generator starts."""
     config = config_of(
         lag=1,
         rounds=4,
@@ -141,7 +141,8 @@ def test_one_that_joins_evaluates_with_one_version(weight_update: str) -> None:
         eval={"every": 1, "prompts": 2},
         resources={"num_generators": 1},
     )
-    starting = iter([2, 40, 28])  # ticks: the first, another in its place, newer weights
+    # in ticks: the first start, its replacement's start, newer weights
+    starting = iter([2, 40, 28])
 
     def durations(name: str, stage: str) -> float:
         ticks = {"rollout": 4, "optimize": 20, "eval": 12}.get(stage, 1)

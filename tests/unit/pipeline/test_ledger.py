@@ -1,4 +1,4 @@
-"""The ledger: which prompts belong to which rollout batch, whatever happens on the way."""
+"""The ledger: the prompts of each rollout batch, whatever happens on the way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_trainable.pipeline.ledger import BatchId, BatchRule, Chunk, FilledBatc
 def config_of(
     prompts: int, chunk: int | None, batches: int = 1, capacity: int = 1, **values: Any
 ) -> GRPOConfig:
-    """Rounds of so many rollout batches, in chunks of at most `chunk` prompts."""
+    """Return a config with `batches` batches a round, in chunks of at most `chunk` prompts."""
     replay = {"buffer_capacity": capacity, "buffer": {"sample_batches": 2}} if capacity > 1 else {}
     rollout = {"prompts": prompts, "unit_prompts": chunk, **values.pop("rollout", {})}
     return GRPOConfig.from_dict(
@@ -73,7 +73,7 @@ def test_a_round_is_complete_when_each_of_its_batches_is() -> None:
     ledger = Ledger(config_of(prompts=1, chunk=1, batches=2))
     (first,) = take(ledger, 1)
     ledger.settle(first, [0])
-    assert not ledger.complete(0)  # the second batch was not asked for
+    assert not ledger.complete(0)  # the second batch has not been requested
     (second,) = take(ledger, 1)
     assert not ledger.complete(0)
     ledger.settle(second, [])
@@ -106,13 +106,14 @@ def test_batches_of_one_place_are_replayed_together_until_they_are_closed() -> N
     assert ledger.accepted_before(BatchId(2, 1)) == [6, 7]
 
 
-# ---- Prompts in place of others ------------------------------------------------------------------
+# ---- Replacement prompts -------------------------------------------------------------------------
 
 
 def test_where_a_batch_ends_by_hand() -> None:
     rule = BatchRule(size=4, most=100, redraws=9)
     assert rule.end(10, []) == 14
-    # 11 and 12 are left out, so 14 and 15 are drawn; 15 is, so 16 is; nothing before 10 counts.
+    # 11 and 12 are left out, so 14 and 15 are drawn. 15 is left out, so 16 is drawn. Indices before
+    # 10 do not count.
     assert rule.end(10, [8, 9, 11, 12, 15]) == 17
     # At most one redraw: 14 and 15. At most 5 prompts: 14.
     assert BatchRule(4, 100, 1).end(10, [11, 12, 15]) == 16
@@ -123,7 +124,7 @@ def test_where_a_batch_ends_by_hand() -> None:
 def by_hand(
     left_out: Callable[[int], bool], config: GRPOConfig, batches: int
 ) -> list[tuple[range, list[int]]]:
-    """Batches filled prompt by prompt, as if all was known."""
+    """Fill batches prompt by prompt, as if every result were known."""
     filled, start = [], 0
     for _ in range(batches):
         accepted, index, draws, missing = [], start, 0, config.rollout.prompts
@@ -138,14 +139,14 @@ def by_hand(
 
 
 def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
-    """Three prompts a batch, two batches a round; 1, 2 and 7 have equal rewards."""
+    """Use three prompts a batch and two batches a round; 1, 2 and 7 have equal rewards."""
     ledger = Ledger(resampling(prompts=3, chunk=2, batches=2))
     chunks = take(ledger, 4)
     assert asked(chunks) == [(0, 1), (2,), (3, 4), (5,)]
     ledger.settle(chunks[3], [5])
     ledger.settle(chunks[0], [0])
     ledger.settle(chunks[1], [])
-    assert ledger.due_round == 1  # nothing is drawn anew while 3 and 4 are under way
+    assert ledger.due_round == 1  # no redraw while 3 and 4 are in flight
     ledger.settle(chunks[2], [3, 4])
     assert ledger.due_round == 0
     assert not ledger.complete(0)
@@ -155,19 +156,19 @@ def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
     (once_more,) = take(ledger, 1)
     assert once_more.prompt_indices == (8,)
     ledger.settle(once_more, [8])
-    # The stream in its order: 5 went to the second batch before 6 was drawn for it.
+    # The order is that of the stream: 5 went to the second batch before 6 was drawn for it.
     assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(5), [0, 3, 4])
     assert ledger.batch(BatchId(0, 1)) == FilledBatch(range(5, 9), [5, 6, 8])
     assert ledger.due_round == 1
 
 
 def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
-    """Four prompts a batch; the round that waits needs nothing else to be drawn."""
+    """With four prompts a batch, the waiting round needs no further draw."""
     ledger = Ledger(resampling(prompts=4, chunk=2, lag=1))
     first, second, third, fourth = take(ledger, 4)
     ledger.settle(first, [0])
     ledger.settle(second, [2])
-    # 1 and 3 are missing at the end of the second round, and are a chunk.
+    # At the end of the second round 1 and 3 are missing, and their replacements fill a chunk.
     assert ledger.due_round == 1
     assert not ledger.complete(0)
     ledger.settle(third, [4, 5])
@@ -197,7 +198,7 @@ def test_a_stream_without_signal_closes_every_batch_at_its_bound(lag: int) -> No
     for round_ in range(3):
         while not ledger.complete(round_):
             ledger.settle(ledger.take(), [])
-    # 2.6 times 4 prompts are 10.
+    # 2.6 times 4 prompts, rounded down, is 10.
     assert ledger.batch(BatchId(2, 0)) == FilledBatch(range(20, 30), [])
 
 
@@ -223,7 +224,7 @@ def test_batches_follow_from_the_stream_whatever_is_lost_and_restored(
     share: float,
     seed: int,
 ) -> None:
-    """In any order of answers, and no prompt is asked for that no batch takes."""
+    """Check any order of answers; no prompt is requested that no batch takes."""
     oversample, redraws = max(bounds[0], 1 + 1 / prompts), bounds[1]
     rng = random.Random(seed)
     if zero_advantage == "keep":

@@ -1,4 +1,4 @@
-"""Who is taken to be silent, in virtual time."""
+"""Detection of silent actors, in virtual time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_actor_that_comes_no_further_is_lost() -> None:
     call = actor(runtime, "a", 100.0, step_s=math.inf).submit("work", "work")
     with pytest.raises(ActorLost, match=r"resources\.deadline_s=8 s from a \(work\)"):
         Watch(runtime, DEADLINE_S).result(call)
-    # The first question, after a quarter of the deadline, is answered with a number not yet known.
+    # The first question comes after a quarter of the deadline, and its answer counts as progress.
     assert runtime.now() == 2.0 + DEADLINE_S
 
 
@@ -51,12 +51,12 @@ def test_answers_of_one_actor_say_nothing_of_another() -> None:
         for call in done:
             runtime.result(call)
     assert silent == [stuck]
-    # From its last step, at one second, it may be up to a question until that is known.
+    # The last progress is at 1 s, and the watch may need one more question to notice that.
     assert DEADLINE_S <= runtime.now() <= 1.0 + DEADLINE_S * 1.25
 
 
 class StandsStill(VirtualRuntime):
-    """A process that is stopped for an hour in its third wait."""
+    """A process that is suspended for an hour in its third wait."""
 
     waits = 0
 
@@ -69,6 +69,6 @@ class StandsStill(VirtualRuntime):
 
 def test_time_in_which_the_waiting_process_stood_still_does_not_count() -> None:
     runtime = StandsStill()
-    # It answers no question before it is done.
+    # The actor answers no question before it is done.
     call = actor(runtime, "a", 3605.0, step_s=math.inf).submit("work", "work")
     assert Watch(runtime, DEADLINE_S).result(call) == "done"

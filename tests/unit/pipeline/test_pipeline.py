@@ -1,4 +1,4 @@
-"""The pipeline over fake actors in virtual time: what must hold for any timing."""
+"""The pipeline over fake actors in virtual time: properties that must hold for any timing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
 
-# The first examples of a run build torch tensors for the first time, which takes its time.
+# The first examples of a run build the first torch tensors, which takes a while.
 bounded = settings(
     max_examples=60,
     deadline=None,
@@ -39,14 +39,14 @@ bounded = settings(
 
 
 def config_of(**values: Any) -> GRPOConfig:
-    """Small; disaggregated unless it says otherwise."""
+    """Return a small config, disaggregated unless `values` changes that."""
     data: dict[str, Any] = {
         "placement": "disaggregated",
         "rounds": 4,
         "rollout": {"prompts": 2, "group_size": 2},
         "eval": {"every": 2, "prompts": 3, "samples": 2},
         "resources": {"deadline_s": 1e6},
-        # As if of a user: the task's own reward never fails.
+        # A stand-in for a user's reward, because the task's built-in reward never fails.
         "task": {"reward": "virtual:reward", "reward_deadline_s": 0.1},
     }
     for name, value in values.items():
@@ -91,8 +91,11 @@ seeds = st.integers(0, 2**16)
 
 
 def some_fail(config: GRPOConfig, seed: int, share: float):
-    """A reward that fails on a share of the prompts, any but the first held-out one: that an
-    evaluation can score nothing is an error."""
+    """Return a reward that fails on a share of the prompts.
+
+    It never fails on the first held-out prompt, because an evaluation without any score is an
+    error.
+    """
 
     def fails(stream: str, index: int) -> bool:
         spared = stream == "eval" and index == 0
@@ -112,7 +115,7 @@ def trained_prompts(*trials: VirtualTrial) -> list[int]:
 def rollout_batches(
     config: GRPOConfig, scored: Collection[int]
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """Of each round: its rollout batches as far as their prompts were scored."""
+    """Return the rollout batches of each round, restricted to prompts that were scored."""
     prompts, a_round = config.rollout.prompts, schedule.prompts_per_round(config)
     batches = [
         [
@@ -129,7 +132,7 @@ def steps_a_batch(config: GRPOConfig) -> int:
 
 
 def overlaps(w: VirtualTrial) -> bool:
-    """Whether a generator sampled for training while the learner updated."""
+    """Return True if a generator sampled for training while the learner updated."""
     return any(g.start < t.end and t.start < g.end for g in w.of_stream("train") for t in w.trained)
 
 
@@ -147,8 +150,10 @@ def assert_counts_close(report: RoundReport, w: VirtualTrial) -> None:
 
 
 def assert_evaluated(w: VirtualTrial) -> None:
-    """All held-out prompts once, at round 0, when due and after the last round, each time under
-    the weights that are the newest then."""
+    """Check that all held-out prompts run exactly once per evaluation, under the newest weights.
+
+    Evaluations run at round 0, when due, and after the last round.
+    """
     config = w.config
     due = {0, config.rounds, *range(config.eval.every, config.rounds, config.eval.every)}
     seen: dict[int, list[int]] = {}
@@ -181,21 +186,22 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         if config.lag == 0:
             assert not w.runtime.uncollected, "something is in flight between two rounds"
 
-    # By the learner's own record.
+    # Staleness holds in the learner's records.
     assert [call.round for call in w.trained] == list(range(config.rounds))
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     scored = [index for index in all_prompts(config) if not fails("train", index)]
     assert trained_prompts(w) == scored
     assert not w.used_after_release()
-    # A batch is left out when all its groups failed, a round is skipped when all its batches did.
+    # A batch is left out when all its groups failed, and a round is skipped without batches.
     left = rollout_batches(config, scored)
     assert [call.prompt_indices for call in w.trained] == left
     skipped = sum(not batches for batches in left)
     assert report.metrics["count/skipped_rounds"] == skipped
     assert report.metrics["version/learner"] == sum(map(len, left)) * steps_a_batch(config)
 
-    # Nothing beyond the last round, each prompt once; VirtualRequests refuses any other.
+    # Each prompt is requested once, and none beyond the last round (VirtualRequests refuses
+    # others).
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert asked == all_prompts(config)
     assert_evaluated(w)
@@ -241,15 +247,15 @@ def test_every_generator_samples_in_every_synchronous_round_by_default(
     )
     w = virtual_trial(config)
     w.run(3)
-    # In the first one too: it begins when all of them have evaluated.
+    # This includes the first round, which begins when all generators have evaluated.
     calls = Counter((call.actor, call.weights_round) for call in w.of_stream("train"))
     assert calls.keys() == {(f"generator-{i}", r) for i in range(generators) for r in range(3)}
-    assert len(set(calls.values())) == 1  # each has as many chunks
+    assert len(set(calls.values())) == 1  # all have the same number of chunks
     assert trained_prompts(w) == all_prompts(config)
 
 
 def config_with_generators(config: GRPOConfig, count: int) -> GRPOConfig:
-    """As many generators, or as many as there are chunks for."""
+    """Return the config with `count` generators, but at most one for each chunk."""
     data = config.to_dict()
     data["placement"] = "disaggregated"
     data["resources"]["num_generators"] = min(count, schedule.chunks_at_once(config))
@@ -257,13 +263,13 @@ def config_with_generators(config: GRPOConfig, count: int) -> GRPOConfig:
 
 
 def untimed(report: RoundReport) -> dict[str, float]:
-    # Each generator receives the weights: `sync/bytes` counts them all.
+    # Each generator receives the weights, and `sync/bytes` counts all copies.
     apart = ("time/", "sync/", "fleet/")
     return {k: v for k, v in report.metrics.items() if not k.startswith(apart)}
 
 
 def hand_over(first: VirtualTrial, second: VirtualTrial) -> None:
-    """Has a trial go on where another one is, as from its checkpoint."""
+    """Continue a trial from the state of another one, as from its checkpoint."""
     second.learners.load_state(first.learners.state())
     second.pipeline.load_state(
         json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
@@ -293,10 +299,10 @@ def test_restored_run_goes_on_where_the_other_stopped(
 
     first = new_trial(seed)
     rows = first.run(rounds_before)
-    # As it lies in a checkpoint.
+    # As stored in a checkpoint.
     state = json.loads(json.dumps(first.pipeline.state()))
     if data.draw(st.booleans(), label="written by an earlier version"):
-        # One that lacked these keys, and a still earlier one with the one value that each had.
+        # An earlier version lacked these keys. A still earlier one allowed only one value of each.
         for key in ("zero_advantage", "oversample", "redraws"):
             del state["work"]["rollout"][key]
         del state["work"]["pools"]
@@ -333,9 +339,9 @@ def test_restored_run_goes_on_where_the_other_stopped(
 def test_state_of_other_settings_is_continued_with_new_prompts(
     config: GRPOConfig, other: GRPOConfig, scale: dict[str, float], seed: int, data: st.DataObject
 ) -> None:
-    """As when PBT gives a trial its donor's checkpoint and other settings."""
+    """Load a donor's checkpoint under other settings, as PBT does."""
     rounds_before = data.draw(st.integers(0, config.rounds))
-    # Never fewer in all: what is under way for rounds that do not come would stay so.
+    # Never fewer rounds in all: prompts in flight for later rounds would stay in flight.
     rounds_after = config.rounds - rounds_before + data.draw(st.integers(1, 3))
     other = replace(other, rounds=rounds_before + rounds_after)
     first = virtual_trial(config, durations=long_tailed_durations(seed, scale), seed=seed)
@@ -356,7 +362,7 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     last = rows[-1]
     assert last["count/trained"] == len(trained)
     assert last["count/waiting"] == last["count/in_flight"] == 0
-    # And that one can be continued in its turn.
+    # That trial can be continued as well.
     third = virtual_trial(replace(other, rounds=other.rounds + 1))
     third.requests.limit = 10**6
     third.learners.load_state(second.learners.state())
@@ -369,7 +375,7 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
 
 
 def user_reward_config(**values: Any) -> GRPOConfig:
-    """Six chunks of one prompt a round."""
+    """Return a config with six chunks of one prompt a round."""
     rollout = {"prompts": 6, "unit_prompts": 1}
     return config_of(rounds=2, task={"reward": SCORED_APART}, rollout=rollout, **values)
 
@@ -379,7 +385,7 @@ def test_a_chunk_is_scored_while_the_next_is_sampled() -> None:
         user_reward_config(eval={"every": 9}), durations=constant_durations(rollout=8, reward=8)
     )
     first, second = w.run(2)
-    # Seven times the time of a chunk: the first is sampled alone, the last is scored alone.
+    # Seven times the time of a chunk: the first is only sampled, the last is only scored.
     assert second.metrics["time/rollout_s"] == second.metrics["time/reward_s"] == 6 * 8 / 64
     spans = [item.span for item in second.spans]
     sampling = [span for span in spans if span.stage == "rollout"]
@@ -393,7 +399,7 @@ def test_a_chunk_is_scored_while_the_next_is_sampled() -> None:
 
 
 def test_sampling_waits_for_a_reward_that_is_slower() -> None:
-    """One chunk more is sampled than can be scored, never two."""
+    """Check that sampling runs at most one chunk ahead of scoring."""
     w = virtual_trial(
         user_reward_config(lag=1, eval={"every": 9}),
         durations=constant_durations(rollout=1, reward=64, optimize=1),
@@ -406,7 +412,7 @@ def test_sampling_waits_for_a_reward_that_is_slower() -> None:
         assert sampled - scored < 2
 
 
-# ---- Weights in mid-batch ----------------------------------------------------------------------
+# ---- Weight updates within a batch -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weight_update", ["interrupt_recompute", "in_flight"])
@@ -428,11 +434,11 @@ def test_responses_take_new_weights_in_and_are_as_old_as_their_oldest_token(
             report.round - 1 - int(group.token_rounds.min()) for group in report.groups
         )
         assert report.metrics["count/dropped_stale"] == 0
-    # Every version that a generator took in is told, once.
+    # Every version that a generator loaded is reported once.
     told = [c.version for r in reports for c in r.versions if c.role == "generator"]
     assert told == sorted(set(told))
     assert {version for group in versions for version in group} <= set(told)
-    # Without it no group has tokens of two versions.
+    # Without in-flight updates, no group has tokens of two versions.
     assert all(g.token_versions.unique().numel() == 1 for r in plain.run(12) for g in r.groups)
 
 
@@ -441,7 +447,7 @@ def test_responses_take_new_weights_in_and_are_as_old_as_their_oldest_token(
 
 @st.composite
 def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPOConfig:
-    """A config whose buffer may use groups again."""
+    """Return a config whose buffer may reuse groups."""
     config = draw(configs(lags))
     capacity = draw(st.integers(2, 4))
     sampling = draw(st.sampled_from(["recency", "fifo", "uniform", "mixed"]))
@@ -463,7 +469,7 @@ def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GR
     try:
         return GRPOConfig.from_dict(data)
     except ConfigError:
-        assume(False)  # mixed, where a draw holds fresh groups alone
+        assume(False)  # mixed sampling whose draws contain only fresh groups
         raise
 
 
@@ -478,7 +484,7 @@ def test_settings_that_only_training_reads_keep_what_was_sampled() -> None:
     first = virtual_trial(config)
     first.run(2)
     state = json.loads(json.dumps(first.pipeline.state()))
-    for key in ("rollout.overlong", "task.length_penalty"):  # written before there were such keys
+    for key in ("rollout.overlong", "task.length_penalty"):  # written before these keys existed
         section, _, name = key.partition(".")
         del state["work"][section][name]
     second = virtual_trial(other)
@@ -517,7 +523,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
                 age = call.round - round_
                 assert age <= (config.lag if use == 1 else schedule.max_age(config))
                 assert end - window <= index < end
-        # No group stands in two steps of a round.
+        # No group is in two steps of the same round.
         assert len(set(call.all_prompt_indices)) == len(call.all_prompt_indices)
     for report in reports:
         row = {name: report.metrics[f"count/{name}"] for name in
@@ -526,7 +532,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
         assert report.metrics.get("lag/max", 0) <= config.lag
         assert report.metrics.get("buffer/age_max", 0) <= schedule.max_age(config)
         assert report.metrics.get("version/gap_max", 0) <= schedule.max_age(config) * config.k
-        # Only what a later round may use again is kept.
+        # Only groups that a later round may reuse are kept.
         used = report.metrics["buffer/size"] - report.metrics["count/waiting"]
         assert used <= (config.buffer_capacity - 1) * schedule.prompts_per_round(config)
     assert reports[-1].metrics["count/trained"] == len(uses)
@@ -565,7 +571,7 @@ def test_capacity_1_is_the_run_without_a_buffer(sampling: str, k_mode: str) -> N
     config = config_of(k=2, k_mode=k_mode)
     plain = virtual_trial(config)
     unread = copy(config)
-    object.__setattr__(unread, "buffer_sampling", sampling)  # which the config refuses
+    object.__setattr__(unread, "buffer_sampling", sampling)  # the config would refuse this value
     same = virtual_trial(unread)
     rows = [[untimed(report) for report in w.run(4)] for w in (plain, same)]
     assert rows[0] == rows[1]
@@ -573,7 +579,7 @@ def test_capacity_1_is_the_run_without_a_buffer(sampling: str, k_mode: str) -> N
 
 
 def test_replay_of_fresh_batches_keeps_each_step_to_its_own_place() -> None:
-    """The second step of a round trains on what was sampled as second batches."""
+    """Check that the second step of a round trains on samples for second batches."""
     config = config_of(
         k=2,
         k_mode="fresh_batches",
@@ -596,7 +602,7 @@ def test_generators_work_while_the_learner_trains_when_lag_allows_it(lag: int) -
         config_of(lag=lag, rounds=8), durations=constant_durations(rollout=32, optimize=32)
     )
     w.run(8)
-    # Beside the last updates there is nothing left to sample.
+    # During the last updates nothing is left to sample.
     for call in w.trained[:-lag]:
         assert any(g.start < call.end and call.start < g.end for g in w.of_stream("train"))
 
@@ -606,7 +612,7 @@ def test_generators_have_work_between_two_rounds_when_lag_allows_it() -> None:
         config_of(lag=1, rounds=8), durations=constant_durations(rollout=32, optimize=32)
     )
     in_flight = [report.metrics["count/in_flight"] for report in w.run(8)]
-    # A rollout batch has two groups; the last round dispatches nothing for another.
+    # A rollout batch has two groups. The last round dispatches nothing for a further round.
     assert min(in_flight[:-2]) >= 2
     assert in_flight[-1] == 0
 
@@ -618,7 +624,7 @@ def test_a_round_takes_as_long_as_its_slower_side_at_lag_1() -> None:
     )
     ends = [report.end for report in w.run(10)]
     seconds = [after - before for before, after in pairwise(ends[2:-1])]
-    # One second of sampling, and the tick in which the generator takes the weights.
+    # One second of sampling, and the tick in which the generator loads the weights.
     assert seconds == [65 / 64] * len(seconds)
 
 
@@ -672,7 +678,7 @@ def test_seconds_of_a_synchronous_round_add_up(
         stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
         assert sum(row[f"time/{stage}_s"] for stage in stages) == row["time/step_s"]
         assert row["time/step_s"] == report.end - report.start
-        # Each call that nothing hides takes its latency, and nothing else is unaccounted for.
+        # A call that is not hidden by another takes its latency. All other time is accounted for.
         assert 0 < row["time/other_s"] <= (len(report.spans) + 1) / 64
 
 
@@ -688,8 +694,8 @@ def test_stages_are_timed_by_the_clock_of_the_actor_that_does_them() -> None:
     assert seconds["time/sync_s"] == 2 + 2  # publish, then load
     assert seconds["time/eval_s"] == 4 + 4  # before the first round and after the last
     assert seconds["time/other_s"] == 0
-    # The generator: while the learner updates and publishes. The learner: in the first evaluation
-    # and the rollout.
+    # The generator idles while the learner updates and publishes. The learner idles in the first
+    # evaluation and the rollout.
     assert seconds["time/generator_idle_s"] == 6 + 2
     assert report.metrics["sync/bytes"] == 1000
 
@@ -721,10 +727,10 @@ def test_actor_that_never_answers_is_named_with_its_stage(actor: str, stage: str
         rounds=9,
         rollout={"unit_prompts": 1},
         eval={"every": 50},
-        # Another generator would take over the held-out prompts.
+        # A second generator would take over the held-out prompts.
         resources={"deadline_s": 30.0, "num_generators": 1 if stage == "eval" else 2},
     )
-    # Nor does any that takes its place.
+    # Its replacements never answer either.
     w = virtual_trial(config, hangs=lambda name, at, n: (name, at) == (actor, stage) and n >= 2)
     with pytest.raises(ActorFailed) as failure:
         w.run(config.rounds)
@@ -755,8 +761,8 @@ def test_too_many_failed_rewards_end_the_trial() -> None:
 
 
 def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
-    # A fifth of the 64 responses to the first 32 prompts are 12.8: six prompts of two may fail,
-    # even the first six, seven may not.
+    # A fifth of the 64 responses to the first 32 prompts is 12.8. So six prompts of two responses
+    # may fail, even the first six, and seven may not.
     config = config_of(
         rounds=2, rollout={"prompts": 8, "unit_prompts": 1}, task={"max_error_rate": 0.2}
     )
@@ -789,7 +795,7 @@ def test_strict_task_ends_at_the_first_failed_reward() -> None:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
-    """Two prompts a round, both of the second one fail."""
+    """Run two prompts a round; both prompts of the second round fail."""
     config = config_of(rounds=4, lag=lag, task={"max_error_rate": 0.2})
     w = virtual_trial(
         config, reward_fails=lambda stream, index: stream == "train" and index in (2, 3)
@@ -802,7 +808,7 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
     assert [row["count/trained"] for row in rows] == [2, 2, 4, 6]
     assert [row["count/dropped_reward"] for row in rows][-1] == 2
     assert [row["eval/round"] for row in rows] == [0, 2, 2, 4]
-    # What there was nothing to measure on is absent, and nothing else.
+    # Only metrics that nothing could be measured for are absent.
     absent = rows[0].keys() - rows[1].keys()
     assert {name.split("/")[0] for name in absent} == {
         *("reward", "response", "lag", "loss", "policy", "optim", "group", "buffer", "kl"),
@@ -816,7 +822,7 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
 
 
 def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
-    """Three batches of two prompts a round; the first of the second round fails."""
+    """Run three batches of two prompts a round; the first batch of the second round fails."""
     config = config_of(rounds=2, k=3, k_mode="fresh_batches")
     w = virtual_trial(
         config, reward_fails=lambda stream, index: stream == "train" and index in (6, 7)
@@ -877,11 +883,11 @@ def test_held_out_prompts_without_a_score_are_counted_and_told() -> None:
     w = virtual_trial(config, reward_fails=some_held_out_fail(1, 4))
     reports = w.run(3)
     assert [report.metrics["eval/unscored"] for report in reports] == [2, 2, 2]
-    # One note an evaluation: before the first round, after the second and the third.
+    # One note per evaluation: before the first round, after the second and after the third.
     assert [len(report.notes) for report in reports] == [1, 1, 1]
     assert reports[0].notes[0].startswith("2 of 6 held-out prompts could not be scored")
     assert "(prompt 1: KeyError: 'apple')" in reports[0].notes[0]
-    # Training is judged without them.
+    # Held-out failures do not count in training.
     assert reports[-1].metrics["count/reward_errors"] == 0
 
 
@@ -902,7 +908,7 @@ def test_every_prompt_scored_is_no_note() -> None:
 
 
 def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
-    # 2 responses to each of 6 prompts: 4 of the 64 to 32 prompts are more than a twentieth.
+    # 2 responses to each of 6 prompts: 4 of 64 responses to 32 prompts are over a twentieth.
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.05})
     w = virtual_trial(config, reward_fails=some_held_out_fail(2, 5))
     with pytest.raises(
@@ -929,7 +935,7 @@ def test_a_failed_reward_is_said_of_who_gives_it(task, who, stream) -> None:
 
 
 def test_a_failure_in_a_small_evaluation_is_no_rate() -> None:
-    """2 of 12 responses are a sixth, and 2 of the 64 to 32 prompts less than a tenth."""
+    """Two of 12 responses are a sixth, but less than a tenth of the 64 responses to 32 prompts."""
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.1})
     report = virtual_trial(config, reward_fails=some_held_out_fail(2)).run(1)[0]
     assert report.metrics["eval/unscored"] == 1
@@ -969,7 +975,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
         measured.append(w.pipeline.evaluate().round)
         rows.append(w.pipeline.run_round().metrics)
     measured.append(w.pipeline.evaluate().round)
-    # Of each round once, whether it was due anyway or not.
+    # Each round is evaluated once, due or not.
     assert measured == [0, 1, 2, 3, 4, 5]
     seen = [
         (call.weights_round, index) for call in w.of_stream("eval") for index in call.prompt_indices
@@ -990,7 +996,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
             }
 
 
-# ---- What a round reports besides its metrics --------------------------------------------------
+# ---- Round details besides the metrics ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
@@ -1012,7 +1018,7 @@ def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) 
     assert last.metrics["count/requested"] == (
         last.metrics["count/trained"] + last.metrics["count/waiting"]
     )
-    # Restored from its last checkpoint it is still over.
+    # After a restore from its last checkpoint, the trial is still over.
     again = virtual_trial(config)
     again.learners.load_state(w.learners.state())
     again.pipeline.load_state(w.pipeline.state(), w.pipeline.buffer.groups())
@@ -1032,7 +1038,7 @@ def test_version_changes_are_told_by_the_actors_that_made_them(generators: int) 
         by_actor.setdefault(change.actor, []).append((change.version, change.weights_round))
     trained = [(2 * round_, round_) for round_ in range(1, 7)]
     assert by_actor.pop("learner") == trained
-    # Each generator took the first weights and those of every round, in order.
+    # Each generator loaded the first weights and those of every round, in order.
     assert list(by_actor.values()) == [[(0, 0), *trained]] * generators
     # No generator has weights before the learner made them.
     made = {c.version: c.at for c in changes if c.role == "learner"}
@@ -1054,16 +1060,19 @@ def test_held_out_responses_come_in_prompt_order_whoever_sampled_them() -> None:
             assert [group.prompt_index for group in held_out.groups] == list(range(9))
 
 
-# ---- Generators that are lost ------------------------------------------------------------------
+# ---- Lost generators ---------------------------------------------------------------------------
 
 
 def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str, int], bool]:
-    """Whether a generator dies in a call: at most three times in a row, once in each stage."""
+    """Return a function that says if a generator dies in a call.
+
+    A generator dies at most three times in a row, once in each stage.
+    """
     # With a user's reward there are four stages.
     spared = ("rollout", "reward")[seed % 2] if config.task.reward == SCORED_APART else ""
 
     def dies(actor: str, stage: str, n: int) -> bool:
-        # The first load is at the start, where nothing is replaced.
+        # The first load is at the start, when nothing is replaced.
         if actor == "learner" or (stage, n) == ("sync", 1) or stage == spared:
             return False
         return n % 3 == 0 and random.Random(f"{seed}/{actor}/{stage}/{n}").random() < share
@@ -1087,7 +1096,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
         try:
             reports.append(w.pipeline.run_round())
         except ActorFailed as error:
-            # Three losses in a row are a trial's end, and may be drawn.
+            # The drawn deaths may contain three losses in a row, which end a trial.
             assume("without finishing any work" not in str(error))
             raise
         counts = {k[6:]: v for k, v in reports[-1].metrics.items() if k.startswith("count/")}
@@ -1133,7 +1142,7 @@ def test_generator_that_hangs_is_replaced_after_the_deadline() -> None:
 def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(
     lag: int, mute: bool
 ) -> None:
-    """A stuck process answers the question for its progress, a stopped one does not."""
+    """Check both hangs: a stuck process answers progress questions, a stopped one does not."""
     config = config_of(
         rounds=16,
         lag=lag,
@@ -1141,7 +1150,7 @@ def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(
         eval={"every": 50},
         resources={"deadline_s": 1.0, "num_generators": 2},
     )
-    # Units take half a second, so that the other generator and the learner answer all the time.
+    # Units take half a second, so the other generator and the learner answer all the time.
     w = virtual_trial(
         config,
         durations=constant_durations(rollout=32, optimize=32),
@@ -1162,13 +1171,13 @@ def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
     config: GRPOConfig, scale: dict[str, float], seed: int, mute: bool, n: int
 ) -> None:
     config = config_with_generators(config, config.resources.num_generators)
-    # Calls take up to minutes, and every quarter of a second they are a step further.
+    # Calls take up to minutes, and make a step every quarter of a second.
     config = replace(
         config,
         resources=replace(config.resources, deadline_s=1.0),
         task=replace(config.task, reward_deadline_s=0.5),
     )
-    # While the learner publishes nobody waits for a generator.
+    # Nobody waits for a generator while the learner publishes.
     durations = long_tailed_durations(seed, {**scale, "sync": 0.0})
     hung = f"generator-{seed % config.resources.num_generators}"
     beside = config.task.reward == SCORED_APART

@@ -1,4 +1,4 @@
-"""Difficulty pools: which example a prompt is, and that a resumed run draws the same."""
+"""Difficulty pools: the example of each prompt, and identical draws in a resumed run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pools_of(size: int, **settings: Any) -> DifficultyPools:
 
 
 def settled(pools: DifficultyPools, answers: dict[int, float | None]) -> dict[str, float]:
-    """Picks the examples and settles them by the answer to each *example*; None: it failed."""
+    """Pick the examples and settle them by the answer to each *example*; None means it failed."""
     by_example = dict(zip(pools.pick(range(len(answers))), range(len(answers)), strict=True))
     assert by_example.keys() == answers.keys(), "each was picked once"
     known = {by_example[e]: answer for e, answer in answers.items() if answer is not None}
@@ -60,7 +60,7 @@ def test_a_prompt_is_the_same_example_when_it_is_asked_for_again() -> None:
 
 
 def test_pools_by_hand() -> None:
-    """Easy above 0.8, hard below 0.2; what was never scored is between."""
+    """Easy is above 0.8 and hard below 0.2; examples without a score are in between."""
     pools = pools_of(6)
     row = settled(pools, {0: 1.0, 1: 0.9, 2: 0.8, 3: 0.2, 4: 0.0, 5: None})
     assert row == {
@@ -98,7 +98,7 @@ def test_pools_are_drawn_by_their_shares() -> None:
     pools = pools_of(9, easy=1.0, mid=2.0, hard=5.0)
     settled(pools, {e: (1.0, 0.5, 0.0)[e % 3] for e in range(9)})
     drawn = Counter(e % 3 for e in pools.pick(range(9, 4009)))
-    # 500, 1000 and 2500 of 4000, give or take five standard deviations.
+    # 500, 1000 and 2500 of 4000, within five standard deviations.
     for kind, (expected, sd) in enumerate(((500, 20.9), (1000, 27.4), (2500, 30.6))):
         assert abs(drawn[kind] - expected) < 5 * sd
 
@@ -122,7 +122,7 @@ def test_pools_go_on_from_a_state_as_they_would_have(stop: int) -> None:
     def run(pools: DifficultyPools, rounds: range) -> list[Any]:
         seen = []
         for round_ in rounds:
-            # Two rounds are under way at a time.
+            # Two rounds are in flight at a time.
             seen.append(pools.pick(range(4 * round_, 4 * round_ + 8)))
             drawn = list(range(4 * round_, 4 * round_ + 4))
             seen.append(pools.settle(drawn, answers(drawn)))

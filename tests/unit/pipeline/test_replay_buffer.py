@@ -27,7 +27,7 @@ def indices(taken: ReplaySample) -> list[int]:
 
 
 def third_round(sampling: str, fraction: float = 0.5, uses: Sequence[int] = (2, 2, 1, 1, 1, 1)):
-    """Rounds of three groups: two were trained on, the third is fresh."""
+    """Return a buffer with three rounds of three groups: two trained on, and the third fresh."""
     buffer = ReplayBuffer(sampling, fraction)
     buffer.add(
         [one_token_group(c, round_=c // 3, uses=u) for c, u in zip(OLDER, uses, strict=True)]
@@ -82,7 +82,7 @@ def test_two_groups_of_one_prompt_are_our_mistake() -> None:
         buffer.add([one_token_group(0)])
 
 
-# ---- What a sample takes -------------------------------------------------------------------------
+# ---- Sampling from the buffer --------------------------------------------------------------------
 
 
 def test_recency_takes_the_newest() -> None:
@@ -102,7 +102,7 @@ def test_uniform_takes_every_group_equally_often_and_none_twice() -> None:
         assert len(set(taken)) == 4
         assert taken == sorted(taken)
         counts.update(taken)
-    # 900 samples of 4 of 9: 400 each, standard deviation 15.
+    # 900 samples of 4 of 9: 400 each, with standard deviation 15.
     assert set(counts) == set(range(9))
     assert all(abs(count - 400) < 75 for count in counts.values())
 
@@ -115,11 +115,11 @@ def test_mixed_takes_its_fraction_of_fresh_ones() -> None:
 
 
 def test_mixed_fills_up_with_what_there_is() -> None:
-    # Of four older ones none is left: all that are fresh, and no more.
+    # There are no older groups left: take all fresh ones and no more.
     buffer = ReplayBuffer("mixed", 0.5)
     buffer.add([one_token_group(c, round_=2) for c in FRESH])
     assert indices(sample(buffer, 6)) == [6, 7, 8]
-    # Of the fresh ones two were dropped.
+    # Two of the fresh groups were dropped.
     buffer = third_round("mixed", 1.0)
     for index in (7, 8):
         del buffer._groups[index]
@@ -159,7 +159,7 @@ def test_every_draw_is_a_use_and_only_the_first_is_new() -> None:
 
 def test_used_groups_are_held_to_their_age_and_unused_ones_to_the_lag() -> None:
     buffer = third_round("uniform", uses=(2, 1, 0, 1, 0, 1))
-    # The oldest are two rounds behind, the others one; first uses may be none behind.
+    # The oldest groups are two rounds behind, the others one. A first use allows no lag here.
     taken = buffer.sample(FRESH, OLDER, 100, gate(2, lag=0, max_age=1), rng())
     assert indices(taken) == [3, 5, 6, 7, 8]
     assert taken.stale == 2
@@ -170,6 +170,6 @@ def test_eviction_counts_what_was_never_trained_on() -> None:
     buffer = third_round("uniform", uses=(2, 0, 1, 1, 0, 1))
     assert buffer.evict([0, 1, 2], gate(2, lag=1, max_age=9)) == 1
     assert [group.prompt_index for group in buffer.groups()] == [3, 4, 5, 6, 7, 8]
-    # Prompt 4 was sampled in round 1: in round 3 it is too old to be new.
+    # Prompt 4 was sampled in round 1. In round 3 it is too old for a first use.
     assert buffer.evict([], gate(3, lag=1, max_age=9)) == 1
     assert [group.prompt_index for group in buffer.groups()] == [3, 5, 6, 7, 8]

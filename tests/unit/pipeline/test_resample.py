@@ -41,7 +41,7 @@ from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 def test_a_group_has_signal_when_its_rewards_differ() -> None:
     assert one_token_group(0, rewards=(0.0, 0.0, 1.0)).has_signal
     assert not one_token_group(0, rewards=(1.0, 1.0, 1.0)).has_signal
-    # A third in float32 equals itself, whatever its mean is rounded to.
+    # A third in float32 equals itself, whatever the rounding of its mean.
     assert not one_token_group(0, rewards=(1 / 3,) * 7).has_signal
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_meant_is_refused(values: dict[str, Any], message: str) -
     assert str(caught.value) == message
 
 
-# ---- By hand -------------------------------------------------------------------------------------
+# ---- Examples by hand ----------------------------------------------------------------------------
 
 
 def equal_on(*prompt_indices: int) -> Callable[[int, int], bool]:
@@ -119,7 +119,7 @@ def test_filter_leaves_groups_of_equal_rewards_out_and_counts_them() -> None:
     assert [row["count/skipped_rounds"] for row in rows] == [0, 1, 1]
     assert rows[-1]["count/requested"] == 12
     assert rows[-1]["count/trained"] == 6
-    # What nothing was trained on has a reward all the same.
+    # Groups without training still have a reward.
     assert "reward/train_mean" not in rows[1]
     assert 0 < rows[1]["reward/drawn_mean"] < 1
     (note,) = reports[1].notes
@@ -130,7 +130,7 @@ def test_resample_draws_others_in_their_place() -> None:
     config = config_of(rounds=2, rollout=rollout(zero_advantage="resample"))
     w = virtual_trial(config, equal_rewards=equal_on(1, 3, 4, 9))
     reports = w.run(2)
-    # For 1 and 3: 4 and 5; for 4: 6. Then 7 to 10; for 9: 11.
+    # 4 and 5 replace 1 and 3, and 6 replaces 4. The next round draws 7 to 10, and 11 replaces 9.
     assert [call.prompt_indices for call in w.trained] == [((0, 2, 5, 6),), ((7, 8, 10, 11),)]
     rows = [report.metrics for report in reports]
     assert [row["group/drawn"] for row in rows] == [7, 5]
@@ -181,7 +181,8 @@ def test_a_task_that_is_always_right_ends_its_rounds_with_a_count_and_a_warning(
         assert row["group/drawn"] == row["group/filtered"] == 12
         assert row["group/resampled"] == 8
         assert row["count/short_batches"] == row["count/skipped_rounds"] == place + 1
-        assert len(report.notes) == (3 if report.round == 4 else 2)  # then the standstill is told
+        # round 4 also reports the standstill
+        assert len(report.notes) == (3 if report.round == 4 else 2)
         assert report.notes[0] == (
             "0 of 4 groups to train on: 12 prompts were drawn, and the rewards of the others were "
             "all equal or failed (rollout.oversample=3, rollout.redraws=8)"
@@ -192,7 +193,7 @@ def test_a_task_that_is_always_right_ends_its_rounds_with_a_count_and_a_warning(
 
 
 def test_redraws_bound_how_long_a_round_waits_for_the_last_groups() -> None:
-    """Every other prompt draws one more: 4, 2, 1 and 1 prompts, unless two redraws are the most."""
+    """Every other prompt draws one more: 4, 2, 1 and 1 prompts, up to `redraws` redraws."""
     equal = equal_on(1, 3, 5, 6)
     for redraws, trained in ((2, (0, 2, 4)), (3, (0, 2, 4, 7))):
         config = config_of(rounds=1, rollout=rollout(zero_advantage="resample", redraws=redraws))
@@ -217,7 +218,7 @@ def test_with_a_lag_sampling_goes_on_while_others_are_replaced() -> None:
     assert trained_prompts(w) == [index for index in range(72) if index % 3][:48]
 
 
-# ---- Prompts that take longer --------------------------------------------------------------------
+# ---- Slow prompts --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -227,7 +228,7 @@ def test_with_a_lag_sampling_goes_on_while_others_are_replaced() -> None:
 def test_slow_prompts_are_trained_on_as_often_as_they_are_drawn(
     lag: int, generators: int, left_out: float
 ) -> None:
-    """A fifth of the prompts have responses ten times as long."""
+    """Give a fifth of the prompts responses that are ten times as long."""
 
     def equal(index: int, weights_round: int) -> bool:
         return random.Random(f"equal {index}").random() < left_out
@@ -253,7 +254,7 @@ def test_slow_prompts_are_trained_on_as_often_as_they_are_drawn(
         assert Counter(trained_prompts(w)) == with_signal
         assert last["count/short_batches"] == last["count/waiting"] == 0
         runs[times] = [call.prompt_indices for call in w.trained]
-    # The very same batches, however long some of them took.
+    # The batches are identical, however long some prompts took.
     assert runs[10.0] == runs[1.0]
 
 
@@ -262,7 +263,7 @@ def test_slow_prompts_are_trained_on_as_often_as_they_are_drawn(
 
 @st.composite
 def resampled(draw: st.DrawFn, base: st.SearchStrategy[GRPOConfig] | None = None) -> GRPOConfig:
-    """A config that leaves groups of equal rewards out, or draws others in their place."""
+    """Return a config that leaves out groups of equal rewards or draws replacements."""
     config = draw(base if base is not None else configs())
     least = 1 + 1 / config.rollout.prompts
     settings = replace(
@@ -283,14 +284,14 @@ shares = st.sampled_from([0.0, 0.3, 0.7, 1.0])
 
 
 def some_equal(seed: int, share: float) -> Callable[[int, int], bool]:
-    """By the prompt alone, so that the same prompts are left out whenever they are sampled."""
+    """Return a rule that depends only on the prompt, so the same prompts are always left out."""
     return lambda index, weights_round: random.Random(f"{seed}={index}").random() < share
 
 
 def expected_batches(
     config: GRPOConfig, left_out: Callable[[int], bool]
 ) -> list[tuple[range, list[int]]]:
-    """All rollout batches of a trial, from what is left out."""
+    """Compute all rollout batches of a trial from the prompts that are left out."""
     rule = BatchRule(config.rollout.prompts, schedule.most_drawn(config), schedule.redraws(config))
     gone = [index for index in range(schedule.most_prompts(config)) if left_out(index)]
     batches, start = [], 0
@@ -304,7 +305,7 @@ def expected_batches(
 def expected_trained(
     config: GRPOConfig, left_out: Callable[[int], bool]
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """Of each round: its rollout batches, empty ones left out."""
+    """Return the rollout batches of each round without empty ones."""
     batches = [tuple(accepted) for _, accepted in expected_batches(config, left_out)]
     a_round = schedule.batches_per_round(config)
     rounds = [batches[i : i + a_round] for i in range(0, len(batches), a_round)]
@@ -356,7 +357,7 @@ def test_any_timing_fills_the_same_batches_within_the_lag(
     assert_accounts_close(reports)
     assert not w.used_after_release()
     assert not w.runtime.uncollected
-    # Nothing is asked for that no batch takes, and each once.
+    # Each prompt is requested once, and none that no batch takes.
     batches = expected_batches(config, left_out)
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert sorted(asked) == list(range(batches[-1][0].stop))
@@ -391,7 +392,7 @@ def test_synchronous_resampling_depends_on_no_timing_and_resumes_exactly(
         others = new_trial(config_with_generators(config, generators), seed + generators)
         assert [untimed(report) for report in others.run(config.rounds)] == expected
         assert history(others) == history(uninterrupted)
-        # The same chunks, too: rounding depends on what is sampled together.
+        # The chunks are the same, too: rounding depends on the responses that are sampled together.
         assert chunks_sampled(others) == chunks_sampled(uninterrupted)
 
     rounds_before = data.draw(st.integers(0, config.rounds - 1))
@@ -413,7 +414,7 @@ def chunks_sampled(w: VirtualTrial) -> list[tuple[int, ...]]:
 def test_a_resumed_run_fills_the_batches_that_the_other_would_have(
     config: GRPOConfig, scale: dict[str, float], seed: int, share: float, data: st.DataObject
 ) -> None:
-    """At any lag, stopped twice."""
+    """Check this at any lag, with two stops."""
     equal = some_equal(seed, share)
     stops = sorted(data.draw(st.integers(0, config.rounds)) for _ in range(2))
     trials, reports, done = [], [], 0
@@ -458,7 +459,7 @@ def test_lost_generators_change_no_batch(
         try:
             reports.append(w.pipeline.run_round())
         except ActorFailed as error:
-            # Three losses in a row are a trial's end, and may be drawn.
+            # The drawn deaths may contain three losses in a row, which end a trial.
             assume("without finishing any work" not in str(error))
             raise
     trained = [call.prompt_indices for call in w.trained]

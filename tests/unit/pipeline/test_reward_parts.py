@@ -1,4 +1,4 @@
-"""Parts of rewards, from the function that gives them to the advantages that are made of them."""
+"""Reward parts, from the function that returns them to the advantages computed from them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_parts_of_a_users_reward_become_gdpo_advantages(policy_path, tmp_path):
     wanted = (sums - sums.mean()) / (sums.std() + 1e-8)
     advantages = learner.update([unit.groups]).responses.advantages
     assert advantages == pytest.approx(wanted.flatten().numpy(), abs=1e-5)
-    # The reward of the metrics is the function's own.
+    # The metrics report the function's total reward.
     assert all(group.rewards.eq(1.0).all() for group in unit.groups)
 
 
@@ -94,7 +94,7 @@ def test_without_normalising_the_weighted_sum_is_the_reward(policy_path):
     learner, unit = sampled(config, InProcess())
     parts = torch.tensor([[[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]] * 3)
     groups = [replace(g, reward_parts=p) for g, p in zip(unit.groups, parts, strict=True)]
-    # 0.25, 1.25, 1 and 0: the mean is 0.625, the variance over all 12 is 0.265625 · 12/11.
+    # The sums are 0.25, 1.25, 1 and 0: mean 0.625, and variance 0.265625 · 12/11 over all 12.
     wanted = torch.tensor([-0.375, 0.625, 0.375, -0.625]) / (0.265625 * 12 / 11) ** 0.5
     advantages = learner.update([groups]).responses.advantages
     assert advantages == pytest.approx(wanted.repeat(3).numpy(), abs=1e-6)

@@ -1,4 +1,4 @@
-"""A trial whose rewards teach nothing says so: once, and again after there was signal."""
+"""A trial whose rewards teach nothing reports it once, and again after a phase with signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_trainable.pipeline.standstill import PATIENCE
 from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 from grpo_trainable.telemetry.metrics import without_signal
 
-PROMPTS = 2  # a round
+PROMPTS = 2  # per round
 
 
 def config_of(rounds: int, **values: Any) -> GRPOConfig:
@@ -29,14 +29,17 @@ def config_of(rounds: int, **values: Any) -> GRPOConfig:
 
 
 def still_in(config: GRPOConfig, *rounds: int) -> VirtualTrial:
-    """A trial in which all responses to a prompt of these rounds, counted from 1, earn the same."""
+    """Return a trial in which all responses to a prompt of these rounds earn the same.
+
+    Rounds count from 1.
+    """
     return virtual_trial(
         config, equal_rewards=lambda index, weights_round: index // PROMPTS + 1 in rounds
     )
 
 
 def told(trial: VirtualTrial, rounds: int) -> list[int]:
-    """The rounds that carry the note."""
+    """Return the rounds with the note."""
     return [
         report.round
         for report in trial.run(rounds)

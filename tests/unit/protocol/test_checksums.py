@@ -1,4 +1,4 @@
-"""Checksums of weights, and copies that are summed on the way."""
+"""Checksums of weights, and copies that compute one on the way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_checksum_is_that_of_the_values_not_of_order_or_layout():
 
 
 def test_storage_checksum_catches_a_flipped_bit_anywhere():
-    """In a whole block of 4 KiB, and in what is left after the last one."""
+    """Flip a bit in a whole block of 4 KiB and in the remainder after the last block."""
     for numel in (3, 1024, 2500):
         for place in (0, numel // 2, numel - 1):
             tensors = {"a": torch.arange(float(numel)), "b": torch.ones(4)}

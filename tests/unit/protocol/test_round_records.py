@@ -1,4 +1,4 @@
-"""What a round leaves besides its metrics, written down by hand."""
+"""The records that a round leaves besides its metrics, written by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = [
         finished=torch.tensor([False, True]),
         format_rewards=torch.tensor([1.0, 1.0]),
         answer_rewards=torch.tensor([0.75, 0.25]),
-        # The hole's values are nobody's.
+        # The values in the hole have no meaning.
         token_versions=torch.tensor([[8, 0, 6], [8, 8, 0]], dtype=torch.int32),
         token_rounds=torch.tensor([[4, 0, 3], [4, 4, 0]], dtype=torch.int32),
     ),
@@ -56,7 +56,8 @@ def test_columns_have_one_entry_a_response_in_order():
         "response_index": [0, 1, 0, 1],
         "task": ["keyword", "keyword", "math", "math"],
         "prompt": ["prompt 4", "prompt 4", "prompt 5", "prompt 5"],
-        "response": ["5-6-7", "8-9", "0", "0"],  # what was read within the first is part of it
+        # the inserted token of the first response is part of the text
+        "response": ["5-6-7", "8-9", "0", "0"],
         "ground_truth": ['"\\u00bd"'] * 4,
         "reward": [1.0, 0.0, 0.5, 0.5],
         "format_reward": [1.0, 1.0, 1.0, 1.0],
@@ -130,7 +131,7 @@ def test_lags_count_groups_at_their_first_use():
 
 
 def test_an_episode_turn_by_turn():
-    """Two actions in a row, an observation, and an action that was cut off."""
+    """Play two actions in a row, an observation, and an action that was cut off."""
     nan = math.nan
     group = replace(
         GROUPS[0],

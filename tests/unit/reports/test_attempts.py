@@ -24,7 +24,7 @@ def test_k_doubles_up_to_the_number_of_samples(samples, expected):
     ("samples", "correct", "k", "expected"),
     [
         (5, 2, 1, 2 / 5),
-        (5, 2, 2, 7 / 10),  # 1 - 3/10: three of the ten pairs hold no correct one
+        (5, 2, 2, 7 / 10),  # 1 - 3/10: three of the ten pairs contain no correct response
         (5, 2, 4, 1.0),  # only three are wrong
         (5, 0, 3, 0.0),
         (5, 5, 1, 1.0),
@@ -45,14 +45,14 @@ def test_pass_at_k_is_exact_for_thousands_of_samples():
         (2, [1], 0, 3, 1.0),
         (1, [2], 0, 3, 0.0),
         (1, [1], 0, 2, 0.5),  # a tie of two
-        (2, [2, 2], 1, 7, 1 / 3),  # a tie of three; the silent have no vote
-        (0, [], 3, 3, 0.0),  # nobody votes
+        (2, [2, 2], 1, 7, 1 / 3),  # a tie of three; silent responses have no vote
+        (0, [], 3, 3, 0.0),  # no votes
         (0, [], 3, 1, 0.0),
         (1, [], 3, 4, 1.0),
         (3, [1, 1], 0, 1, 3 / 5),  # one vote decides
-        # Of three pairs two hold the correct answer beside another: a tie.
+        # Two of three pairs contain the correct answer and another one: a tie.
         (1, [1, 1], 0, 2, 2 / 3 * 1 / 2),
-        # Of six pairs one is correct twice, four are a tie, one is wrong twice.
+        # Of six pairs, one has two correct answers, four are ties, and one has two wrong answers.
         (2, [2], 0, 2, 1 / 6 + 4 / 6 * 1 / 2),
     ],
 )
@@ -61,7 +61,7 @@ def test_majority_by_hand(correct, others, silent, k, expected):
 
 
 def by_counting(correct: int, others: list[int], silent: int, k: int) -> Fraction:
-    """Every choice of k responses, each vote counted."""
+    """Count the votes in every choice of k responses."""
     votes = ["right"] * correct + [None] * silent
     votes += [f"wrong {i}" for i, count in enumerate(others) for _ in range(count)]
     won, choices = Fraction(0), 0

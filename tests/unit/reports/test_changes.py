@@ -1,4 +1,4 @@
-"""What changed that the reward did not ask for is measured and named."""
+"""Changes that the reward did not intend are measured and named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def experiment(tmp_path):
 def write_ends(
     experiment, before, after, arm="colocated_k1", seed=0, *, tokens=(20, 20), **metrics
 ):
-    """A trial of two rounds with held-out responses, tokens and metrics of both ends."""
+    """Write a trial of two rounds with held-out responses, tokens and metrics of both ends."""
     rows = [
         row(n, eval__round=2.0 * (n > 1), **{name: ends[n - 1] for name, ends in metrics.items()})
         for n in (1, 2)
@@ -85,7 +85,7 @@ def test_ngrams_are_every_run_of_words():
         ("a b c d e f g", 0.0),  # abcd bcde cdef defg
         ("a b c d a b c d", 0.2),  # abcd bcda cdab dabc abcd: 4 of 5 are distinct
         ("A b. C d, a B c D", 0.2),
-        ("go go go go go go", 2 / 3),  # gggg three times
+        ("go go go go go go", 2 / 3),  # the 4-gram gggg three times
         ("a b c d", 0.0),
         ("a b c", None),
         ("", None),
@@ -107,7 +107,7 @@ def test_responses_are_measured_by_hand():
     before = [
         Response("a b c d a b c d", 10, True),
         Response("a b c", 4, False),
-        Response(" a  b\nc ", 4, True),  # the same but for blanks
+        Response(" a  b\nc ", 4, True),  # the same except for white space
         Response("x y z w", 6, True),
     ]
     after = [Response("a b c", 3, True)]
@@ -116,12 +116,12 @@ def test_responses_are_measured_by_hand():
     assert first == {
         LENGTH.name: 6.0,
         TRUNCATED.name: 0.25,
-        REPEATED.name: pytest.approx(0.1),  # of 0.2 and 0
+        REPEATED.name: pytest.approx(0.1),  # the mean of 0.2 and 0
         DISTINCT.name: 0.75,
-        WORDING.name: 1.0,  # of the first run alone: the other end has no more
-        COMMONEST.name: 0.75,  # "a b c", once for the response that has it twice
+        WORDING.name: 1.0,  # of the first run only: the other end has only one run
+        COMMONEST.name: 0.75,  # "a b c", counted once for the response that contains it twice
     }
-    # Three words make no 4-gram.
+    # Three words have no 4-gram.
     assert last == {
         **{LENGTH.name: 3.0, TRUNCATED.name: 0.0, DISTINCT.name: 1.0, WORDING.name: 1.0},
         COMMONEST.name: 1.0,
@@ -130,10 +130,10 @@ def test_responses_are_measured_by_hand():
 
 
 def test_wording_is_compared_over_equally_many_runs():
-    same = [Response("once upon a time", 4, True)] * 4  # two runs each, 8 in all
+    same = [Response("once upon a time", 4, True)] * 4  # two runs per prompt, 8 in all
     varied = [Response(f"once upon a {name}", 4, True) for name in ("dog", "cat")]
     first, last = measure(same, varied)
-    assert first[WORDING.name] == 0.5  # of its first four, two distinct
+    assert first[WORDING.name] == 0.5  # two of its first four are distinct
     assert last[WORDING.name] == 0.75
 
 
@@ -188,7 +188,7 @@ def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
     assert list(Change(quantity=LENGTH, before=[38.9], after=[12.4]).sentences()) == [
         "responses became shorter, 38.9 -> 12.4 tokens (-68 %)"
     ]
-    # Seed 0 collapsed, seed 1 grew, seed 2 stayed, of seed 3 nothing is known.
+    # Seed 0 collapsed, seed 1 grew, seed 2 stayed, and seed 3 has no measurement.
     several = Change(quantity=LENGTH, before=[40, 40, 40, 40], after=[10, 60, 39, None])
     assert list(several.sentences()) == [
         "responses became shorter, 40.0 -> 10.0 tokens (-75 %) in 1 of 4 seeds",
@@ -258,7 +258,7 @@ def test_loops_copies_truncation_entropy_and_nll_are_named(experiment):
     }
     assert found["truncated_share"].after == [0.5]
     assert found["distinct_responses_share"].after == [0.125]
-    # Twelve words have nine 4-grams, of which the first four differ.
+    # Twelve words have nine 4-grams, and four of them are distinct.
     assert found["repeated_4grams_share"].after == [pytest.approx(1 - 4 / 9)]
 
 
@@ -305,6 +305,6 @@ def test_seeds_are_judged_one_by_one(experiment):
         write_ends(experiment, stories(), stories(), seed=seed, tokens=(20, length))
     found = arm(experiment)
     assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75 %) in 1 of 3 seeds"]
-    # Of entropy and NLL no row tells.
+    # No row contains entropy or NLL.
     line = moved_in({"a": list(found.values()), "b": []})
     assert line == "a (tokens a response -75 %); not everything was measured in a"

@@ -1,4 +1,4 @@
-"""What is told apart, what is not comparable, and how it is said: on simulated experiments."""
+"""Differences between arms, comparability, and their wording, on simulated experiments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUNDS = 16
 def rows(
     rng: np.random.Generator, slower: float = 1.0, others: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
-    """Rounds of one second that scatter by 8 %, in a run that drifts by 4 %."""
+    """Return rounds of one second with 8 % scatter, in a run that drifts by 4 %."""
     drift = slower * math.exp(rng.normal(0, 0.04))
     wall_clock_s = np.cumsum(drift * np.exp(rng.normal(0, 0.08, ROUNDS)))
     shares = [*others, *[0.01] * (ROUNDS - len(others))]
@@ -43,7 +43,7 @@ def rows(
 
 
 def write(directory: Path, arms: Mapping[str, Sequence[list[dict[str, Any]]]]) -> ExperimentRecord:
-    """One trial a seed, of `ROUNDS` rounds of 64 responses."""
+    """Write one trial per seed with `ROUNDS` rounds of 64 responses."""
     experiments.write_experiment(directory)
     for arm, seeds in arms.items():
         for seed, own in enumerate(seeds):
@@ -59,7 +59,7 @@ def told(record: ExperimentRecord) -> list[str]:
 
 @pytest.mark.slow
 def test_equal_arms_are_not_told_apart_and_one_slowed_by_15_percent_is(tmp_path):
-    """20 experiments of five seeds, as they stand on disk."""
+    """Check 20 experiments of five seeds, read from disk."""
     apart = {OTHER: 0, THIRD: 0}
     for repeat in range(20):
         rng = np.random.default_rng(repeat)
@@ -94,7 +94,7 @@ def one(tmp_path: Path, own: list[dict[str, Any]]) -> TrialRecord:
 
 
 def test_a_disturbed_round_is_left_out_of_the_speed(tmp_path):
-    # Seconds 1, 1, 9, 1 for 64 responses each; the third beside other work.
+    # The rounds take 1, 1, 9 and 1 s for 64 responses each. The third was disturbed by other work.
     at = (1.0, 2.0, 11.0, 12.0)
     shares = (0.0, DISTURBED_ABOVE, DISTURBED_ABOVE + 0.01, 0.0)
     own = [
@@ -125,7 +125,7 @@ def test_half_of_the_rounds_and_four_of_them_must_be_undisturbed(
 
     assert found is not None
     assert found.comparable is comparable
-    # Without enough others, all rounds count.
+    # Without enough undisturbed rounds, all rounds count.
     assert len(found.seconds) == (rounds - disturbed if comparable else rounds)
 
 
@@ -144,7 +144,7 @@ def test_no_round_is_left_out_where_the_trial_says_so(tmp_path):
 
 
 def counting(directory: Path, runs: Mapping[str, list[dict[str, Any]]]) -> ExperimentRecord:
-    """One trial an arm, whose speed counts disturbed rounds because the user asked for it."""
+    """Write one trial per arm whose speed includes disturbed rounds because the user set that."""
     asked = {"rounds": ROUNDS, "callbacks.leave_out_disturbed": False}
     experiments.write_experiment(directory)
     for arm, own in runs.items():
@@ -162,7 +162,8 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     base, other = f"{BASE}: 4 of 16 rounds, 30%", f"{OTHER}: 16 of 16 rounds, 40%"
 
     assert [cells[arm][4].endswith("*") for arm in loaded] == [True, True, False]
-    assert all(cells[arm][5].endswith("*") for arm in (OTHER, THIRD))  # over a disturbed baseline
+    # relative to a disturbed baseline
+    assert all(cells[arm][5].endswith("*") for arm in (OTHER, THIRD))
     words = " ".join(table(comparison).split())
     assert (
         f"*: disturbed rounds are counted (callbacks.leave_out_disturbed=false): {base}; " in words
@@ -294,7 +295,7 @@ def test_runs_without_a_common_seed_are_not_compared(tmp_path):
 
 def test_rewards_are_paired_by_seed_and_prompt():
     base = {0: {"a": 0.0, "b": 1.0, "c": 0.5}, 1: {"a": 0.0, "b": 0.0, "c": 1.0}, 2: {"a": 1.0}}
-    # Prompt c was not scored with seed 1, and seed 2 was not run.
+    # Prompt c has no score with seed 1, and seed 2 was not run.
     arm = {0: {"a": 0.5, "b": 1.0, "c": 0.0}, 1: {"a": 1.0, "b": 0.5}}
     found = reward_difference(arm, base)
 
@@ -354,7 +355,7 @@ def test_a_prompt_that_the_held_out_set_repeats_counts_once(tmp_path):
     trial = experiments.write_trial(
         directory, experiments.config(rounds=2), [experiments.row(1), experiments.row(2)]
     )
-    # Two prompts, asked three times each.
+    # Two prompts with three responses each.
     last = [
         experiments.evaluation(2, place, "x", float(place < 2), prompt=f"prompt {place % 2}")
         for place in range(6)
@@ -368,7 +369,7 @@ def test_a_prompt_that_the_held_out_set_repeats_counts_once(tmp_path):
     }
 
 
-# ---- What is said ----------------------------------------------------------------------------
+# ---- Wording ---------------------------------------------------------------------------------
 
 
 def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
@@ -402,7 +403,7 @@ def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_p
     assert said[-1].startswith(
         "Chance alone shows a clear difference between two equal arms in 5% of"
     )
-    # With the other arm's interval alone there is nothing to say about seeds.
+    # With only the other arm, nothing can be said about seeds.
     del runs[THIRD]
     two = write(tmp_path / "two", runs)
     assert COVERS[True] not in compare(two.trials).footnotes()
@@ -432,13 +433,13 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     assert UNEQUAL in compare(record.trials).footnotes()
     assert UNEQUAL in told(record)
 
-    # A trial that still runs has fewer samples for the moment.
+    # A running trial has fewer samples for the time being.
     record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
 
 
 def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
-    """Of 16 rounds each: 9 without signal in one arm, 8 in another; a critic needs none."""
+    """Of 16 rounds each, one arm has 9 without signal and the other 8; a critic needs no signal."""
 
     def without(number: int) -> list[dict[str, Any]]:
         return [
@@ -549,7 +550,7 @@ def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_
     assert again is not None
     assert again.rounds == ROUNDS
     seconds = {round(own, 6) for own in found.seconds}
-    assert {round(own, 6) for own in again.seconds} < seconds  # with replacement
+    assert {round(own, 6) for own in again.seconds} < seconds  # drawn with replacement
     equal = verdict(trials[OTHER], trials[BASE], 20, random.Random(0), swap=True)
     slowed = verdict(trials[THIRD], trials[BASE], 20, random.Random(0), swap=False)
     assert (equal["told_apart"], slowed["told_apart"]) == (False, True)

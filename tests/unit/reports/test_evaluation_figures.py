@@ -1,4 +1,4 @@
-"""The figures of evaluations by hand, and the differences between two."""
+"""The figures of evaluations by hand, and the differences between two evaluations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_reward_is_the_mean_over_prompts_with_wilsons_interval():
 
 
 def test_pass_at_k_is_the_mean_over_prompts():
-    # Of four responses two, none and four are right: 1 - C(2, 2) / C(4, 2) = 5/6 for a pair.
+    # Of four responses two, none and four are correct. For the first prompt, pass@2 is 1 - C(2, 2)
+    # / C(4, 2) = 5/6.
     found = figures(answered([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]))
     assert found["pass@1"].value == pytest.approx(0.5)
     assert found["pass@2"].value == pytest.approx((5 / 6 + 0 + 1) / 3)
@@ -40,7 +41,7 @@ def test_majority_is_only_there_where_responses_have_answers():
     found = figures(
         record([generation(0, i, right, answer=text) for i, (text, right) in enumerate(votes)])
     )
-    # Both spellings of the right answer are one answer: it ties with the wrong one.
+    # Both spellings of the correct answer count as one answer, which ties with the wrong one.
     assert found["majority@5"].value == 0.5
     assert found["majority@1"].value == pytest.approx(2 / 5)
     assert found["pass@5"].value == 1.0
@@ -184,7 +185,7 @@ def test_the_same_measures_are_compared():
     ]
 
 
-# ---- As data and in lines --------------------------------------------------------------------
+# ---- Data and console lines ------------------------------------------------------------------
 
 
 def test_data_has_what_there_is_and_nothing_else():
@@ -225,5 +226,5 @@ def test_the_console_shows_figures_categories_and_the_difference():
     text = "\n".join(lines)
     assert "pass@2             1.000  0.342 to 1.000" in text
     assert "correct       format 1, answer 1          3  75.0%" in text
-    assert "answer reward" not in text  # which pass@1 is
+    assert "answer reward" not in text  # pass@1 is the same value
     assert "compared with before, over 2 prompts that both answered" in text

@@ -1,4 +1,4 @@
-"""What an evaluation writes can be read again, and hostile responses stay text."""
+"""The files of an evaluation can be read again, and hostile responses stay text."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_hostile_responses_make_no_element_and_no_attribute(hostile):
     )
     pages = [Elements(render_page(own, None, [])) for own in (hostile, harmless)]
     tags = [[tag for tag, _ in page.found if tag != "span"] for page in pages]
-    assert tags[0] == tags[1]  # but for the span that says how much was cut
+    assert tags[0] == tags[1]  # except for the span that says how much was cut off
     assert not [name for page in pages for _, own in page.found for name in own if name[:2] == "on"]
 
 

@@ -1,4 +1,4 @@
-"""What stands on disk is read as it is; what cannot be read is named and left out."""
+"""An experiment is read from disk as it is; unreadable parts are named and left out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def only_trial(experiment):
 
 
 def cells(text: str) -> dict[str, list[str]]:
-    """The table's rows by arm; columns stand at least two blanks apart."""
+    """Return the table's rows by arm. Columns are at least two blanks apart."""
     lines = [line for line in text.splitlines() if "  " in line]
     return {line.split()[0]: [c.strip() for c in line.split("  ") if c.strip()] for line in lines}
 
@@ -122,7 +122,7 @@ def test_a_number_too_small_for_a_trial_is_0(experiment):
 
 
 def test_evaluations_are_those_rows_that_measured_one(experiment):
-    # Measured before training, after round 2 and after round 3; row 1 repeats round 0.
+    # Evaluations ran before training, after round 2 and after round 3. Row 1 repeats round 0.
     rows = [
         row(1, eval__round=0, reward__eval_mean=0.3),
         row(2, eval__round=2, reward__eval_mean=0.5),
@@ -166,7 +166,7 @@ def test_trials_of_the_plan_that_have_no_directory_have_not_begun(experiment):
 
 
 def test_a_trial_with_settings_of_another_seed_has_begun(experiment):
-    """As PBT leaves it, which gives a trial the whole config of a better one."""
+    """PBT leaves such a trial after it copies a better trial's whole config."""
     planned = [["sync", 0], ["sync", 1]]
     (experiment / "experiment.json").write_text(json.dumps({"planned": planned}))
     write_trial(experiment, config("sync", seed=0), [row(1)])
@@ -315,7 +315,7 @@ def test_steps_are_medians_over_the_rounds(experiment):
 
 def test_lags_count_each_group_once_at_its_first_use(experiment):
     trial = write_trial(experiment, config("async_k1"), [row(1), row(2)])
-    # Two responses a group: cursors 0 and 1 at lag 0; then 2 at lag 1, 3 at lag 0, and 1 again.
+    # Two responses a group: cursors 0 and 1 at lag 0, then 2 at lag 1, 3 at lag 0, and 1 again.
     write_part(trial, "rollouts", 1, [rollout(1, c) for c in (0, 0, 1, 1)])
     second = [rollout(2, 2, lag=1), rollout(2, 2, lag=1), rollout(2, 3)]
     write_part(trial, "rollouts", 2, [*second, rollout(2, 1, lag=1, first_use=False)])
@@ -343,7 +343,7 @@ def test_a_damaged_part_is_skipped_and_named(experiment):
 
 
 def test_parts_beyond_the_last_row_are_not_read(experiment):
-    # A killed trial may have written a round whose row never came.
+    # A killed trial may have written a round without its row.
     trial = write_trial(experiment, config(), [row(1)])
     write_part(trial, "rollouts", 1, [rollout(1, 1)])
     write_part(trial, "rollouts", 2, [rollout(2, 2)])
@@ -393,7 +393,8 @@ def test_examples_pair_round_zero_with_the_latest_on_the_first_prompts(experimen
     assert {(p.before_scores, p.after_scores) for p in examples.pairs} == {
         ("reward 0.25", "reward 1.00")
     }
-    assert {p.truth for p in examples.pairs} == {None}  # of a version that did not keep it
+    # written by a version that did not keep the true answer
+    assert {p.truth for p in examples.pairs} == {None}
 
 
 def test_examples_have_the_true_answer_and_the_parts_of_the_reward(experiment):
@@ -445,7 +446,7 @@ def test_without_parts_there_is_nothing_and_nothing_is_wrong(experiment):
 
 
 def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
-    # 4 rounds of 16 groups of 4: 256 responses, half of them in the counted rounds 3 and 4.
+    # 4 rounds of 16 groups of 4 are 256 responses, half of them in the counted rounds 3 and 4.
     for seed, seconds in enumerate((2.0, 4.0, 8.0)):
         rows = [row(n) for n in (1, 2, 3)]
         held_out = {"reward__eval_mean": 0.5 + seed / 10, "eval__round": 4.0}
@@ -465,7 +466,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
         *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),
         *("0.0040", "0.300 -> 0.600 (0.500-0.700)", "-", "-", "0", "1.0", "0.0"),
     ]
-    # 128 samples in 2 s are 64/s, against 32/s of the same seed: twice as fast, on twice the cores.
+    # 128 samples in 2 s are 64/s, against 32/s with the same seed: twice the speed, twice the
+    # cores.
     assert by_arm["async_k1"][1:9] == [
         *("4", "256", "2.0", "64", "2.00x", "1.00x", "0.5000", "0.300 -> 0.500"),
     ]
@@ -477,7 +479,7 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
 
 def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):
     rows = [row(n, response__reference_nll_nats=9.0 if n <= 14 else n) for n in range(1, 17)]
-    rows[-1]["response/reference_nll_nats"] = -11.0  # with round 15: 2
+    rows[-1]["response/reference_nll_nats"] = -11.0  # with round 15, the mean is 2
     write_trial(experiment, config(rounds=16), rows)
 
     assert cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"][8] == "2.00"

@@ -1,4 +1,4 @@
-"""Nothing outside the directory that the user named is read or written."""
+"""Nothing outside the user's directory is read or written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reports.experiment_files import entries, make_directory, read, remove, writ
 
 @pytest.fixture
 def outside(tmp_path):
-    """A directory with a secret in it."""
+    """Return a directory with a secret in it."""
     path = tmp_path / "outside"
     path.mkdir()
     (path / "file").write_text("secret")
@@ -30,7 +30,7 @@ def root(tmp_path):
 
 
 def everything(directory):
-    """Path -> content, links as what they are."""
+    """Return path -> content; for a link, the content is its target."""
     return {
         path: os.readlink(path) if path.is_symlink() else path.read_bytes()
         for path in directory.rglob("*")
@@ -133,7 +133,7 @@ def test_a_link_put_in_place_of_a_checked_file_is_not_followed(root, outside, mo
 def test_what_is_no_regular_file_is_refused_without_waiting_for_it(root):
     os.mkfifo(root / "fifo")
     place = os.getcwd()
-    os.chdir(root)  # a socket's path is limited to some hundred characters
+    os.chdir(root)  # a socket's path is limited to about a hundred characters
     try:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind("socket")

@@ -1,4 +1,4 @@
-"""Intervals by hand, and how often they hold on simulated experiments."""
+"""Intervals by hand, and their coverage on simulated experiments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from reports.intervals import (
     wilson,
 )
 
-# As measured on a shared machine: rounds scatter by 8 %, runs of one program by 4 %.
+# Measured on a shared machine: rounds scatter by 8 %, runs of one program by 4 %.
 ROUNDS_CV, RUNS_SD = 0.08, 0.04
 
 
 def run(rng: np.random.Generator, rounds: int = 64, slower: float = 1.0, sd: float = RUNS_SD):
-    """(seconds, responses) of the rounds of 4,096 responses."""
+    """Return (seconds, responses) of each round in a run of 4,096 responses."""
     drift = math.exp(rng.normal(0, sd))
     seconds = 64 / rounds * slower * drift * np.exp(rng.normal(0, ROUNDS_CV, rounds))
     return seconds, np.full(rounds, 4096 / rounds)
@@ -78,7 +78,7 @@ def test_an_arm_slowed_by_15_percent_is_told_apart_with_five_seeds():
 
 @pytest.mark.slow
 def test_a_percentile_bootstrap_would_tell_equal_arms_apart_too_often():
-    """Why the interval over seeds is Student's."""
+    """Show why the interval over seeds is Student's."""
 
     def holds(rng: np.random.Generator) -> bool:
         values = np.array(log_ratios(rng, 5))
@@ -119,8 +119,9 @@ def test_fewer_than_four_rounds_have_no_interval():
 
 def test_the_interval_within_two_runs_by_hand():
     # Ten rounds of 64 responses: five batches of 1.8, 1.9, 2, 2.1 and 2.2 s, against 10 x 0.5 s.
-    # Shares of 10 s less shares of the responses: -0.02, -0.01, 0, 0.01, 0.02; their squares, 0.001
-    # in all, times 5/4. All of the variance is one arm's: 4 degrees of freedom, 2.7764.
+    # The shares of the 10 s minus the shares of the responses are -0.02, -0.01, 0, 0.01 and 0.02.
+    # The variance is the sum of their squares, 0.001, times 5/4. It comes from one arm alone, so
+    # there are 4 degrees of freedom, and t is 2.7764.
     arm = ([0.9, 0.9, 0.95, 0.95, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1], [64.0] * 10)
     estimate = over_rounds(arm, ([0.5] * 10, [64.0] * 10))
 
@@ -142,7 +143,7 @@ def test_rounds_without_responses_count_with_their_seconds():
 
 
 def following(rng: np.random.Generator, autocorrelation: float, sd: float = 0.1):
-    """(seconds, responses) of 96 rounds of which each resembles the one before: AR(1)."""
+    """Return (seconds, responses) of 96 rounds that follow an AR(1) process."""
     new = rng.normal(0, sd * math.sqrt(1 - autocorrelation**2), 96)
     deviations = [rng.normal(0, sd)]
     for own in new[1:]:
@@ -203,7 +204,7 @@ def test_a_difference_of_rewards_that_all_seeds_and_prompts_share_is_told_apart(
 
     assert estimate.low > 0.0
     assert spread is not None
-    # Between seeds: 0.02 of their own and 0.3 / sqrt(128) = 0.027 of the prompts' noise.
+    # Between seeds: 0.02 from the seeds and 0.3 / sqrt(128) = 0.027 from the noise of the prompts.
     assert 0.01 < math.sqrt(spread.between) < 0.08
 
 
@@ -218,15 +219,16 @@ def test_arms_with_the_same_answers_differ_by_nothing():
 
 
 def test_seeds_needed_are_those_of_the_tables_for_a_paired_test():
-    # An effect of one standard deviation: 10 pairs have a power of 80 % (Cohen), of half one 34.
+    # For an effect of one standard deviation, 10 pairs have 80 % power (Cohen); for half of it, 34.
     assert seeds_needed(1.0, Spread(1.0)) == 10
     assert seeds_needed(-0.5, Spread(1.0)) == pytest.approx(34, abs=1)
 
 
 def test_no_number_of_seeds_tells_what_is_not_there_or_too_small():
     assert seeds_needed(0.0, Spread(1.0)) is None
-    assert seeds_needed(0.1, Spread(1.0)) is None  # some 800
-    assert seeds_needed(0.1, Spread(0.0, floor=0.01)) is None  # more prompts would, seeds cannot
+    assert seeds_needed(0.1, Spread(1.0)) is None  # about 800
+    # more prompts would help, but seeds cannot
+    assert seeds_needed(0.1, Spread(0.0, floor=0.01)) is None
 
 
 # ---- Figures over prompts --------------------------------------------------------------------
@@ -235,7 +237,7 @@ def test_no_number_of_seeds_tells_what_is_not_there_or_too_small():
 @pytest.mark.parametrize(
     ("rate", "trials", "low", "high"),
     [
-        (0.5, 10, 0.2366, 0.7634),  # as in tables of the score interval
+        (0.5, 10, 0.2366, 0.7634),  # from tables of the score interval
         (0.1, 20, 0.0279, 0.3010),
         (0.0, 10, 0.0, 0.2775),  # z² / (n + z²)
         (1.0, 10, 0.7225, 1.0),
@@ -252,7 +254,8 @@ def test_one_response_a_prompt_is_wilson_over_the_prompts():
 
 
 def test_equal_prompts_count_each_response():
-    # Every prompt is right half of the time: prompts do not scatter, so responses are the trials.
+    # Every prompt is correct half of the time: prompts do not scatter, and responses are the
+    # trials.
     assert share_over_prompts(np.full(10, 0.5), draws=8) == wilson(0.5, 80)
 
 
@@ -262,7 +265,7 @@ def test_prompts_that_are_all_right_or_wrong_count_once():
 
 
 def test_prompts_in_between_count_as_they_scatter():
-    # The variance of the mean is 1/12 / 4 = 1/48, and that of a trial 1/4: twelve trials.
+    # The variance of the mean is 1/12 / 4 = 1/48, and that of one trial 1/4: twelve trials.
     values = np.array([0.25, 0.75, 0.25, 0.75])
     assert share_over_prompts(values, draws=8).low == pytest.approx(wilson(0.5, 12).low)
 
@@ -275,7 +278,7 @@ def test_a_certain_share_still_has_an_interval():
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
 def test_the_interval_of_shares_holds_for_prompts_of_different_difficulty(rate):
-    # Prompts' own rates are drawn from a beta distribution, and four responses from each.
+    # The rate of each prompt comes from a beta distribution, and four responses from each prompt.
     def holds(rng: np.random.Generator) -> bool:
         rates = rng.beta(2 * rate, 2 * (1 - rate), size=40)
         estimate = share_over_prompts(rng.binomial(4, rates) / 4, draws=4)

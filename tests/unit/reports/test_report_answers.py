@@ -1,4 +1,4 @@
-"""What a space asked: the figures by hand."""
+"""Answers to the question of a space: the figures by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     found = answered(directory)
     assert found is not None
     assert found.header[:3] == ("arm", "held-out reward", "against lag0")
-    # Seeds of lag0: 0.8 and 0.6, so lag1 is 0.7 - 0.8 and 0.9 - 0.6.
+    # The seeds of lag0 have 0.8 and 0.6, so lag1 has 0.7 - 0.8 and 0.9 - 0.6.
     assert [row[:3] for row in found.rows()] == [
         ("lag0", "0.700 (0.600-0.800)", "+0.000"),
         ("lag1", "0.800 (0.700-0.900)", "+0.100 (-0.100 to +0.300)"),
@@ -53,7 +53,7 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
 
 def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
-    rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # of eight rounds: 2 is a quarter
+    rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # of eight rounds, so 2 is a quarter
     rows = [
         experiments.row(n, eval__round=float(n) if n in rewards else 0.0,
                         **({"reward__eval_mean": rewards[n]} if n in rewards else {}))
@@ -79,7 +79,7 @@ def test_drift_from_the_sampler_is_positive_and_speed_counts_samples(tmp_path):
     found = answered(directory)
     assert found is not None
     assert found.arms["lag1"]["kl_sampler_nats"] == [3.0]
-    # Wall-clock of rounds 3 to 5 is 6 s; they trained on 3 x 8 groups of 4.
+    # Rounds 3 to 5 take 6 s of wall-clock and train on 3 x 8 groups of 4.
     assert found.arms["lag1"]["samples_per_s"] == [16.0]
 
 
@@ -112,10 +112,10 @@ def test_realised_lag_is_the_mean_over_rounds_beside_its_bound(tmp_path):
 def test_uses_count_every_round_that_trained_on_a_group(tmp_path):
     directory = experiments.write_experiment(tmp_path / "replay", space="replay")
     write_arm(directory, "replay", "no_replay", 0, two_rounds(0.5))
-    # One dropped, one waiting when the trial ended.
+    # One group was dropped, and one was waiting when the trial ended.
     rows = two_rounds(0.5, count__requested=5.0, count__dropped=1.0, count__trained=3.0)
     trial = write_arm(directory, "replay", "capacity4_fifo", 0, rows)
-    # Two responses a row of groups: group 1 in both rounds, 2 and 3 in one each.
+    # Each group has two responses. Group 1 is in both rounds, groups 2 and 3 in one each.
     experiments.write_part(trial, "rollouts", 1, [experiments.rollout(1, c) for c in (1, 1, 2, 2)])
     again = [experiments.rollout(2, 1, first_use=False)] * 2
     experiments.write_part(trial, "rollouts", 2, [*again, *[experiments.rollout(2, 3)] * 2])
@@ -174,7 +174,7 @@ def test_a_column_reduces_the_rounds_of_a_trial_and_converts_the_unit(tmp_path, 
 
 
 def asking(directory: Path, column: Column, values: list[float], **changes: Any) -> Path:
-    """An experiment of two arms, `b` and `a`, whose space is of somebody who is gone."""
+    """Write an experiment of two arms, `b` and `a`, whose search space no longer exists."""
     question = Question(text="whose?", arms=("b", "a"), columns=(column,)).to_dict() | changes
     experiments.write_experiment(directory, space="of_theirs", question=question)
     for arm in ("a", "b"):

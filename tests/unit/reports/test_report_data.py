@@ -1,4 +1,4 @@
-"""What report.json says, and that docs/report.md explains every key and column of a report."""
+"""The content of report.json; docs/report.md explains every key and column of a report."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) ->
 
 @pytest.fixture
 def own(tmp_path):
-    """An experiment whose space, with two columns of its own, is of somebody who is gone."""
+    """Write an experiment with two extra columns whose search space no longer exists."""
     question = Question(text="whose?", arms=("a", "b"), columns=(NORM, RATE)).to_dict()
     inputs = {"task.reward": "ab" * 32, "model.path/config.json": "cd" * 32, "space": "ef" * 32}
     return experiments.write_experiment(
@@ -141,7 +141,7 @@ def test_the_pace_of_a_trial_is_worked_out_once(own, monkeypatch):
     assert len(asked) == 2
 
 
-# ---- Files and settings of the user's --------------------------------------------------------
+# ---- User files and settings -----------------------------------------------------------------
 
 
 def test_files_of_the_users_are_named_with_their_digests(own):
@@ -154,7 +154,7 @@ def test_files_of_the_users_are_named_with_their_digests(own):
     section = settings_section(read_experiment(own))
     table = section.partition("Your own files, as they were at the start")[2]
     assert "<td>my_rewards.py</td><td>abababababab</td>" in table.partition("</table>")[0]
-    assert "config.json" not in table.partition("</table>")[0]  # which ships
+    assert "config.json" not in table.partition("</table>")[0]  # this file ships with the package
 
 
 @pytest.mark.parametrize("own_files", [3, ["x"], {"task.reward": 1}, {"unknown": "/x"}, None])
@@ -178,8 +178,11 @@ TASK = "/home/me/my_task.py:Sums"
 
 
 def changed_settings(directory: Path, **described: Any) -> str:
-    """What the page says of a trial whose task declares `largest` and `match`, which the keyword
-    task has as well; both are set to the task's own defaults."""
+    """Return the page's sentence on settings for a trial of a user's task.
+
+    The task declares `largest` and `match`, which the keyword task has as well. Both are set to the
+    task's defaults.
+    """
     experiments.write_experiment(directory, **described)
     own = {"name": TASK, "largest": 9, "match": "exactly", "signs": ["+", "-"]}
     config = GRPOConfig.from_dict({"arm": "a", "rounds": 1, "task": own}).to_dict()
@@ -214,7 +217,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 REPORT = (DOCS / "report.md").read_text(encoding="utf-8")
 METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
 
-# Paths whose keys are names that an experiment gives, and what the documentation calls them.
+# Paths whose keys are names from an experiment, and the placeholders in the documentation.
 NAMED = {
     "columns": "COLUMN",
     "arms": "ARM",
@@ -233,18 +236,18 @@ def section(page: str, title: str) -> str:
 
 
 def first_cells(text: str) -> list[str]:
-    """The first cell of every row of a section's tables."""
+    """Return the first cell of every row in a section's tables."""
     return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
 
 
 def expanded(path: str) -> list[str]:
-    """`arms.ARM.{rounds,samples}` as two paths."""
+    """Expand `arms.ARM.{rounds,samples}` into two paths."""
     found = re.fullmatch(r"([^{]*)\{([^}]*)\}", path)
     return [found[1] + last.strip() for last in found[2].split(",")] if found else [path]
 
 
 def paths_of(data: Any, path: str = "") -> set[str]:
-    """Every path to a value; a median with its least and most is one value."""
+    """Return every path to a value; a median with its least and most is one value."""
     if isinstance(data, list) and data and isinstance(data[0], dict):
         return {inner for item in data for inner in paths_of(item, path)}
     if not isinstance(data, dict) or data.keys() == {"median", "least", "most"}:
@@ -310,7 +313,7 @@ def test_every_quantity_that_may_change_is_documented():
 
 
 def header_and_cells(page: str, header: str) -> list[str]:
-    """The first cells of the table whose first header cell this is."""
+    """Return the first cells of the table whose first header cell is `header`."""
     _, _, rest = page.partition(f"| {header} |")
     assert rest, f"no table begins with {header}"
     return first_cells(rest.partition("\n\n")[0].partition("\n")[2])
@@ -339,7 +342,7 @@ def test_every_column_of_the_live_table_is_documented():
     assert header_and_cells(page, "column of the live table") == [t for t in titles if t]
 
 
-# ---- In the singular -------------------------------------------------------------------------
+# ---- Singular forms --------------------------------------------------------------------------
 
 
 def test_one_of_anything_is_singular(tmp_path):

@@ -1,4 +1,4 @@
-"""What there is of RLlib without RLlib, and of its benchmark without running it."""
+"""The parts of the RLlib support that need no RLlib, and its benchmark without a run."""
 
 from __future__ import annotations
 

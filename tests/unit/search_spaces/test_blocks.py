@@ -45,7 +45,7 @@ def test_over_many_blocks_no_arm_has_a_place_of_its_own():
     for place, trial in enumerate(trials):
         places[trial.arm].append(place % len(SPACE.arms))
 
-    # Places 0 to 7 with mean 3.5 and standard deviation 2.3: the mean of 400 is within 4 x 0.115.
+    # Places 0 to 7 have mean 3.5 and standard deviation 2.3: the mean of 400 is within 4 x 0.115.
     assert all(abs(sum(p) / len(p) - 3.5) < 0.46 for p in places.values())
 
 
@@ -68,7 +68,7 @@ def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
     assert grid.total_samples == len(ORDER)
     assert [(t.config["arm"], t.config["seed"]) for t in trials] == ORDER
     assert [t.config["optim"] for t in trials] == [{"lr": 0.1}] * 4
-    # What was searched, as TensorBoard's hparams show it.
+    # The searched values, as TensorBoard's hparams show them.
     assert [t.evaluated_params for t in trials] == [{"arm": arm, "seed": s} for arm, s in ORDER]
     assert len({t.trial_id for t in trials}) == 4
     assert grid.next_trial() is None
@@ -95,7 +95,7 @@ def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize(
     ("samples", "evaluated"),
-    # Rounds of 512 responses in the arms with k = 8 leave one evaluation of 512 samples.
+    # Arms with k = 8 have rounds of 512 responses, so 512 samples leave one evaluation.
     [(512, {512}), (4096, {1024, 2048, 3072, 4096}), (1536, {512, 1024, 1536})],
 )
 def test_samples_are_cut_into_the_rounds_of_every_arm(name, samples, evaluated):
@@ -113,7 +113,7 @@ def test_samples_that_an_arm_cannot_have_are_refused_with_those_next_to_them():
         SPACE.trials({}, [0], samples=1100)
     with pytest.raises(ConfigError, match=r"nearest valid: 512$"):
         SPACE.trials({}, [0], samples=100)
-    # One arm alone: rounds of 64.
+    # For one arm alone, rounds have 64 responses.
     with pytest.raises(ConfigError, match=r"nearest valid: 1088 and 1152$"):
         SPACE.trials({"arm": "sync"}, [0], samples=1100)
 

@@ -1,4 +1,4 @@
-"""A search space of a user's own is found by its file, or refused in one line."""
+"""A user's search space is found by its file, or refused in one line."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 
 
 def trial_of(preset: Preset, fixed: dict[str, Any]) -> GRPOConfig:
-    """The one trial of a preset, as `--preset NAME --set …` has it."""
+    """Return the only trial of a preset, as with `--preset NAME --set …`."""
     (trial,) = preset.under(preset.space).trials(fixed, [0])
     return trial
 
@@ -66,7 +66,7 @@ def test_a_round_of_every_algorithm_moves_the_policy_by_finite_steps(preset, pol
     generator.load(learner.publish().handle)
     prompts = Prompts(config, build_task(config), read_tokenizer(config.model.path))
     unit = generator.generate([prompts.request("train", index) for index in range(4)])
-    # A random policy earns nothing.
+    # A random policy would earn nothing.
     rewards = torch.tensor([0.0, 1.0, 0.25, 0.0])
     groups = [replace(group, rewards=rewards, uses=1) for group in unit.groups]
     if config.task.part_weights:
@@ -92,7 +92,7 @@ def test_reinforce_with_its_pluses_is_asked_back_by_its_name_here():
 
 
 def row(preset: Preset) -> str:
-    """A preset as the table of docs/algorithms.md has it."""
+    """Return a preset's row in the table of docs/algorithms.md."""
     settings = " ".join(
         f"{key}={str(value).lower() if value is True else value}"
         for key, value in preset.settings.items()

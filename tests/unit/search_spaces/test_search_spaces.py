@@ -20,7 +20,7 @@ SPACE = SPACES["async_vs_sync"]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPACES)
 def test_every_space_resolves_to_valid_and_different_trials(name):
-    # Arms that ask for GPUs are valid configs here as well.
+    # Arms that need GPUs are valid configs on this machine as well.
     trials = SPACES[name].trials({}, [0, 1])
 
     assert len(trials) == 2 * len(SPACES[name].arms)
@@ -65,7 +65,7 @@ def test_the_off_policy_spaces_have_the_arms_that_their_questions_need():
 
 def test_the_spaces_of_the_objective_have_the_arms_that_their_questions_need():
     losses = {(t.loss.type, t.loss.dual_clip) for t in SPACES["losses"].trials({}, [0])}
-    # no_baseline takes no advantage, and ppo only those of tokens.
+    # no_baseline takes no advantage, and ppo takes only advantages of tokens.
     built_in = {*CHECKS["loss.type"].choices} - {"no_baseline", "ppo"}
     assert losses == {*((name, None) for name in built_in), ("grpo_clip", 3.0)}
     advantages = [t.loss.advantage for t in SPACES["baselines"].trials({}, [0])]
@@ -88,7 +88,7 @@ def test_the_atlas_crosses_at_least_14_objectives_with_three_lags():
         by_objective.setdefault(repr(trial.loss), set()).add(trial.lag)
     assert len(by_objective) >= 14
     assert all(lags == {0, 4, 8} for lags in by_objective.values())
-    # Nothing but the objective and the lag differs.
+    # Only the objective and the lag differ.
     rest = {repr({**t.to_dict(), "arm": "", "lag": 0, "loss": {}}) for t in trials}
     assert len(rest) == 1
 
@@ -103,7 +103,7 @@ def test_the_transport_space_leaves_out_what_this_machine_has_not():
     assert space.not_available() == {"nixl": "no nixl"}
     trials = space.trials({}, [0], without=space.not_available())
     assert [t.transport for t in trials] == ["object_store", "shm", "gloo", "nccl", "cuda_ipc"]
-    # Named by the user it is tried all the same, and refused with its reason by the launcher.
+    # The user may still name it, and then the launcher refuses it with its reason.
     (named,) = space.trials({"arm": "nixl"}, [0], without=space.not_available())
     assert named.transport == "nixl"
 

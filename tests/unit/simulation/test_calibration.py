@@ -16,7 +16,7 @@ from grpo_trainable.simulation.calibration import (
 
 
 def spans(*stages: tuple[str, float, float], round_: int = 5) -> list[dict[str, Any]]:
-    """(stage, start, end) in seconds; the trace has microseconds."""
+    """Return spans from (stage, start, end) in seconds; the trace has microseconds."""
     return [
         {"name": name, "ts": start * 1e6, "dur": (end - start) * 1e6, "args": {"round": round_}}
         for name, start, end in stages
@@ -48,15 +48,17 @@ def test_weights_taken_in_between_two_tokens_belong_to_the_unit() -> None:
 
 
 def of_actor(number: int, name: str, *stages: tuple[str, float, float]) -> list[dict[str, Any]]:
-    """The events of one actor in a trace: its name, then its spans in seconds."""
+    """Return one actor's events in a trace: its name, then its spans, given in seconds."""
     told = {"name": "thread_name", "ph": "M", "tid": number, "args": {"name": name}}
     return [told, *({"ph": "X", "tid": number, **span} for span in spans(*stages))]
 
 
 @pytest.mark.slow
 def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
-    """A round: a unit of 2 s, an update of 3 s, half a second to publish, another to load, and a
-    tenth that the driver adds to each of these four calls."""
+    """Simulate rounds with a unit of 2 s, an update of 3 s, and 0.5 s each to publish and to load.
+
+    The driver adds 0.1 s to each of these four calls.
+    """
     events = [
         *of_actor(1, "trial", ("round", 0.0, 6.4)),
         *of_actor(2, "learner", ("optimize", 2.3, 5.3), ("waiting", 5.3, 5.4), ("sync", 5.4, 5.9)),
@@ -75,13 +77,15 @@ def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
         {"placement": "disaggregated", "rounds": 20, "eval": {"every": 20}}
     )
     assert simulated_wall_clock(config, times) == pytest.approx(6.4, rel=0.05)
-    # A second pass over the batch repeats all of the update but the pass of the reference.
+    # A second pass over the batch repeats the update except for the pass of the reference.
     assert simulated_wall_clock(config, times, passes=2) == pytest.approx(8.4, rel=0.05)
 
 
 def test_deposits_are_calls_of_their_own_beside_those_of_the_generators_thread() -> None:
-    """The generator samples, waits and samples for 2, 2 and 1 s; meanwhile other threads take
-    weights in, score, and take weights in again."""
+    """The generator samples, waits and samples for 2, 2 and 1 s.
+
+    Meanwhile, other threads load weights, score, and load weights again.
+    """
     other = [("sync", 1.0, 1.25), ("reward", 1.5, 2.5), ("sync", 3.0, 3.5)]
     assert deposits_of(spans(*other)) == [
         ("sync", 5, pytest.approx(0.25)),

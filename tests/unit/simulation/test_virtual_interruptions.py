@@ -1,4 +1,4 @@
-"""Interrupted responses in virtual time: their share of what a round trains on, by hand."""
+"""Interrupted responses in virtual time: their share of a round's training batch, by hand."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FRACTION = "response/interrupted_fraction"
 
 
 def interrupted(prompt_index: int, response: int) -> bool:
-    """Of the prompts 0 to 5, with two responses each: 0 and 3 the first, 2 and 5 the second."""
+    """Interrupt the first response to prompts 0 and 3, and the second one to prompts 2 and 5."""
     return (prompt_index + response) % 3 == 0
 
 
 def trial_of(**settings: Any) -> VirtualTrial:
-    """Rounds of two prompts with two responses each."""
+    """Return a trial with rounds of two prompts and two responses each."""
     rollout = {"prompts": 2, "group_size": 2, "overlong": "interrupt"}
     config = GRPOConfig.from_dict(
         {
@@ -38,7 +38,7 @@ def trial_of(**settings: Any) -> VirtualTrial:
 
 
 def by_hand(trial: VirtualTrial) -> list[float]:
-    """The share of each round, by the prompts that the learner noted."""
+    """Compute the share of each round from the prompts that the learner recorded."""
     shares = []
     for call in trial.trained:
         of_round = [interrupted(index, i) for index in call.all_prompt_indices for i in range(2)]
@@ -64,7 +64,7 @@ def test_groups_that_are_used_again_count_each_time():
     found = [report.metrics[FRACTION] for report in trial.run(8)]
     assert found == by_hand(trial)
     assert any(len(call.all_prompt_indices) == 4 for call in trial.trained)
-    # A round's own two prompts would say something else.
+    # The two fresh prompts of each round would give other shares.
     fresh = [0.25, 0.5, 0.25, 0.25, 0.5, 0.25, 0.25, 0.5]
     assert found != fresh
 
@@ -80,7 +80,7 @@ def test_interruptions_keep_the_lag_while_weights_arrive(weight_update: str):
         assert report.metrics["lag/max"] == max(report.round - 1 - age for age in sampled)
         assert report.metrics["count/dropped_stale"] == 0
     if weight_update != "between_batches":
-        # Weights arrived within responses that were interrupted.
+        # Weights arrived within interrupted responses.
         assert any(
             len(set(versions[mask].tolist())) > 1 and not mask.all()
             for report in reports

@@ -1,4 +1,4 @@
-"""Whole trials in virtual time: what a round takes, by hand."""
+"""Whole trials in virtual time: the duration of a round, by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def round_s(
     unit_s: float = 1.0,
     **settings: Any,
 ) -> float:
-    """Four units of a second, four seconds of training, a quarter to publish and one to load."""
+    """Return the seconds of a round.
+
+    It has four units of a second, four seconds of training, and a quarter each to publish and to
+    load.
+    """
     config = GRPOConfig.from_dict(
         {
             "placement": "disaggregated",
@@ -45,7 +49,7 @@ def test_a_synchronous_round_is_the_sum_of_its_stages():
 @pytest.mark.slow
 def test_generators_share_the_units_of_a_round():
     assert round_s(lag=0, generators=2) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
-    # A third of four units is two of them.
+    # The largest share of four units among three generators is two.
     assert round_s(lag=0, generators=3) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
 
 
@@ -56,23 +60,23 @@ def test_colocated_stages_follow_each_other():
 
 @pytest.mark.slow
 def test_gaps_between_steps_delay_a_synchronous_round():
-    # As many gaps as rounds but for the one before the first that counts.
+    # Every counted round has a gap before it, except the first one.
     assert round_s(lag=0, gap_s=0.5) == pytest.approx(8.5 + 0.5 * 37 / 38)
 
 
 @pytest.mark.slow
 def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
-    # The learner's side: 4 s and a quarter to publish. Loads and the units behind them hide in it.
+    # The learner takes 4 s and a quarter to publish. Loads and the next units overlap with that.
     assert round_s(lag=1) == pytest.approx(4.25, rel=0.02)
     assert round_s(lag=4) == pytest.approx(4.25, rel=0.02)
-    # Two generators sample in half the time, which nobody waits for.
+    # Two generators sample in half the time, and nobody waits for them.
     assert round_s(lag=1, generators=2) == pytest.approx(4.25, rel=0.02)
 
 
 @pytest.mark.slow
 def test_a_slow_generator_sets_the_pace_and_its_loads_with_it():
-    # Four units of 3 s and a load of a quarter; the learner waits.
+    # Four units of 3 s and a load of a quarter, while the learner waits.
     assert round_s(lag=1, unit_s=3.0) == pytest.approx(12.25, rel=0.02)
-    # In mid-batch the weights come by another thread.
+    # Another thread loads the weights in the middle of a batch.
     seconds = round_s(lag=1, unit_s=3.0, weight_update="in_flight")
     assert seconds == pytest.approx(12.0, rel=0.02)

@@ -1,5 +1,4 @@
-"""VinePPO's completions in virtual time: the seconds and counts of a round by hand, and those of a
-real generator."""
+"""VinePPO's completions in virtual time: seconds and counts of a round, and a real generator's."""
 
 from __future__ import annotations
 
@@ -47,11 +46,11 @@ def test_a_round_completes_the_states_of_every_chunk():
     reports = trial_of(config_of()).run(3)
     for report in reports:
         seconds = stage_seconds(report.spans)
-        # Two chunks of a second and of three for their completions; half of the second is scoring.
+        # Each of two chunks takes a second, half of it for scoring, and its completions take three.
         assert seconds["time/vine_s"] == pytest.approx(6.0)
         assert seconds["time/rollout_s"] == pytest.approx(1.0)
         assert seconds["time/reward_s"] == pytest.approx(1.0)
-    # Five completions of each of four prompts, which are no responses.
+    # Each of four prompts has five completions, which do not count as responses.
     assert [report.metrics["count/completions"] for report in reports] == [20, 40, 60]
     assert [report.metrics["count/trained"] for report in reports] == [4, 8, 12]
     assert reports[1].end - reports[1].start == pytest.approx(2 * 4.0 + 4.0 + 2 * 0.25)
@@ -84,7 +83,7 @@ def test_a_trace_tells_completions_from_the_rest_of_their_call():
     ]
 
 
-# ---- Beside a real generator -------------------------------------------------------------------
+# ---- Comparison with a real generator ----------------------------------------------------------
 
 
 def real_answer(config: GRPOConfig, stream: str) -> Scored:
@@ -124,7 +123,7 @@ def test_a_virtual_generator_accounts_as_a_real_one_does(stream: str, tmp_path: 
 
 
 def _merged(real: Scored) -> list[str]:
-    """The stages of a real call in their order, a held-out one told as the virtual one tells it."""
+    """Return the stages of a real call in order, with a held-out call as a virtual one."""
     stages = list(
         dict.fromkeys(s.stage for s in real.spans if s.stage not in ("idle", "sync", "reference"))
     )

@@ -1,4 +1,4 @@
-"""A trial goes on from the newest checkpoint that is whole, whatever Tune has noted."""
+"""A trial continues from the newest complete checkpoint, whatever Tune has recorded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from callbacks.save_on_interrupt import CheckpointOnInterrupt, requested
 from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.checkpointing import MANIFEST, CheckpointError, part_file
 
-pytestmark = pytest.mark.slow  # directories of whole experiments
+pytestmark = pytest.mark.slow  # whole experiment directories
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> FakeTrial:
-    """Twelve rounds, checkpoints after rounds 4, 8 and 12."""
+    """Return a trial of twelve rounds with checkpoints after rounds 4, 8 and 12."""
     trial = FakeTrial(tmp_path / "trial")
     trial.init_local_path()
     rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 13))
@@ -104,7 +104,7 @@ def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):
 
 @pytest.mark.parametrize("how", ["file", "link"])
 def test_what_is_none_of_ours_beside_whole_files_is_no_damage(trial, how):
-    """Nothing is set aside: the trial is refused, and the file is named."""
+    """Check that nothing is set aside: the trial is refused, and the error names the file."""
     directory = Path(trial.path)
     for number in (0, 1):
         shutil.rmtree(directory / f"checkpoint_{number:06d}")
@@ -130,7 +130,7 @@ def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
     assert restored.round == 0
     (note,) = restored.notes
     assert note.endswith("what the trial had is in set-aside-1; starting from round 0")
-    del before["params.json"]  # which Tune writes once
+    del before["params.json"]  # Tune writes this file only once
     assert contents(directory / "set-aside-1") == before
     assert sorted(os.listdir(directory)) == ["params.json", "set-aside-1"]
 
@@ -144,7 +144,7 @@ def test_another_format_is_refused_by_name_and_not_taken_for_damage(trial, versi
 
 
 def test_checkpoint_of_another_trial_is_restored_from_where_it_is(trial, tmp_path):
-    # As when population based training lets a trial continue from a better one's.
+    # Population based training lets a trial continue from a better one's checkpoint.
     donor = FakeTrial(tmp_path / "donor")
     note(trial, saved(donor, 7, 6), 6)
     restored = Restored(trial)
@@ -213,7 +213,7 @@ def test_interrupt_ends_the_experiment_once_every_trial_that_runs_has_a_checkpoi
         result = row(12)
         callback.on_trial_result(trial=trial, result=result, **hooks)
         assert result["should_checkpoint"]
-        # It could not be written: another is tried with the next row.
+        # The checkpoint could not be written: the next row tries another one.
         callback.on_trial_save(trial=trial, **hooks)
         callback.on_step_end(**hooks)
         assert not ended

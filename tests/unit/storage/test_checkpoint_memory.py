@@ -1,4 +1,4 @@
-"""How much memory checkpoints take beside the tensors that they hold."""
+"""Memory that checkpoints take in addition to their tensors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 MIB = 1 << 20
 STATE_MIB = 96
-# Pieces of 1 MiB, and what the allocator and Python keep of them. The peak counts library pages,
-# of which some processors touch 15 MiB: a copy of the state would take four times this.
+# Pieces of 1 MiB, and memory that the allocator and Python keep. The peak also counts library
+# pages, of which some processors touch 15 MiB. A copy of the state would take four times this.
 EXTRA_MIB = 24
 
 PREPARE = f"""
@@ -51,7 +51,7 @@ read_checkpoint(directory + "/warm")
 
 
 def grown_mib(directory: Path, work: str) -> float:
-    """Mebibytes by which the peak of a process of its own grows while it does the work."""
+    """Return the growth in MiB of a separate process's peak memory while it does the work."""
     done = subprocess.run(
         [sys.executable, "-c", f"{PREPARE}\n{work}", str(directory)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -119,5 +119,5 @@ grown_mib(read)
 @pytest.mark.slow
 @linux
 def test_a_learner_that_reads_a_checkpoint_holds_no_moment_twice(tmp_path):
-    # Policy and moments as they were read; the moments stay.
+    # The policy and the moments are read, and only the moments stay.
     assert grown_mib(tmp_path, LOAD) < STATE_MIB + EXTRA_MIB

@@ -1,5 +1,7 @@
-"""A learner that writes or reads a checkpoint is told from one that hangs, and one that does not
-see the directory sends what is in it. The clock moves only with the disk."""
+"""A learner that reads or writes a checkpoint is distinguished from one that hangs.
+
+A learner that does not see the directory sends its content. The clock moves only with the disk.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ PIECE_BYTES = 4096  # the disk moves one in a second
 
 
 class SlowDisk:
-    """Moves `PIECE_BYTES` in a second. Whoever moves bytes waits until the clock has moved."""
+    """A disk that moves `PIECE_BYTES` a second and blocks every mover until the clock has moved."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._credit = 0.0  # bytes that may be moved; negative: somebody waits
+        self._credit = 0.0  # bytes that may move; negative when a mover waits
 
     def move(self, count: int) -> None:
         with self._changed:
@@ -46,7 +48,7 @@ class SlowDisk:
             self._changed.wait_for(lambda: self._credit >= 0)
 
     def work(self, seconds: float, is_done: Callable[[], bool]) -> None:
-        """Let time pass, until the disk is waited for again or the work is done."""
+        """Let time pass until a mover waits for the disk again or the work is done."""
         with self._changed:
             self._credit += seconds * PIECE_BYTES
             self._changed.notify_all()
@@ -61,11 +63,11 @@ class SlowDisk:
 class ThreadCall:
     actor: ThreadActor
     stage: str
-    values: list[Any] = field(default_factory=list)  # the answer, once it is there
+    values: list[Any] = field(default_factory=list)  # the answer, when there is one
 
 
 class ThreadActor:
-    """Answers `progress` at once, and works through another call in a thread."""
+    """An actor that answers `progress` at once and runs any other call in a thread."""
 
     def __init__(self, name: str, role: Any, disk: SlowDisk) -> None:
         self.name = name
@@ -92,7 +94,7 @@ class ThreadActor:
 
 
 class DiskRuntime:
-    """Waits for `ThreadCall`s while the disk works."""
+    """A runtime that waits for `ThreadCall`s while the disk works."""
 
     def __init__(self, disk: SlowDisk) -> None:
         self._disk = disk
@@ -115,7 +117,7 @@ class DiskRuntime:
 
 
 class SlowFile:
-    """A file of the disk."""
+    """A file on the slow disk."""
 
     def __init__(self, file: Any, disk: SlowDisk) -> None:
         self._file, self._disk = file, disk
@@ -144,7 +146,7 @@ def trained(policy_path: str) -> Learner:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
-    """A slow disk for everything that a checkpoint writes and reads."""
+    """Return a slow disk for everything that a checkpoint writes and reads."""
     monkeypatch.setattr(tensor_files, "PIECE_BYTES", PIECE_BYTES)
     disk = SlowDisk()
     for name in ("replacing", "_reading"):
@@ -156,7 +158,7 @@ def slow(opened: Callable[..., Any], disk: SlowDisk) -> Callable[..., Any]:
     @contextmanager
     def on_the_disk(*args: Any, **kwargs: Any) -> Iterator[SlowFile]:
         with opened(*args, **kwargs) as file:
-            # What the trial's own process does is not timed.
+            # Work of the trial's own process is not timed.
             main = threading.current_thread() is threading.main_thread()
             yield file if main else SlowFile(file, disk)
 
@@ -184,7 +186,7 @@ def same(learner: Learner, state: LearnerState) -> bool:
 
 
 def seconds_of(directory: Path) -> float:
-    """Seconds that the disk takes for the files of the learner."""
+    """Return the seconds that the disk takes for the learner's files."""
     files = (directory / part_file(part) for part in ("policy", "optimizer"))
     return sum(file.stat().st_size for file in files) / PIECE_BYTES
 

@@ -1,4 +1,4 @@
-"""A checkpoint counts only when it is whole, and says which file is not."""
+"""A checkpoint counts only when it is complete, and the error names the file that is not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OURS = {"format_version": FORMAT_VERSION, "world_size": 1}
 
 
 def group(prompt_index: int) -> RolloutGroup:
-    """Two responses; a hole in a mask, tokens of two versions."""
+    """Return two responses with a hole in a mask and tokens of two versions."""
     mask = torch.tensor([[True, False, True], [True, True, False]])
     return RolloutGroup(
         prompt_index=prompt_index,
@@ -203,7 +203,7 @@ def test_no_flipped_bit_of_the_manifest_passes(tmp_path: Path) -> None:
             read = read_checkpoint(tmp_path)
         except CheckpointError:
             continue
-        # White space instead of white space is the same manifest.
+        # With different white space, the manifest is still the same.
         assert json.loads(flipped) == json.loads(content)
         assert_equal(read, trial())
 
@@ -291,23 +291,23 @@ def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path)
             break
         whole, _ = newest_whole(tmp_path) or (None, 0)
         outcomes.append(whole and whole.name)
-        # What was left is no obstacle.
+        # The leftover files do not block a new checkpoint.
         write_checkpoint(directory, trial(1))
         assert_equal(read_checkpoint(directory), trial(1))
         refuse_foreign_files(directory)
         shutil.rmtree(directory)
-    # Make the directory, remove an old manifest, make and remove the file that learners look for;
-    # for each of five files: create, rename, open the directory to sync it.
+    # Create the directory, remove an old manifest, create and remove the file that learners look
+    # for. Then, for each of five files: create, rename, open the directory to sync it.
     assert len(outcomes) == 4 + 5 * 3
     assert set(outcomes[:-1]) == {"checkpoint_000000"}
-    # Killed before the last sync, the manifest may stand or not; here it does.
+    # After a kill before the last sync, the manifest may or may not be there; here it is.
     assert outcomes[-1] == "checkpoint_000001"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> None:
-    """Tune copies a checkpoint file by file, in any order, and straight to their names."""
+    """Copy a checkpoint as Tune does: file by file, in any order, directly to the final names."""
     rng = random.Random(seed)
     write_checkpoint(tmp_path / "source", trial(1))
     write_checkpoint(tmp_path / "checkpoint_000000", trial(0))
@@ -318,7 +318,7 @@ def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> No
     for name in names[:copied]:
         shutil.copyfile(tmp_path / "source" / name, copy / name)
     content = (tmp_path / "source" / names[copied]).read_bytes()
-    # At least a byte that counts is missing: the manifest ends in a line feed.
+    # At least one significant byte is missing: the manifest ends in a line feed.
     (copy / names[copied]).write_bytes(content[: rng.randrange(len(content) - 1)])
     whole, _ = newest_whole(tmp_path) or (None, 0)
     assert whole == tmp_path / "checkpoint_000000"
@@ -326,7 +326,7 @@ def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> No
 
 @pytest.mark.parametrize("kept", FILES[1:])
 def test_old_and_new_files_together_never_pass_for_a_checkpoint(tmp_path: Path, kept: str) -> None:
-    # As when a copy of the directory is interrupted. The groups of both are the same.
+    # An interrupted copy of the directory leaves such a mix. Both have the same groups.
     write_checkpoint(tmp_path / "old", trial(0))
     write_checkpoint(tmp_path / "new", replace(trial(1), groups=[group(5)]))
     changed = (tmp_path / "old" / kept).read_bytes() != (tmp_path / "new" / kept).read_bytes()
@@ -347,7 +347,7 @@ def test_file_of_anybody_else_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def checkpoints(directory: Path, rounds: list[int]) -> list[str]:
-    """Writes one for each of the rounds, in order; their names."""
+    """Write one checkpoint for each of the rounds, in order, and return their names."""
     names = [f"checkpoint_{number:06d}" for number in range(len(rounds))]
     for name, round_ in zip(names, rounds, strict=True):
         write_checkpoint(directory / name, trial(round_))
@@ -366,7 +366,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path, keep):
 
 
 def test_checkpoints_that_another_trial_may_start_from_are_kept_as_well(tmp_path):
-    # Round 4 was saved twice, as by PBT: it saves what it clones and then pauses its trial.
+    # PBT saved round 4 twice: it saves the trial that it clones and then pauses its trial.
     names = checkpoints(tmp_path, [2, 4, 4, 6, 8])
     remove_older(tmp_path, 1, shared_rounds=[4])
     assert left(tmp_path) == [names[1], names[2], names[4]]
@@ -382,7 +382,7 @@ def test_nothing_is_removed_while_the_newest_checkpoint_is_damaged(tmp_path):
 
 
 def test_a_copy_that_was_cut_short_is_none_of_those_kept(tmp_path):
-    # The Trainable was killed while Tune copied round 12; the trial went on from round 8.
+    # The Trainable was killed while Tune copied round 12, and the trial continued from round 8.
     names = checkpoints(tmp_path, [4, 8, 12, 12])
     (tmp_path / names[2] / MANIFEST).unlink()
     remove_older(tmp_path, 2, shared_rounds=[])
@@ -420,12 +420,14 @@ def test_what_a_killed_removal_left_goes_with_the_next(tmp_path):
     assert left(tmp_path) == names[-1:]
 
 
-# ---- Of several learners -----------------------------------------------------------------------
+# ---- Checkpoints of several learners -----------------------------------------------------------
 
 
 def written_by(directory: Path, size: int, *, apart: Sequence[int] = ()) -> TrialState:
-    """Writes a checkpoint by so many learners, and gives what is in it. Those `apart` do not see
-    the directory."""
+    """Write a checkpoint with `size` learners and return its content.
+
+    Learners in `apart` do not see the directory.
+    """
     whole = {"matrix": torch.arange(15.0).view(5, 3), "vector": torch.arange(5.0)}
     rows = [
         dict(zip(whole, parts, strict=True)) for parts in zip(*_split(whole, size), strict=True)
@@ -450,7 +452,7 @@ def written_by(directory: Path, size: int, *, apart: Sequence[int] = ()) -> Tria
 
 
 def _split(tensors: dict[str, torch.Tensor], size: int) -> list[list[torch.Tensor]]:
-    """Rows of each tensor, none of them for the last where there are fewer."""
+    """Split the rows of each tensor; the last part is empty when there are too few rows."""
     bounds = [-(-5 // size) * i for i in range(size + 1)]
     return [[t[a:b] for a, b in pairwise(bounds)] for t in tensors.values()]
 
@@ -477,7 +479,7 @@ def test_a_file_of_one_learner_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_learner_that_cannot_write_is_an_error_of_the_directory(tmp_path: Path) -> None:
     with begun(tmp_path / "there") as proof:
         tensors = {"policy": {"a": torch.zeros(1)}}
-        (tmp_path / "there" / part_file("policy")).mkdir()  # nothing can take its place
+        (tmp_path / "there" / part_file("policy")).mkdir()  # a directory, which no file can replace
         files = write_learner_files(str(tmp_path / "there"), proof, tensors, {})
     with pytest.raises(OSError, match="Is a directory"):
         finish_checkpoint(tmp_path / "there", [files], {}, [])

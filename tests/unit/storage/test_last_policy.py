@@ -10,7 +10,7 @@ from grpo_trainable.storage.last_policy import PAUSES_S, save_persistently
 
 
 class Disk:
-    """Has no space for the first `full` attempts."""
+    """A disk without space for the first `full` attempts."""
 
     def __init__(self, full: int) -> None:
         self.full, self.attempts = full, 0

@@ -27,18 +27,19 @@ from callbacks import mirror as mirror_module
 from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, part_file
 
-pytestmark = pytest.mark.slow  # directories of whole experiments
+pytestmark = pytest.mark.slow  # whole experiment directories
 
 NUMBERS = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOSPC)
 
 
 class Faults:
-    """Counts operations, and lets one of them fail."""
+    """A counter of operations that makes one of them fail."""
 
     def __init__(self, fails_at: int = 0, number: int = errno.EIO) -> None:
         self.fails_at, self.number = fails_at, number
-        self.places: dict[tuple[Any, ...], int] = {}  # in the code: the first operation from there
-        self._count = itertools.count(1)  # threads of a mirror may ask at once
+        # place in the code -> the first operation from there
+        self.places: dict[tuple[Any, ...], int] = {}
+        self._count = itertools.count(1)  # threads of a mirror may operate at the same time
 
     def operation(self, path: object) -> None:
         operation = next(self._count)
@@ -47,14 +48,14 @@ class Faults:
             raise OSError(self.number, os.strerror(self.number), str(path))
 
     def each(self) -> Iterator[Faults]:
-        """The first operation from each place in the code fails in turn, by one of the errors."""
+        """Yield faults that make the first operation from each place in the code fail in turn."""
         assert len(self.places) > 20
         for operation, number in zip(self.places.values(), itertools.cycle(NUMBERS)):
             yield Faults(operation, number)
 
 
 def place_in_code() -> tuple[Any, ...]:
-    """The line of each function that is being called."""
+    """Return the current line of each function on the stack."""
     frame, lines = sys._getframe(2), []
     while frame is not None:
         lines.append((frame.f_code, frame.f_lineno))
@@ -63,7 +64,7 @@ def place_in_code() -> tuple[Any, ...]:
 
 
 class FailingFile:
-    """An open file whose reads and writes are operations."""
+    """An open file whose reads and writes count as operations."""
 
     def __init__(self, file: Any, faults: Faults) -> None:
         self._file, self._faults = file, faults
@@ -85,7 +86,7 @@ class FailingFile:
 
 
 class FailingDisk:
-    """Operations on the files below a directory of this machine are operations of `faults`."""
+    """A disk whose operations on files below a local directory are operations of `faults`."""
 
     NAMES = (
         *((os, name) for name in ("open", "listdir", "scandir", "stat", "rename", "replace")),
@@ -127,7 +128,7 @@ real_open = os.open
 
 
 class FailingStore(pafs.FileSystemHandler):
-    """A store in a directory of this machine; requests and pieces of files are operations."""
+    """A store in a local directory whose requests and pieces of files count as operations."""
 
     def __init__(self, bucket: Path, faults: Faults) -> None:
         self._files = pafs.SubTreeFileSystem(str(bucket), pafs.LocalFileSystem())
@@ -138,7 +139,7 @@ class FailingStore(pafs.FileSystemHandler):
         return self._files
 
     def _make_parent(self, path: str) -> None:
-        """Make the directory of a file: a store has none."""
+        """Create the directory of a file, because a store has no directories."""
         self._files.create_dir(path.rpartition("/")[0])
 
     def get_type_name(self) -> str:
@@ -191,7 +192,7 @@ class FailingStore(pafs.FileSystemHandler):
 
 
 class WholeFile(io.BytesIO):
-    """A file of a store, which is there once it is closed, and only if nothing failed."""
+    """A store's file, which appears when it is closed, and only if nothing failed."""
 
     def __init__(self, files: pafs.FileSystem, path: str, faults: Faults) -> None:
         super().__init__()
@@ -212,7 +213,7 @@ class WholeFile(io.BytesIO):
 
 
 def in_store(directory: Path, bucket: Path, faults: Faults) -> FakeTrial:
-    """A trial whose files are in the directory `trial` of a store."""
+    """Return a trial whose files are in the directory `trial` of a store."""
     trial = FakeTrial(directory / "session" / "trial")
     trial.path = "trial"
     files = pafs.PyFileSystem(FailingStore(bucket, faults))
@@ -220,12 +221,12 @@ def in_store(directory: Path, bucket: Path, faults: Faults) -> FakeTrial:
     return trial
 
 
-# ---- A trial that is resumed -------------------------------------------------------------------
+# ---- Resumed trials ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """Three rounds with every file that the callbacks write, checkpoints after rounds 1 and 2."""
+    """Write three rounds with every callback file, and checkpoints after rounds 1 and 2."""
     trial = FakeTrial(tmp_path / "written")
     run(trial, callbacks(), range(1, 4))
     for number, round_ in enumerate((1, 2)):
@@ -257,7 +258,7 @@ def resume(trial: FakeTrial, last: int = 4) -> None:
 
 
 def rounds_in(directory: Path) -> dict[str, list[int]]:
-    """The rounds in each kind of file."""
+    """Return the rounds in each kind of file."""
     lines = (directory / "result.json").read_text().splitlines()
     trace = json.loads((directory / "trace.json").read_text())
     kinds = ("rollouts", "steps", "versions")
@@ -282,7 +283,7 @@ def refuses(trial: FakeTrial) -> bool:
 
 
 def assert_whole(directory: Path, before: dict[str, bytes]) -> None:
-    """Every round is there once, and the checkpoints are as they were."""
+    """Check that every round is there exactly once and that the checkpoints are unchanged."""
     assert set(map(tuple, rounds_in(directory).values())) == {(1, 2, 3, 4)}
     kept = {name for name in before if name.startswith("checkpoint")}
     after = contents(directory)
@@ -291,7 +292,7 @@ def assert_whole(directory: Path, before: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_disk_that_fails_once_in_a_resume(written, tmp_path, monkeypatch, noted):
-    """A try either goes on or is refused, and then every file is as it was; the next goes on."""
+    """An attempt continues, or is refused and changes no file; the next attempt continues."""
     before, refused = contents(written), []
 
     def resume_with(faults: Faults) -> None:

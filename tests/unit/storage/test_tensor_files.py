@@ -1,4 +1,4 @@
-"""Safetensors files in pieces are those of the library."""
+"""Safetensors files written in pieces equal those of the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from grpo_trainable.storage.tensor_files import (
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Every type, and what is unusual: scalars, no elements, names that JSON has to escape."""
+    """Return every dtype and unusual cases: scalars, no elements, names that JSON has to escape."""
     numbers = torch.arange(24).view(2, 3, 4)
     return {
         **{f"of {code}": numbers.to(getattr(torch, dtype)) for code, dtype in DTYPES.items()},
@@ -55,7 +55,7 @@ def test_a_file_has_the_bytes_that_the_library_writes(held):
 
 def test_a_file_of_the_library_is_read_bit_for_bit():
     assert_same(read(save(tensors())), tensors())
-    # Metadata are no tensors.
+    # Metadata are not tensors.
     assert_same(read(save({"a": torch.ones(2)}, {"format": "pt"})), {"a": torch.ones(2)})
 
 

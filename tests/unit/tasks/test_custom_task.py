@@ -1,4 +1,4 @@
-"""A task of the user's: its settings, its examples, and its mistakes in one line each."""
+"""A user's task: its settings, its examples, and a one-line error for each mistake."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def config(name: str, seed: int = 0, **own) -> GRPOConfig:
 
 
 def bad_task(tmp_path, body: str) -> str:
-    """A class with what `body` says, and otherwise no mistake."""
+    """Write a class with the given body and no other mistake."""
     (tmp_path / "bad.py").write_text(
         "from dataclasses import dataclass\n"
         "from grpo_trainable.config import integer\n"

@@ -1,4 +1,4 @@
-"""Answers that need no library to be compared: texts, numbers with units, and their lists."""
+"""Answers that can be compared without a library: texts, numbers with units, and lists of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.tasks.votes import canonical
 
 
 def asked(answer: str, truth: str) -> list[tuple[str, str]]:
-    """What is left to a library."""
+    """Return the comparisons that are left to a library."""
     questions: list[tuple[str, str]] = []
     equal(answer, truth, lambda *pair: questions.append(pair) is None and False)
     return questions
@@ -165,7 +165,7 @@ EQUAL = [
     (r"(2,5]", r"x\in(2,5]"),
     ("(1,2),(3,4)", "(3,4), (1,2)"),
     ("(-3, ∞)", r"(-3,\infty)"),
-    # A number in another spelling.
+    # Other spellings of a number.
     ("1000", "1 000"),
     ("1000", "1~000"),
     ("1 000 000", "1,000,000"),
@@ -202,7 +202,7 @@ EQUAL = [
     ("18", r"18\text{ m}/\text{s}"),
     ("125", r"125\textnormal{ miles}"),
     ("5", r"x\in\{5\}"),
-    # Formulas in another spelling.
+    # Other spellings of a formula.
     (r"9\pi", "9 pi"),
     (r"9\pi", "9π"),
     (r"\frac{\pi}{2}", r"\frac{pi}{2}"),
@@ -271,7 +271,7 @@ DIFFERENT = [
     (MATRIX, r"\begin{pmatrix}\frac12\\2\\3\\4\end{pmatrix}"),
 ]
 
-# Truth, and an answer that equals it but leaves a part of the question to be worked out.
+# A truth, and an answer that equals it but leaves part of the calculation undone.
 UNFINISHED = [
     # The truth is a number.
     ("444", "12*37"),
@@ -311,7 +311,7 @@ UNFINISHED = [
     ("5", r"\lfloor 5.2 \rfloor"),
     ("5", r"\max(3,5)"),
     ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
-    # A part of the truth is.
+    # A part of the truth is a number.
     ("3,-3", r"\sqrt{9},-\sqrt{9}"),
     ("3,-3", r"\pm\sqrt{9}"),
     ("3,-3", "x^2=9"),
@@ -410,7 +410,7 @@ def test_matrices_keep_their_row_breaks():
 
 def test_a_long_answer_is_refused_before_it_is_looked_at():
     assert asked("x" * (LONGEST_ANSWER + 1), "x") == []
-    assert equal("y" * 2000, "y" * 2000, decide_exactly)  # the truth is as long
+    assert equal("y" * 2000, "y" * 2000, decide_exactly)  # the truth has the same length
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a trial reads is known by its SHA-256, and a change of it is refused by name."""
+"""A trial identifies its input files by SHA-256 and refuses a changed one by name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_files_of_a_users_engine_and_transport_are_read(tmp_path):
 
 def test_a_digest_is_the_sha256_of_the_file(tmp_path):
     words = tmp_path / "words.txt"
-    words.write_bytes(b"apple\n" * 300_000)  # more than is read at once
+    words.write_bytes(b"apple\n" * 300_000)  # longer than a single read
     digests = input_digests(config(task={"keywords_file": str(words)}))
     assert digests["task.keywords_file"] == hashlib.sha256(words.read_bytes()).hexdigest()
 

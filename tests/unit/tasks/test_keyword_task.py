@@ -117,7 +117,7 @@ def test_prompts_are_the_ones_the_policy_was_pretrained_on():
 
 
 def test_the_split_is_the_same_for_ever():
-    # Changing it would let a policy that was trained before be evaluated on words it has seen.
+    # If it changed, an old policy could be evaluated on words from its training.
     assert [split_of(word) for word in ("apple", "Apple")] == ["heldout"] * 2
     assert [split_of(word) for word in ("hen", "river", "Kite", "anchor")] == ["train"] * 4
 

@@ -1,4 +1,4 @@
-"""What a reward may be, and a scorer without a process."""
+"""Valid values of a reward, and a scorer without a process."""
 
 import pytest
 

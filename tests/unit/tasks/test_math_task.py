@@ -1,4 +1,4 @@
-"""The math task: layouts of files, templates, the form of answers, rewards."""
+"""The math task: file layouts, templates, answer forms, rewards."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def math_task(*, seed: int = 0, **settings) -> MathTask:
             "p",
             r"\frac{1}{2}",
         ),
-        # MATH-500: the answer beside the solution.
+        # MATH-500: the answer next to the solution.
         ({"problem": "p", "solution": r"\boxed{3}", "answer": r"\frac{3}{1}"}, "p", r"\frac{3}{1}"),
         # GSM8K: the answer after its calculation.
         ({"question": "q", "answer": "48/2 = <<48/2=24>>24 clips.\n#### 72"}, "q", "72"),
@@ -199,7 +199,7 @@ def test_a_bad_template_is_one_line(sums, tmp_path, content, reason):
         math_task(train_file=sums, template=str(path))
 
 
-# ---- The form of answers -----------------------------------------------------------------------
+# ---- Answer forms ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
         "not): its whole text becomes the true answer"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
-    # Bare answers, with a few that are worked out, are another layout.
+    # Bare answers, a few of them with a calculation, are another layout.
     assert unmarked_answers("train_file", gsm8k(tmp_path / "bare.jsonl", ["2", "#### 2"])) is None
 
 

@@ -1,5 +1,7 @@
-"""A mix of tasks: which prompt is of which task, and that each task is asked, scored, measured and
-refused as if it were alone."""
+"""A mix of tasks: the task of each prompt, and each task treated as if it were alone.
+
+This includes prompts, scores, metrics and refused settings.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def mixed(mix: Any, **settings: Any) -> GRPOConfig:
     return GRPOConfig.from_dict({**settings, "task": {"mix": mix, **settings.get("task", {})}})
 
 
-# ---- Which prompt is of which task ---------------------------------------------------------------
+# ---- The task of each prompt ---------------------------------------------------------------------
 
 
 def test_ten_prompts_of_a_half_three_tenths_and_a_fifth_are_five_three_and_two() -> None:

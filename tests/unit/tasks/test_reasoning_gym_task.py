@@ -1,4 +1,4 @@
-"""The reasoning_gym task; what needs the library is skipped where it is not installed."""
+"""The reasoning_gym task; tests that need the library are skipped when it is not installed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_example_follows_from_seed_and_index_and_seeds_differ():
 @pytest.mark.slow
 @needs_reasoning_gym
 def test_no_question_that_is_trained_on_is_held_out():
-    """Of two one-digit numbers there are 200 sums: by chance alone nearly all would be in both."""
+    """Two one-digit numbers have only 200 sums, so chance alone would put nearly all in both."""
     task = sums()
     trained = {task.train_example(i).ground_truth["question"] for i in range(500)}
     held_out = {example.ground_truth["question"] for example in task.eval_examples(100)}

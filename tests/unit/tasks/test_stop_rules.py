@@ -1,4 +1,4 @@
-"""What ends a response: by the settings, the task and the tokenizer of a trial."""
+"""The rules that end a response: the settings, the task and the tokenizer of a trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others take from a trial: by hand, for every phase of the kernel's ticks, and for real."""
+"""Machine time that others take from a trial: by hand, for every tick phase, and measured."""
 
 from __future__ import annotations
 
@@ -58,24 +58,26 @@ def test_a_meter_without_proc_gives_nothing(monkeypatch, tmp_path):
 
 
 def test_other_work_by_hand():
-    # Two cores for one second: 0.4 s idle, 0.9 s of ours, so 0.7 s of others.
+    # Two cores for one second: 0.4 s idle and 0.9 s ours, so 0.7 s belong to others.
     before = Reading(10.0, 100.0, 2.0, {7: Usage(1, 5.0)}, frozenset({7}))
     after = Reading(11.0, 100.4, 2.0, {7: Usage(1, 5.9)}, frozenset({7}))
     got = disturbance(before, after, cores=2, quota=2)
     assert got.foreign_s == pytest.approx(0.7)
-    # Less a tick of 10 ms for the idle and for the iowait time of each core.
+    # Minus one tick of 10 ms for each core's idle time and one for its iowait time.
     assert got.fraction == pytest.approx((0.7 - 0.04) / 2)
 
 
 @pytest.mark.parametrize(
     ("cores", "own_s", "others_s", "waited_s", "stolen_s", "fraction"),
     [
-        (64, 2.0, 7.0, 0.01, 0.0, 0.01 / 64),  # seven busy cores of a server take nothing from two
+        # seven busy cores of a large server take nothing from a trial on two cores
+        (64, 2.0, 7.0, 0.01, 0.0, 0.01 / 64),
         (64, 8.0, 32.0, 0.1, 0.0, 0.1 / 64),
         (2, 1.0, 1.0, 0.5, 0.0, 0.25),
-        (2, 1.0, 0.5, 0.4, 0.0, 0.2),  # there was a core, at another time
-        (2, 1.9, 0.1, 0.5, 0.0, (0.1 - 0.04) / 2),  # most of it waited for its own threads
-        (2, 1.0, 0.5, 0.0, 0.4, 0.2),  # a hypervisor's other machine
+        (2, 1.0, 0.5, 0.4, 0.0, 0.2),  # a core was free, but at another time
+        # most of the wait was for the trial's own threads
+        (2, 1.9, 0.1, 0.5, 0.0, (0.1 - 0.04) / 2),
+        (2, 1.0, 0.5, 0.0, 0.4, 0.2),  # another virtual machine of the hypervisor
     ],
 )
 def test_others_take_no_more_than_the_trial_waited_for(
@@ -85,7 +87,7 @@ def test_others_take_no_more_than_the_trial_waited_for(
     idle_s = cores - own_s - others_s
     after = Reading(
         *(1.0, idle_s, 0.0, {7: Usage(1, own_s)}, frozenset({7})),
-        *(5.0 + stolen_s, {7: 3.0 + waited_s, 8: 9.0}),  # 8 has just been added
+        *(5.0 + stolen_s, {7: 3.0 + waited_s, 8: 9.0}),  # process 8 has just been added
     )
     assert disturbance(before, after, cores, cores).fraction == pytest.approx(fraction)
 
@@ -105,7 +107,7 @@ def test_how_long_threads_wait_is_what_the_kernel_tells(monkeypatch, tmp_path):
 
 
 def test_time_that_a_quota_denied_counts_as_a_share_of_the_quota():
-    # A container with one core's worth of a machine of four: stopped for 0.3 s of 1 s.
+    # A container with one core of a machine of four was stopped for 0.3 s of 1 s.
     nothing: dict[int, Usage] = {}
     before = Reading(0.0, 0.0, 0.0, nothing, frozenset())
     after = Reading(1.0, 4.0, 0.3, nothing, frozenset())
@@ -125,7 +127,7 @@ def test_the_fraction_stays_between_0_and_1():
     phases=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
 )
 def test_no_phase_of_the_ticks_marks_an_undisturbed_round(seconds, cores, busy, phases):
-    # The worst case: the fields of all cores are rounded alike.
+    # The worst case: the fields of all cores are rounded in the same direction.
     reading = ticked(seconds, cores, own=busy, others=0.0, phases=phases)
     assert reading.fraction <= 1e-9
 
@@ -136,15 +138,18 @@ def test_no_phase_of_the_ticks_marks_an_undisturbed_round(seconds, cores, busy, 
     phases=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
 )
 def test_one_busy_core_beside_two_is_marked_in_every_phase_of_the_ticks(seconds, phases):
-    # It gets a third of a machine that the trial fills.
+    # The other process gets a third of a machine that the trial fills.
     assert ticked(seconds, 2, own=2 / 3, others=1 / 3, phases=phases).fraction > DISTURBED_ABOVE
 
 
 def ticked(
     seconds: float, cores: int, *, own: float, others: float, phases: tuple[float, ...]
 ) -> Disturbance:
-    """A machine on which shares of each core's time go to us and others, as its ticks show it.
-    `phases`: the parts of a tick that idle and iowait are past the last whole one at the start."""
+    """Read the ticks of a machine whose cores give the shares `own` and `others` of their time.
+
+    `phases` contains the fraction of a tick that idle and iowait are past the last whole one at the
+    start.
+    """
     idle_ticks = max(0.0, 1 - own - others) * seconds * machine_load.TICKS_PER_S
     waits = (idle_ticks * 0.9, idle_ticks * 0.1)  # idle, iowait
     shown = sum(int(phase + ticks) for phase, ticks in zip(phases, waits, strict=True))
@@ -160,21 +165,21 @@ def ticked(
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        # It worked on, and reaped a child that was never seen.
+        # It kept working, and reaped a child that was never seen.
         ({7: Usage(1, 5.0, 1.0)}, {7: Usage(1, 5.5, 1.25)}, 0.75),
-        # A child of ours ended: of the 3 s that were reaped 2.5 s had been counted before.
+        # A child of ours ended: of the 3 s reaped, 2.5 s had already been counted.
         (
             {7: Usage(1, 5.0, 1.0), 8: Usage(7, 2.0, 0.5)},
             {7: Usage(1, 5.0, 4.0)},
             0.5,
         ),
-        # One that started in between, and reaped already.
+        # A process that started in between and has already reaped a child.
         ({}, {7: Usage(1, 0.5, 0.25)}, 0.75),
-        # Another's until now, an idle worker that became an actor: what it used before is not ours.
+        # An idle worker that became our actor: its earlier time does not count as ours.
         ({7: Usage(1, 5.0)}, {7: Usage(1, 5.5, 9.0)}, 0.5),
         # Its number was given to another process.
         ({7: Usage(1, 5.0, 0.0)}, {7: Usage(1, 0.25, 0.0)}, 0.25),
-        # A child that nobody reaped, because its parent ignores that it ended.
+        # A child that nobody reaped, because its parent ignores child exits.
         ({7: Usage(1, 5.0, 0.0), 8: Usage(7, 2.0, 0.0)}, {7: Usage(1, 5.5, 0.0)}, 0.5),
     ],
 )
@@ -185,7 +190,7 @@ def test_own_cpu_time_by_hand(before, after, expected):
 
 @pytest.mark.parametrize(("used_s", "found"), [(0.6, 8), (0.4, None)])
 def test_the_process_that_took_more_than_half_is_the_culprit(used_s, found):
-    # One core for one second: 0.9 s of others, of which process 9 took a little.
+    # One core for one second: others took 0.9 s, of which process 9 took a little.
     before = Reading(0.0, 0.0, 0.0, {7: Usage(1, 5.0), 8: Usage(1, 9.0)}, frozenset({7}))
     used = {7: Usage(1, 5.1), 8: Usage(1, 9.0 + used_s), 9: Usage(1, 0.05)}
     got = disturbance(before, Reading(1.0, 0.0, 0.0, used, frozenset({7})), cores=1, quota=1)
@@ -294,7 +299,7 @@ def owned(meter: Meter) -> frozenset[int]:
 
 @pytest.mark.slow
 def test_own_work_is_not_taken_for_that_of_others():
-    """With clocks of ns the own part is right however busy the machine is with other things."""
+    """With nanosecond clocks, our own share is exact even on a busy machine."""
     meter = Meter()
     before = meter._read()
     spin = os.times().user + 0.1
@@ -360,7 +365,7 @@ def test_of_ray_its_services_are_ours_and_other_trials_are_not(monkeypatch, tmp_
         ),
         (
             "9:name=systemd:/\n4:cpu,cpuacct:/docker/1\n0::/",
-            "cpu,cpuacct",  # the container's part only is mounted
+            "cpu,cpuacct",  # only the container's part is mounted
             {
                 "cpu.stat": "nr_throttled 3\nthrottled_time 250000000\n",
                 "cpu.cfs_quota_us": "50000\n",

@@ -22,7 +22,7 @@ def test_names_are_area_and_name() -> None:
 
 
 def test_rollout_metrics_by_hand() -> None:
-    # Trained in round 5: weights of rounds 5 and 3 for the first time, of round 1 for the second.
+    # Trained in round 5: weights of rounds 5 and 3 for the first time, of round 1 a second time.
     long = replace(
         one_token_group(1, rewards=(1.0, 0.0), round_=3, uses=1),
         response_ids=torch.zeros(2, 3, dtype=torch.int64),
@@ -46,7 +46,7 @@ def test_rollout_metrics_by_hand() -> None:
             "response/length_mean": (1 + 1 + 3 + 2 + 1 + 1) / 6,
             "response/truncated_fraction": 1 / 6,
             "group/zero_advantage_fraction": 1 / 3,
-            "lag/max": 2.0,  # of the first uses only; the hole's round 0 does not count
+            "lag/max": 2.0,  # first uses only; round 0 of the hole does not count
             "lag/mean": 1.0,
             "buffer/age_max": 4.0,
             "buffer/age_mean": 2.0,
@@ -59,8 +59,8 @@ def test_rollout_metrics_by_hand() -> None:
 
 def test_a_response_with_a_hole_was_interrupted() -> None:
     masks = (
-        [[True, True, True], [True, False, True]],  # the second was fed a token
-        [[True, False, False], [True, True, False]],  # these have ended, which is no hole
+        [[True, True, True], [True, False, True]],  # a token was inserted into the second response
+        [[True, False, False], [True, True, False]],  # these ended early, which is not a hole
     )
     groups = [
         replace(one_token_group(i, rewards=(1.0, 0.0), uses=1), response_mask=torch.tensor(mask))
@@ -71,7 +71,10 @@ def test_a_response_with_a_hole_was_interrupted() -> None:
 
 
 def test_turns_of_episodes_are_the_actions_that_were_answered() -> None:
-    """Three turns and one, whose last action was cut off, in a group, and two turns each in one."""
+    """Episodes have three turns and one in the first group, and two each in the second group.
+
+    The last action of the second episode was cut off.
+    """
     nan = math.nan
     turns = (
         [[0.0, nan, 0.0, 1.0], [0.0, nan, nan, nan]],
@@ -107,11 +110,11 @@ def test_stage_seconds_by_hand() -> None:
         ActorSpan("learner", "learner", Span("idle", 0.0, 3.0)),
     ]
     assert stage_seconds(spans) == {
-        "time/rollout_s": 3.0,  # of the generator that spent most on it
+        "time/rollout_s": 3.0,  # of the generator with the longest rollout time
         "time/vine_s": 0.0,
         "time/reward_s": 0.5,
         "time/optimize_s": 2.0,
-        "time/sync_s": 1.0 + 0.5,  # publish and load follow each other
+        "time/sync_s": 1.0 + 0.5,  # publish and load run one after the other
         "time/reference_s": 0.0,
         "time/eval_s": 0.0,
         "time/generator_idle_s": (3.0 + 4.0) / 2,
@@ -148,7 +151,7 @@ def test_every_stage_that_an_actor_times_is_in_the_list_of_stages() -> None:
     timed = re.findall(r"\b(?:clock|Span)\(([^)]*)\)", source)
     found = set(re.findall(r'"([a-z]+)"', "".join(timed)))
     assert {"rollout", "optimize", "sync", "eval", "reference"} <= found
-    beside = {"checkpoint", "round"}  # spans of the trial itself, in traces only
+    beside = {"checkpoint", "round"}  # spans of the trial, which are only in traces
     assert found <= {*WORK, *beside}
 
 
@@ -170,6 +173,7 @@ def test_every_metric_has_a_row_in_the_docs_and_every_row_is_a_metric() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
     lines = (line for line in page.splitlines() if line.startswith("| `"))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    of_metrics = [row for row in rows if len(row) == 5]  # name, unit, who, healthy, when not
+    # name, unit, source, healthy value, when absent
+    of_metrics = [row for row in rows if len(row) == 5]
     assert sorted(row[0].strip("`") for row in of_metrics) == sorted({*NAMES, *BY_TASK})
     assert [row[0] for row in of_metrics if not all(row[1:4]) and "_fraction" not in row[0]] == []

@@ -71,15 +71,15 @@ def test_waiting_for_weights_is_a_stage_from_when_they_were_sent_or_it_had_nothi
     with stages.call("sync", since=90) as waited_s:  # the first call of all
         clock.sleep(1)
     assert (waited_s, stages.take()) == (0, [])
-    clock.sleep(3)  # 101 to 104, of which they travel from 102 on
+    clock.sleep(3)  # 101 to 104; the weights travel from 102 on
     with stages.call("sync", since=102) as waited_s:
         clock.sleep(1)
     assert (waited_s, stages.take()) == (2, [Span("idle", 101, 102), Span("sync", 102, 104)])
-    clock.sleep(3)  # 105 to 108, and they were sent before
+    clock.sleep(3)  # 105 to 108; the weights were sent before
     with stages.call("sync", since=103) as waited_s:
         pass
     assert (waited_s, stages.take()) == (3, [Span("idle", 105, 105), Span("sync", 105, 108)])
-    clock.sleep(2)  # another machine's clock is ahead
+    clock.sleep(2)  # the other machine's clock is ahead
     with stages.call("sync", since=200) as waited_s:
         pass
     assert (waited_s, stages.take()) == (0, [Span("idle", 108, 110)])
@@ -116,7 +116,7 @@ def test_a_stage_ends_when_the_work_of_its_device_has(clock):
         ([(2, 5), (3, 4)], 3),  # one inside another
         ([(4, 7), (2, 5)], 5),  # overlapping, out of order
         ([(2, 4), (2, 4)], 2),
-        ([(-3, 2), (9, 14)], 3),  # cut at both ends
+        ([(-3, 2), (9, 14)], 3),  # cut off at both ends
         ([(-3, 0), (10, 12)], 0),  # outside
         ([(-3, 30)], 10),
     ],

@@ -1,4 +1,4 @@
-"""Faults that are planted in an environment, one in each, and whether they are found by name."""
+"""Environments with one planted fault each, and a check that finds every fault by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from grpo_trainable.tools.environment_check import (
 )
 from launch import check_env
 
-pytestmark = pytest.mark.slow  # each starts processes
+pytestmark = pytest.mark.slow  # each test starts processes
 
 SOUND = """
 import random, subprocess, sys, time
@@ -41,7 +41,7 @@ class Sound:
     def close(self):
         pass
 """
-# Name of the class -> the fault, and what is planted in `Sound`.
+# Class name -> the fault, and the code planted in `Sound`.
 PLANTED: dict[str, tuple[str, str]] = {
     "Raises": (FAILS, "def step(self, action): raise KeyError('no such room')"),
     "KeepsAnObject": (FAILS, "def step(self, action): return Turn(info={'state': object()})"),
@@ -92,7 +92,7 @@ def test_a_planted_fault_is_found_and_no_other(name: str, tmp_path: Path):
 
 
 def test_a_sound_environment_is_played_six_times_for_each_specification(tmp_path: Path):
-    """Once, again, in another process, and by three in turn; 3 or 2 actions each."""
+    """Play once, again, in another process, and three times in turn, with 3 or 2 actions each."""
     report = checked(written(tmp_path), "Sound")
     assert report.findings == []
     assert report.notes == []

@@ -1,4 +1,4 @@
-"""What an evaluation is set to: a trial's settings or the defaults, and what the user changes."""
+"""The settings of an evaluation: those of a trial or the defaults, with the user's changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.tools.evaluation.settings import READ, evaluation_config, is
 
 
 def trained(inputs: dict[str, str] | None = None, **sections: Any) -> TrainedPolicy:
-    """The checkpoint of a trial with these settings."""
+    """Return the checkpoint of a trial with these settings."""
     config = GRPOConfig.from_dict(sections)
     return TrainedPolicy(
         directory=Path("/trial/checkpoint_000001"),
@@ -101,7 +101,7 @@ def test_an_option_and_an_assignment_may_agree_but_not_differ():
     assert refused("eval.samples=3", samples=4) == "--samples 4 contradicts --set eval.samples=3"
 
 
-# ---- What the trial read ---------------------------------------------------------------------
+# ---- Input files of the trial ----------------------------------------------------------------
 
 
 def test_a_word_list_that_has_changed_is_refused_unless_it_is_named(tmp_path):
@@ -141,7 +141,7 @@ def test_the_policy_that_the_trial_began_with_must_be_the_same():
     ],
 )
 def test_code_that_a_checkpoint_names_runs_only_where_the_user_names_it(key, sections):
-    # The file does not exist, so whatever imported it would say so.
+    # The file does not exist, so an import of it would fail visibly.
     line = refused(of=trained(inputs={}, **sections))
     assert line.startswith(f"{key}=/x/evil.py:run: code that a checkpoint names")
     assert line.endswith(f"--set {key}=/x/evil.py:run")

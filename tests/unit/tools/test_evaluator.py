@@ -1,4 +1,4 @@
-"""Sampling and scoring of held-out prompts as a trial does it, from checkpoints and policies."""
+"""Held-out prompts are sampled and scored as in a trial, from checkpoints and policies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def config(policy: str, **sections: Any) -> GRPOConfig:
 
 
 def trained_weights(config: GRPOConfig) -> dict[str, torch.Tensor]:
-    """The parameters of the config's policy after something like training."""
+    """Return the parameters of the config's policy after simulated training."""
     model, _ = build_policy(config.model, config.seed)
     rng = torch.Generator().manual_seed(1)
     tensors = unique_parameters(model)
@@ -76,7 +76,7 @@ def trained_weights(config: GRPOConfig) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(directory: Path, config: GRPOConfig) -> Path:
-    """A checkpoint of a trial after six rounds of two steps."""
+    """Write a checkpoint of a trial after six rounds of two steps."""
     state = {
         "config": config.to_dict(),
         "inputs": input_digests(config),
@@ -105,7 +105,7 @@ def evaluated(config: GRPOConfig, source: Path | None = None, **options: Any) ->
 
 
 def by_the_generator(config: GRPOConfig) -> list[tuple[Any, ...]]:
-    """What a trial's own generator samples and scores with the trained weights."""
+    """Return the responses and scores of a trial's generator with the trained weights."""
     mailbox = Mailbox()
     weights = LiveWeights(version=12, round=6, tensors=trained_weights(config))
     generator = Generator(config, mailbox)
@@ -134,7 +134,7 @@ def test_it_samples_and_scores_what_the_trials_generator_does(policy, tmp_path):
         (g.prompt_index, g.response_index, g.response, g.tokens, g.log_prob, g.reward)
         for g in generations
     ] == by_the_generator(own)
-    assert len({g.response for g in generations}) > 7  # they are not all the same text
+    assert len({g.response for g in generations}) > 7  # the texts differ
     task = build_task(own)
     for g in generations:
         example = task.eval_examples(7)[g.prompt_index]
@@ -278,7 +278,7 @@ def test_a_directory_without_a_checkpoint_is_told_so(tmp_path):
 
 
 def test_an_experiment_is_told_its_trials_by_both_commands(tmp_path):
-    """`launch/evaluate.py` and `launch/export.py` take a trial, of which an experiment has some."""
+    """`launch/evaluate.py` and `launch/export.py` take a trial, not a whole experiment."""
     for name in ("sync-0", "sync-1"):
         (tmp_path / name / "checkpoint_000001").mkdir(parents=True)
     (tmp_path / "plots").mkdir()

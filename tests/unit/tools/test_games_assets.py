@@ -28,7 +28,7 @@ def test_the_policy_has_the_shape_of_its_preset_and_a_card_with_its_recipe():
 
 
 def test_what_is_said_is_the_same_tokens_by_itself_and_within_an_episode():
-    """Otherwise the policy would read in a trial what it has never read."""
+    """Otherwise the policy would read token sequences in a trial that it has never seen."""
     _, tokenizer = load_policy(GAMES_POLICY)
     for document in islice(played(GamesRecipe(), "another stream"), 50):
         lines = document.response.splitlines(keepends=True)
@@ -44,7 +44,7 @@ def test_who_listens_wins_more_often():
             secret = number % 10
             document = episode(Guess(), {"secret": secret}, guesser(rng, listens))
             won[listens] += document.response.endswith(f"{secret}\n")
-    # Chance finds 1 − 0.9³ = 0.271.
+    # Chance finds the number with probability 1 − 0.9³ = 0.271.
     assert 0.2 < won[False] / 600 < 0.34
     assert won[True] / 600 > 0.36
 

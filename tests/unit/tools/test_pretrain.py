@@ -27,7 +27,7 @@ from grpo_trainable.tools.pretraining.recipe import ArithmeticRecipe, Recipe, St
 from grpo_trainable.tools.pretraining.training import NO_LOSS
 from launch import pretrain
 
-pytestmark = pytest.mark.slow  # corpora are told
+pytestmark = pytest.mark.slow  # these tests generate corpora
 
 ONE_LAYER = ModelConfig(
     vocab_size=400, context_length=160, d_model=16, num_layers=1, num_heads=2, d_ff=16
@@ -36,7 +36,7 @@ ONE_LAYER = ModelConfig(
 
 @pytest.fixture
 def one_layer(monkeypatch: pytest.MonkeyPatch):
-    """A policy of one layer and measurements of a few responses: seconds become milliseconds."""
+    """Use a one-layer policy and few measured responses, so that seconds become milliseconds."""
     monkeypatch.setitem(PRESETS, "tiny", ONE_LAYER)
     monkeypatch.setitem(PRESETS, "arithmetic", ONE_LAYER)
     monkeypatch.setattr(story_corpus, "HELD_OUT_STORIES", 25)
@@ -57,7 +57,7 @@ def write_corpus(path: Path, lines: list[object]) -> Path:
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line the command prints for `argv` when it ends with status 2."""
+    """Return the line that the command prints for `argv` when it ends with status 2."""
     try:
         status = pretrain.main(argv)
     except SystemExit as exit_:
@@ -269,7 +269,7 @@ def inclusion_share(documents: list[Document]) -> float:
 
 @functools.cache
 def two_thousand_stories() -> tuple[list[Document], list[Document]]:
-    """A corpus whose first 800 documents are its front, and what is held out of it."""
+    """Return a corpus whose first 800 documents are its front, and the held-out documents."""
     recipe = StoryRecipe(steps=20, batch_size=100, front_share=0.4, keyword_share=0.2)
     return story_corpus.story_documents(recipe)
 
@@ -294,7 +294,7 @@ def test_the_corpus_stays_the_one_that_the_shipped_policy_was_made_from(
 
 
 def test_both_parts_of_the_corpus_have_one_length():
-    """Mean words within a twentieth, though the front asks for more keywords a prompt."""
+    """Compare mean words, within 5 %, although the front has more keywords per prompt."""
     documents, _ = two_thousand_stories()
     words = [len(document.response.split()) for document in documents]
     assert sum(words[:800]) / 800 == pytest.approx(sum(words[800:]) / 1200, rel=0.05)

@@ -1,4 +1,4 @@
-"""Word problems: each reads as English, its calculation is right, and none crosses the split."""
+"""Word problems: correct English, a correct calculation, and one side of the split for each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_same_seed_writes_the_same_problems():
 
 
 def test_a_scene_is_told_with_its_calculation(monkeypatch: pytest.MonkeyPatch):
-    """12 apples, which is 3 bags of 4, and so on: by hand, from a scene with one way to be told."""
+    """Check a scene with a single wording by hand: 12 pears are 3 bags of 4, and so on."""
     text = "fruit: pears\n=* {Name} has {m} bags of {n} {fruit}.\n- {He} eats {n}.\n? How many?"
     monkeypatch.setattr(problems, "SCENES", read_scenes(text))
     for operations in (1, 2):
@@ -163,7 +163,7 @@ def test_a_tenth_of_the_calculations_is_held_out():
 
 
 def test_which_side_a_calculation_is_on_never_changes():
-    """The shipped policy was trained on one side of this very split."""
+    """The shipped policy was trained on one side of this split."""
     assert [p.steps[0].left for p in sums(5) if p.is_held_out] == HELD_OUT_SUMS
 
 
@@ -180,7 +180,7 @@ def test_the_problems_that_grpo_asks_are_distinct():
 
 
 def rewards(careful_share: float, format_share: float) -> dict[str, float]:
-    """The mean rewards of many solutions."""
+    """Return the mean rewards of many solutions."""
     rng = Random(0)
     scores = [
         r1_zero_reward_fn(solution(problem, rng, careful_share, format_share), problem.answer)
@@ -221,7 +221,7 @@ def test_a_careless_calculation_has_one_step_that_is_off():
 
 
 def test_length_tells_neither_carelessness_nor_format():
-    """Mean characters of a solution, within a twentieth."""
+    """Compare the mean number of characters of a solution, within 5 %."""
 
     def length(careful_share: float, format_share: float) -> float:
         rng = Random(0)

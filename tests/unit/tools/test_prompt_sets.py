@@ -1,4 +1,4 @@
-"""Prompt sets: what is asked for, an endpoint with all its moods, and a set that can be killed."""
+"""Prompt sets: the requests, an endpoint with every failure, and a set that can be killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOX = Item(index=0, keywords=("fox",), heldout=False)
 AGAIN = {"Retry-After": "0"}
 
 
-# ---- What is asked for -----------------------------------------------------------------------
+# ---- Requests --------------------------------------------------------------------------------
 
 
 def test_a_fifth_of_the_words_is_held_out_whatever_their_case():
@@ -36,7 +36,7 @@ def test_a_fifth_of_the_words_is_held_out_whatever_their_case():
 
     assert len(held_out) / len(words) == pytest.approx(0.2, abs=0.03)
     assert all(is_held_out_word(word.upper()) for word in held_out)
-    # What this set holds out, the task's own word lists never train on either.
+    # The task's built-in word lists never train on words that this set holds out.
     assert {split_of(word) for word in held_out} == {"heldout"}
 
 
@@ -51,7 +51,7 @@ def test_the_words_of_a_prompt_are_on_one_side_and_each_is_asked_for_once_a_pass
     assert len(set(used)) == len(used) == 600
     assert list(items(words, 10, 2, seed=0)) == pairs[:10]
     assert list(items(words, 10, 2, seed=1)) != pairs[:10]
-    assert len(list(items(["fox", "hen"], 5, 1, seed=0))) == 5  # pass after pass
+    assert len(list(items(["fox", "hen"], 5, 1, seed=0))) == 5  # several passes over the words
     with pytest.raises(ValueError, match="--keywords-per-prompt 3: more than the 2 words"):
         list(items(["fox", "hen"], 1, 3, seed=0))
 
@@ -135,7 +135,7 @@ def test_what_keeps_failing_is_one_line_after_all_retries():
         writer(server.url).write([FOX], attempt=0)
     assert len(server.asked) == 4
     with pytest.raises(EndpointError, match=r"cannot be reached \(.*refused\), 4 times"):
-        writer(server.url).write([FOX], attempt=0)  # the server has gone
+        writer(server.url).write([FOX], attempt=0)  # the server is gone
 
 
 def test_a_refusal_is_not_tried_again():
@@ -236,14 +236,14 @@ def test_a_set_that_was_interrupted_goes_on_where_it_was(tmp_path, capsys):
     assert not (out / "train.jsonl").exists()
     assert len(rows(out / "written.jsonl")) == 16  # two whole batches
     with (out / "written.jsonl").open("a") as log:
-        log.write('{"index": 17, "pro')  # as a kill leaves it
+        log.write('{"index": 17, "pro')  # as after a kill
 
     with endpoint() as server:
         assert made(server.url, out, "--workers", "2", "--timeout", "9") == 0
     assert len(server.asked) == 44
     with endpoint() as server:
         assert made(server.url, tmp_path / "whole") == 0
-        assert made(server.url, out) == 0  # nothing is left to ask for
+        assert made(server.url, out) == 0  # nothing is left to request
     assert len(server.asked) == 60
     for name in ("train.jsonl", "eval.jsonl"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -289,7 +289,7 @@ def test_another_set_or_another_file_in_the_directory_is_refused(tmp_path, capsy
         assert made(server.url, tmp_path / "set", "--seed", "1") == 2
         said = capsys.readouterr().err
         assert "seed was 0 and is 1" in said
-        assert "keywords was [" in said  # another seed has another order
+        assert "keywords was [" in said  # another seed gives another order
         assert made(server.url, tmp_path / "set", "--prompts", "90", "--attempts", "2") == 2
         said = capsys.readouterr().err
         assert "attempts was 4 and is 2; keywords was for 60 prompts and is for 90 prompts" in said
@@ -333,7 +333,7 @@ def test_bad_usage_is_one_line_and_writes_nothing(options, word, tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
-# ---- A model of this machine -----------------------------------------------------------------
+# ---- A local model ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from grpo_trainable.tools.pretraining.stories import (
     count_sentences,
 )
 
-pytestmark = pytest.mark.slow  # corpora are told
+pytestmark = pytest.mark.slow  # these tests generate corpora
 
 NOUNS = read_keywords(NOUNS_FILE)
 
@@ -41,7 +41,7 @@ def teller(seed: int = 0) -> Storyteller:
 
 @functools.cache
 def told(share: float, several_share: float, count: int) -> list[Document]:
-    """So many documents of one teller, which several tests read."""
+    """Return `count` documents of one storyteller, shared by several tests."""
     storyteller = teller()
     return [storyteller.document(share, several_share) for _ in range(count)]
 
@@ -123,7 +123,10 @@ def test_sentences_are_counted_by_their_ends(text: str, sentences: int):
 
 
 def test_a_story_has_three_to_five_sentences_and_fits_the_default_limit():
-    """With end-of-text, by the shipped tokenizer; whether or not its keywords are in it."""
+    """Check stories with and without their keywords, in tokens of the shipped tokenizer.
+
+    The count includes end-of-text.
+    """
     _, tokenizer = load_policy(SHIPPED_POLICY)
     limit = GRPOConfig.from_dict({}).rollout.max_new_tokens
     for document in told(0.5, 0.5, 1500):
@@ -132,7 +135,7 @@ def test_a_story_has_three_to_five_sentences_and_fits_the_default_limit():
 
 
 def test_the_last_sentence_closes_the_story():
-    """A closing sentence comes last and nowhere else."""
+    """Check that a closing sentence comes last and nowhere else."""
     lines = map(re.escape, stories._CLOSINGS)
     closing = re.compile(
         "|".join(re.sub(r"\\[{[].*?\\[}\]]", "[A-Za-z ]+", line) for line in lines)
@@ -144,9 +147,11 @@ def test_the_last_sentence_closes_the_story():
 
 
 def test_length_says_nothing_about_the_keyword():
-    """Tokens and sentences of stories with their keyword and without it have one distribution:
-    the largest distance of the two distribution functions (Kolmogorov-Smirnov) is within what
-    chance leaves in 99.9 of 100 samples."""
+    """Check that stories with and without their keyword have the same length distribution.
+
+    Lengths are in tokens and in sentences. The largest distance of the two distribution functions
+    (Kolmogorov-Smirnov) is within the range that chance gives in 99.9 % of samples.
+    """
     _, tokenizer = load_policy(SHIPPED_POLICY)
     storyteller, count = teller(), 2000
     kinds = [[storyteller.document(share).response for _ in range(count)] for share in (0.0, 1.0)]
@@ -183,7 +188,7 @@ def test_article(phrase: str, expected: str):
 
 
 def test_a_hero_keeps_one_pronoun():
-    """In a story with no friend in it, he and she never meet."""
+    """Check that "he" and "she" never both occur in a story without a friend."""
     checked = 0
     for document in told(0.5, SEVERAL_SHARE, 1500):
         text = document.response
@@ -196,7 +201,7 @@ def test_a_hero_keeps_one_pronoun():
 
 
 def test_no_noun_is_written_into_a_template():
-    """Otherwise some keywords would be in stories that were told without them."""
+    """Otherwise some keywords would appear in stories that were generated without them."""
     templates = [
         stories.WHEN,
         stories.INTROS,

@@ -1,4 +1,4 @@
-"""Snapshots cut into parts: every byte is in one of them, and they make the same tensors again."""
+"""Snapshots cut into parts: each byte is in exactly one part, and the parts restore the tensors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def described(layout: Layout, count: int) -> list[list[tuple[str, int, int]]]:
 
 
 def test_parts_are_cut_where_the_bytes_say_and_not_the_tensors() -> None:
-    # 40 and 24 floats, each on a multiple of 64 bytes: 160 of 192 bytes, then 96 of 128. A third
-    # of 320 is 107.
+    # 40 and 24 floats, each starting at a multiple of 64 bytes: 160 of 192 bytes, then 96 of 128. A
+    # third of 320 is 107.
     layout = layout_for({"a": torch.zeros(40), "b": torch.zeros(24)})
     assert layout.size == 320
     assert described(layout, 3) == [

@@ -1,4 +1,4 @@
-"""The interface that gloo is told to use."""
+"""The network interface that gloo uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_interface_is_found_by_its_address():
 
 
 def test_an_address_of_no_interface_has_none():
-    assert interface_of("192.0.2.1") is None  # of RFC 5737: nobody's
+    assert interface_of("192.0.2.1") is None  # reserved by RFC 5737, so nobody has it
 
 
 @linux

@@ -1,4 +1,4 @@
-"""Transports that need no Ray: what is published stays, arrives whole, and leaves nothing."""
+"""Transports that need no Ray: a snapshot does not change, arrives complete, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tuning.checks import check_transport
 
 
 def live(scale: float = 1.0) -> dict[str, Tensor]:
-    """Of several types and layouts, some without elements, one without dimensions."""
+    """Return tensors of several types and layouts, with empty ones and a zero-dimensional one."""
     generator = torch.Generator().manual_seed(3)
     return {
         "by_row": scale * torch.randn(7, 5, generator=generator),
@@ -85,7 +85,7 @@ def test_weights_arrive_with_their_version_round_and_layout(sender: ShmSender) -
     fetched = ShmReceiver().fetch(sender.publish(weights(tensors, round_=3)))
     assert (fetched.version, fetched.round) == (30, 3)
     assert_arrived(fetched, tensors)
-    # Or a copy would not be of bytes, and summing it takes a pass of its own.
+    # Otherwise a copy would not copy raw bytes, and its checksum would need a separate pass.
     for name, tensor in tensors.items():
         assert fetched.tensors[name].stride() == tensor.stride()
 
@@ -111,7 +111,7 @@ def test_what_is_published_does_not_change_with_the_learner(make: Any) -> None:
 
 
 def test_the_live_tensors_by_themselves_would_be_torn() -> None:
-    """That the checksum sees what a transport that hands out live parameters would do."""
+    """Check that the checksum detects a transport that hands out live parameters."""
     tensors = live()
     published = storage_checksum(tensors)
     tensors["by_column"][3] += 1
@@ -146,7 +146,7 @@ def test_weights_of_another_shape_get_a_slot_of_their_own(sender: ShmSender) -> 
 
 
 def test_ray_hears_of_a_buffer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever borrows a reference keeps what Ray told of it for good."""
+    """Check this because a borrower of a reference keeps Ray's record of it forever."""
     put: list[list[Tensor]] = []
 
     def number(value: list[Tensor], _tensor_transport: str) -> int:
@@ -189,7 +189,7 @@ def test_another_process_gets_whole_snapshots_while_the_learner_goes_on(
         for tensor in tensors.values():
             tensor += 1
         handles.put(sender.publish(weights(tensors, round_=round_)))
-        # It has fetched this one when it asks for nothing older any more.
+        # A generator has fetched this snapshot when it requests none that is older.
         assert answers.get(timeout=120) == (round_, True)
         sender.release(before_round=round_)
         for tensor in tensors.values():
@@ -202,12 +202,12 @@ def test_it_would_be_noticed_if_slots_were_written_while_they_are_used(
 ) -> None:
     handles, answers = other_process
     first = sender.publish(weights(live()))
-    sender.release(1)  # a lie: nobody has fetched it
+    sender.release(1)  # a false claim: nobody has fetched it
     second = sender.publish(weights(live(scale=2), round_=1))
     assert second.fd == first.fd
     handles.put(first)
     assert "overwritten" in answers.get(timeout=120)[1]
-    # And were the header right all the same, the checksum is that of other weights.
+    # Even with a correct header, the checksum is that of other weights.
     handles.put(replace(first, publication=second.publication))
     assert answers.get(timeout=120) == (0, False)
 
@@ -249,7 +249,7 @@ time.sleep(60)
 
 
 def mapped_memory() -> int:
-    """Mappings of senders' memory in this process."""
+    """Return the number of mappings of senders' memory in this process."""
     return Path("/proc/self/maps").read_text().count("memfd:grpo-weights")
 
 
@@ -274,7 +274,7 @@ def test_a_thousand_syncs_leave_memory_files_and_dev_shm_as_they_were() -> None:
     for round_ in range(1000):
         fetched = receiver.fetch(sender.publish(weights(tensors, round_=round_)))
         sender.release(before_round=round_)
-    # Two slots, each mapped by the sender and by the receiver; a mapping keeps a file of its own.
+    # Two slots, each mapped by the sender and by the receiver. Each mapping keeps a file open.
     files, mappings, names = held()
     assert (files - before[0], mappings - before[1], names) == (2 + 4, 4, before[2])
     del fetched
@@ -295,7 +295,7 @@ def test_memory_that_cannot_be_had_is_one_line(
         sender.publish(weights(live()))
 
 
-# ---- The choice ------------------------------------------------------------------------------
+# ---- The choice of a transport ---------------------------------------------------------------
 
 APART = {"placement": "disaggregated"}
 

@@ -1,4 +1,4 @@
-"""Models and data that cannot be used: one line each from the command, before Ray starts."""
+"""Unusable models and data: the command prints one line each, before Ray starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from test_tune_arguments import command, refused  # noqa: F401
 
 from tuning import checks
 
-# To import it would take every test process half a second, whether it runs these tests or not.
+# An import would take half a second in every test process, even in those without these tests.
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 SPACE = ("--space", "async_vs_sync", "--set", "arm=sync", "--set", "rollout.max_new_tokens=16")
 
@@ -133,7 +133,7 @@ def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said(
     assert "were compared" not in command(*given)[1]
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", -1.0)
     _, out, _ = command(*given)
-    # One of each stream: 128 held-out prompts, and 96 rounds of 16.
+    # One prompt of each stream: 128 held-out prompts, and 96 rounds of 16.
     assert "note: of the 1,664 prompts that a trial asks for, 2 were compared with" in out
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", 1e9)
     monkeypatch.setattr(checks, "MAX_PROMPTS", 100)

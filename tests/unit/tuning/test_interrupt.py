@@ -1,4 +1,4 @@
-"""What the command says of an interrupted experiment."""
+"""Messages of the command about an interrupted experiment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_each_trial_that_has_begun_is_told_with_the_round_it_goes_on_from(tmp_pa
     checkpoint(saved, 1, 5)
     behind = trial("async_k1", 7)
     checkpoint(behind, 0, 4)
-    (behind / "checkpoint_000001").mkdir()  # cut short
+    (behind / "checkpoint_000001").mkdir()  # cut off
     trial("async_k4", 2)
     trial("colocated_k8", 0)
 
@@ -66,7 +66,7 @@ time.sleep(600)
 
 
 def end_of_silent_tune(storage: Path, words: str, words_s: float) -> subprocess.CompletedProcess:
-    """The command where Tune does not end in time."""
+    """Run the command when Tune does not end in time."""
     arguments = [sys.executable, "-c", SILENT_TUNE, str(storage), words, str(words_s)]
     root = Path(__file__).resolve().parents[3]
     run = subprocess.run(arguments, cwd=root, capture_output=True, text=True, timeout=120)

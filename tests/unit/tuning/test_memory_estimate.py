@@ -1,5 +1,4 @@
-"""The memory of a trial: by hand for a model that is not here, and against real tensors of small
-ones."""
+"""The memory estimate of a trial: by hand for a large model, and against small real tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def config(**settings: Any) -> GRPOConfig:
 
 
 def parts(trial: GRPOConfig, dimensions: Dimensions | None = None) -> dict[str, int]:
-    """What takes how many bytes, all actors together."""
+    """Return the bytes of each part, for all actors together."""
     found = dimensions or policy_dimensions(trial.model)
     assert found is not None
     bytes_of: dict[str, int] = {}
@@ -54,12 +53,12 @@ def course_math(**model: Any) -> GRPOConfig:
     )
 
 
-# ---- By hand ---------------------------------------------------------------------------------
+# ---- Examples by hand ------------------------------------------------------------------------
 
 
 def test_the_parameters_of_a_model_that_presets_name_are_those_of_its_card():
-    # A layer: q 1536 x 1536 + 1536, k and v 1536 x 256 + 256 each, o 1536 x 1536,
-    # MLP 3 x 1536 x 8960, two norms of 1536; 28 of them, a norm, and 151936 x 1536 once.
+    # Each of 28 layers has q 1536 x 1536 + 1536, k and v 1536 x 256 + 256 each, o 1536 x 1536, MLP
+    # 3 x 1536 x 8960, and two norms of 1536. There is also a final norm, and 151936 x 1536 once.
     layer = 2_360_832 + 2 * 393_472 + 2_359_296 + 41_287_680 + 3_072
     found = dimensions_of(KNOWN[QWEN])
 
@@ -76,21 +75,21 @@ def test_the_parts_of_the_course_s_model_follow_from_its_parameters():
     assert found["published snapshot"] == 2 * n
     assert found["gradients"] == found["master weights"] == 4 * n
     assert found["optimizer moments"] == 8 * n
-    # 256 rows of 256 + 1024 tokens; 28 layers with 2 heads of 128 keys and as many values.
+    # 256 rows of 256 + 1024 tokens, in 28 layers with 2 heads of 128 keys and 128 values.
     assert found["KV cache"] == 256 * 1280 * 28 * 2 * 256 * 2 == 9_395_240_960
-    # 256 rows of 151936 logits and as many probabilities, beside the head in float32.
+    # 256 rows of 151936 logits and as many probabilities, plus the head in float32.
     assert found["sampling logits"] == 2 * 256 * 151_936 * 4 + 151_936 * 1_536 * 4
-    # 256 responses of 1024 tokens with 25 bytes each, 32 prompts of 256 ids.
+    # 256 responses of 1024 tokens with 25 bytes each, and 32 prompts of 256 ids.
     assert found["buffer"] == 256 * 1024 * 25 + 32 * 256 * 8
     assert found["processes"] == 2 * PROCESS_BYTES
-    # Colocated, sampling takes more than training, which comes after it in the same memory.
+    # When colocated, sampling takes more memory than training, which reuses that memory afterwards.
     assert "activations" not in found
 
 
 def test_lora_has_gradients_and_moments_of_its_adapters_alone_and_no_reference():
     found = parts(course_math(lora_rank=16))
 
-    # Of a layer: q and o 1536 + 1536, k and v 1536 + 256, and three of 1536 + 8960.
+    # Per layer: q and o 1536 + 1536, k and v 1536 + 256, and three of 1536 + 8960.
     adapters = 16 * 28 * (2 * 3_072 + 2 * 1_792 + 3 * 10_496)
     assert found["gradients"] == 4 * adapters == 73_859_072
     assert found["optimizer moments"] == 8 * adapters
@@ -130,7 +129,8 @@ def test_each_generator_has_its_own_reward_processes_and_environments():
         )
         return parts(side_by_side)["processes"]
 
-    # The trial, a learner and the generators; a reward process, or two groups at play, for each.
+    # Two for the trial and a learner, and one per generator. Each generator adds a reward process
+    # or two groups of environments.
     assert processes({"reward": "my.py:score"}, 1) == 4 * PROCESS_BYTES
     assert processes({"reward": "my.py:score"}, 3) == 8 * PROCESS_BYTES
     assert processes({"name": "guess"}, 3) == 5 * PROCESS_BYTES + 6 * ENVIRONMENT_BYTES
@@ -150,8 +150,8 @@ def test_several_learners_hold_the_policy_each_or_between_them():
     assert two["processes"] == one["processes"] + PROCESS_BYTES
     for what in ("weights", "gradients", "optimizer moments", "reference"):
         assert four[what] == pytest.approx(one[what], abs=16)
-    # Embedding and head, 2 x 50,257 x 512, and two of the four layers with their gradients, four
-    # times; all that the first gathers to publish.
+    # Embedding and head, 2 x 50,257 x 512, and two of the four layers, with their gradients, four
+    # times. The first learner also gathers everything to publish it.
     outside = 2 * 50_257 * 512
     assert four["gathered layers"] == 4 * 8 * (outside + (one["weights"] // 4 - outside) // 2)
     assert four["published snapshot"] == 2 * one["published snapshot"]
@@ -173,7 +173,7 @@ def test_a_checkpoint_is_read_into_memory_that_waits_for_gradients_and_moments()
     alone = of()
     n = alone["weights"] // 4
     assert alone.get("checkpoint", 0) == 0
-    # Each of four reads all of it, 12 bytes a parameter, and has a quarter of the room.
+    # Each of four learners reads all of it, 12 bytes a parameter, and has room for a quarter.
     assert of(num_learners=4, learner_strategy="fsdp2")["checkpoint"] == 4 * 9 * n
 
 
@@ -183,7 +183,7 @@ def test_a_checkpoint_goes_through_main_memory_to_a_gpu():
     dimensions = policy_dimensions(trial.model)
     assert dimensions is not None
     found = {part.what: part for part in estimate(gpu, dimensions).parts}["checkpoint"]
-    # Of 1,543,714,304 parameters: bfloat16, and in float32 master weight and two moments.
+    # For 1,543,714,304 parameters: bfloat16 weights, and float32 master weight and two moments.
     assert (found.bytes, found.gpus) == (14 * 1_543_714_304, 0.0)
     assert parts(trial).get("checkpoint", 0) == 0
 
@@ -249,7 +249,7 @@ def test_adapters_are_counted_to_the_byte(targets, tmp_path):
 
 
 def kept_for_backward(policy: Policy, rows: int, length: int) -> int:
-    """Bytes that autograd keeps of one forward pass of the body."""
+    """Return the bytes that autograd keeps for one forward pass of the body."""
     own = {tensor.untyped_storage().data_ptr() for tensor in policy.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -267,7 +267,7 @@ def kept_for_backward(policy: Policy, rows: int, length: int) -> int:
 @pytest.mark.slow
 def test_activations_are_what_autograd_keeps_of_our_policy():
     trial = config(placement="disaggregated", model={"preset": "small"}, optim={"microbatch": 2})
-    rows, length = 2, 256 - 1  # prompts are taken to fill the context
+    rows, length = 2, 256 - 1  # the estimate assumes that prompts fill the context
 
     kept = kept_for_backward(TransformerLM(PRESETS["small"]), rows, length)
     assert kept == pytest.approx(parts(trial)["activations"], rel=0.03)
@@ -295,7 +295,7 @@ def test_the_cache_of_our_engine_is_counted_to_the_byte():
     shape: ModelConfig = PRESETS["small"]
     rollout = {"prompts": 3, "unit_prompts": 2, "group_size": 4}
     trial = config(placement="disaggregated", model={"preset": "small"}, rollout=rollout)
-    # Two prompts of four rows each; prompts are taken to fill the context.
+    # Two prompts of four rows each. The estimate assumes that prompts fill the context.
     cache = KVCache(shape.num_layers, 8, shape.num_heads, shape.head_dim, 256, torch.device("cpu"))
 
     assert parts(trial)["KV cache"] == cache._storage.nbytes
@@ -305,7 +305,7 @@ def test_slots_have_a_place_on_shelves_of_twice_their_tokens_at_most():
     shape: ModelConfig = PRESETS["small"]
     rollout = {"prompts": 6, "group_size": 4, "slots": 8}
     trial = config(placement="disaggregated", model={"preset": "small"}, rollout=rollout)
-    # Prompts are taken to fill the context, of 256 tokens: 32 + 64 + 128 + 256 < 2 x 256.
+    # The estimate assumes that prompts fill 256 tokens of context: 32 + 64 + 128 + 256 < 2 x 256.
     shelves = [
         Shelf(shape, columns, 8, torch.device("cpu"))._storage.nbytes
         for columns in shelf_columns(256)
@@ -314,7 +314,7 @@ def test_slots_have_a_place_on_shelves_of_twice_their_tokens_at_most():
     assert 0.9 * parts(trial)["KV cache"] < sum(shelves) <= parts(trial)["KV cache"]
 
 
-# ---- Compared with the machine ---------------------------------------------------------------
+# ---- Comparison with the machine -------------------------------------------------------------
 
 
 def test_a_trial_that_does_not_fit_is_one_line_with_its_parts():

@@ -1,4 +1,4 @@
-"""Whether the actors of a trial find room on the nodes of a cluster."""
+"""The placement of a trial's actors on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def left_cpus(bundles, nodes, strategy="PACK"):
 
 
 def test_pack_fills_the_roomiest_node_before_it_takes_another():
-    # 3 goes to the node of 4, where 1 fits as well; 2 goes to that of 3.
+    # 3 goes to the node with 4 CPUs, where 1 still fits. 2 goes to the node with 3.
     assert left_cpus((1, 2, 3), (4, 2, 3)) == [0, 2, 1]
-    # 2.9 goes to the node of 4 and leaves no room for a 2 there, and that of 3 has room for one.
+    # 2.9 goes to the node with 4 CPUs, where no 2 fits any more. The node with 3 fits one 2.
     assert left_cpus((0.1, 2.9, 2, 2), (4, 3)) is None
-    # Both of 2.9 go to the node of 6, and both of 1.9 to that of 4.
+    # Both 2.9 go to the node with 6 CPUs, and both 1.9 to the node with 4.
     assert left_cpus((0.1, 2.9, 2.9, 1.9, 1.9), (6, 4)) == [0.1, 0.2]
 
 
 def test_spread_takes_another_node_while_there_is_one():
-    # 3 and 2 take the nodes of 4 and 3, and 1 takes that of 2; with 1 more the roomiest of them.
+    # 3, 2 and 1 take the nodes with 4, 3 and 2 CPUs. A second 1 takes the roomiest node.
     assert left_cpus((1, 2, 3), (4, 2, 3), "SPREAD") == [1, 1, 1]
     assert left_cpus((1, 1, 2, 3), (4, 2, 3), "SPREAD") == [0, 1, 1]
     assert left_cpus((3, 3), (6, 2), "SPREAD") == [0, 2]
@@ -48,7 +48,7 @@ def test_a_bundle_needs_its_room_on_one_node():
 
 def test_what_needs_a_gpu_is_placed_first():
     nodes = [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0}]
-    # Alone, what needs none may take the room beside the GPU: Ray does not spare it.
+    # Actors that need no GPU may take the CPUs next to a GPU: Ray does not reserve them.
     assert room_beside(cpus(8), nodes) == [{"CPU": 0, "GPU": 1}, {"CPU": 2, "GPU": 0}]
     assert room_beside([{"CPU": 2.0}, {"CPU": 7.0, "GPU": 1.0}], nodes) is not None
     assert room_beside([{"CPU": 1.0, "GPU": 2.0}], nodes) is None
@@ -63,7 +63,7 @@ def test_what_is_left_and_what_is_placed_add_up(bundles, sizes):
     nodes = cpus(*sizes)
     left = room_beside(cpus(*bundles), nodes)
     if left is None:
-        # What found no room has at most 4 CPUs: every node has at most 3 left.
+        # The bundle that found no room needs at most 4 CPUs, so every node has at most 3 left.
         assert sum(bundles) > sum(sizes) - 3 * len(sizes)
     else:
         assert total(left, "CPU") == sum(sizes) - sum(bundles)

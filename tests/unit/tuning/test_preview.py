@@ -1,4 +1,4 @@
-"""A dry run shows in what trials differ, a line each, and all the rest once."""
+"""A dry run shows the differences between trials in one line each, and everything else once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_setting_that_a_trial_reads_is_there_once():
     for trial in both:
         for key in flatten(trial.to_dict()):
             assert words.count(key) == 1 or not trial.reads(key), key
-    assert "critic.clip" not in words  # neither has a critic
+    assert "critic.clip" not in words  # neither trial has a critic
     header, first, second = (line.split() for line in text.splitlines()[:3])
     rows = [dict(zip(header, row, strict=True)) for row in (first, second)]
     assert [row["task.size"] for row in rows] == ["3", "-"]

@@ -1,4 +1,4 @@
-"""What is told about the prompts of a trial before it starts."""
+"""Notes about the prompts of a trial before it starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def told(**settings: Any) -> list[str]:
 
 @pytest.fixture
 def sums(tmp_path) -> dict[str, str]:
-    """Settings of a task with 3 problems to train on and 2 held out."""
+    """Return the settings of a task with 3 problems for training and 2 held out."""
     files = {}
     for key, first, count in (("train_file", 0, 3), ("eval_file", 3, 2)):
         lines = [f'{{"question": "{first + i} + 1?", "answer": "2"}}\n' for i in range(count)]

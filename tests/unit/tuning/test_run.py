@@ -1,4 +1,4 @@
-"""The token of a cluster that we start."""
+"""The token of a cluster that the command starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tune's snapshots of an experiment: whole or not at all, and refused where they are damaged."""
+"""Tune's snapshots of an experiment are complete or absent, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATE = "experiment_state-2026-11-25_18-00-00.json"
 
 @pytest.fixture
 def directories(tmp_path: Path) -> tuple[Path, Path]:
-    """What Tune has on this machine, and what the storage path has from a second ago."""
+    """Return Tune's local directory, and the storage path with the state from a second ago."""
     source, target = tmp_path / "staging", tmp_path / "stored"
     for directory, text in ((source, '{"round": 2}'), (target, '{"round": 1}')):
         (directory / "trial").mkdir(parents=True)
@@ -102,13 +102,14 @@ def test_only_what_has_changed_is_brought_again(
     assert (target / "trial" / "params.json").read_text() == "of somebody else"
 
 
-# ---- A state that cannot be read ---------------------------------------------------------------
+# ---- Unreadable states -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def resume(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What Tune's controller does first with the directory of an experiment."""
-    monkeypatch.setattr(TuneController, "resume", TuneController.resume)  # put back afterwards
+    """Return the first step of Tune's controller with an experiment's directory."""
+    # monkeypatch restores this afterwards
+    monkeypatch.setattr(TuneController, "resume", TuneController.resume)
     refuse_to_begin_anew()
 
     def resume(directory: Path) -> None:
@@ -143,5 +144,5 @@ def test_a_state_that_a_disk_does_not_give_does_not_either(
 def test_an_experiment_that_ended_before_its_first_snapshot_begins_anew(
     tmp_path: Path, resume: Any
 ) -> None:
-    with pytest.raises(ValueError, match="no experiment state file"):  # which Tune catches
+    with pytest.raises(ValueError, match="no experiment state file"):  # Tune catches this error
         resume(tmp_path)

@@ -30,7 +30,10 @@ from tuning.schedulers import pbt_bounds, within_bounds
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
-    """Runs the command with a storage of its own; gives status, standard output and error."""
+    """Return a function that runs the command with temporary storage.
+
+    It returns the exit status, the standard output and the standard error.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(*argv: str) -> tuple[int, str, str]:
@@ -197,7 +200,7 @@ def test_a_resume_that_cannot_write_is_refused(command, tmp_path, monkeypatch):
     directory.mkdir(parents=True)
     stored = {"space": "async_vs_sync", "fixed": {"rounds": 4}, "num_samples": 1, "seed": 0}
     (directory / EXPERIMENT_FILE).write_text(json.dumps({**stored, "scheduler": "fifo"}))
-    # As root, permissions keep nobody out.
+    # Permissions do not restrict root.
     monkeypatch.setattr(os, "replace", refuse_to_replace)
 
     refused(command("--resume", "--name", "mine"), "--storage", "cannot write")
@@ -218,7 +221,7 @@ def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """A plan that was started as far as Ray, by the options given; and one that resumes it."""
+    """Return a function that plans an experiment as if it had started, or a resume of it."""
     monkeypatch.chdir(tmp_path)
     name = ("--name", "mine", "--storage", str(tmp_path / "storage"))
 
@@ -314,7 +317,7 @@ MINE = SearchSpace(
 
 @pytest.fixture
 def of_a_file(tmp_path, monkeypatch):
-    """An experiment of a space in a file, started as far as Ray; gives the file."""
+    """Prepare an experiment of a space in a file as if it had started, and return the file."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "my_space.py"
     file.write_text(SPACE_FILE)
@@ -413,7 +416,7 @@ def test_a_resume_refuses_another_space(of_a_file, command, tmp_path):
 
 
 def tune_state(directory: Path) -> list[Path]:
-    """What Tune leaves that a resume unpickles."""
+    """Write the files of Tune that a resume unpickles."""
     (directory / "trial").mkdir()
     names = ("tuner.pkl", "experiment_state-1.json", "searcher-state-1.pkl", "trial/error.pkl")
     files = [directory / name for name in names]
@@ -456,7 +459,7 @@ def test_a_resume_refuses_what_belongs_to_another_user(started, command, monkeyp
 
 @pytest.mark.slow
 def test_an_experiment_of_a_shared_group_can_be_resumed(started, command):
-    before = os.umask(0o002)  # as on machines where each user has a group of his own
+    before = os.umask(0o002)  # the umask on machines where each user has a private group
     try:
         command("--list")
         directory = started().directory
@@ -565,8 +568,8 @@ def test_set_wins_over_an_arm_and_an_arm_over_a_preset(command):
     _, out, _ = command(*chosen, "--set", "optim.lr=0.25", "--dry-run", "json")
 
     trial = json.loads(out)
-    assert trial["optim"]["lr"] == 0.25  # --set; 5e-4 by the preset
-    assert (trial["rounds"], trial["lag"]) == (24, 1)  # the arm; 100 rounds by the preset
+    assert trial["optim"]["lr"] == 0.25  # from --set; the preset has 5e-4
+    assert (trial["rounds"], trial["lag"]) == (24, 1)  # from the arm; the preset has 100 rounds
 
 
 def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
@@ -579,11 +582,11 @@ def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
     assert "weight_update=in_flight: not read" in error
     assert "--preset" not in error
 
-    of_preset = "; loss.clip_high is of --preset pipeline_rl"  # where it is 4, shown as 4.0
+    of_preset = "; loss.clip_high is of --preset pipeline_rl"  # the preset has 4, shown as 4.0
     refused(
         command("--preset", "pipeline_rl", "--set", "loss.type=sapo"), "loss.clip_high", of_preset
     )
-    # Found for a trial of an arm which has no such setting itself.
+    # The error comes from a trial of an arm that does not have this setting.
     in_arm = ("--space", "async_vs_sync", "--set", "arm=sync", "--set", "model.preset=games")
     of_preset = "; rollout.max_new_tokens is of --preset course_keyword"
     refused(command("--preset", "course_keyword", *in_arm), "rollout.max_new_tokens=60", of_preset)
@@ -622,7 +625,7 @@ def test_a_preset_for_a_file_shows_its_trial_and_asks_for_the_file(command, monk
     status, out, error = command(*preset, "--dry-run")
     assert (status, error.count("\n")) == (2, 1)
     assert "memory of a trial: about 48.4 GB of 64.0 GB" in out
-    # Another task needs no such file.
+    # Another task does not need this file.
     _, _, error = command(*preset, "--set", "task.name=keyword", "--set", "model.path=none")
     assert "task.train_file" not in error
 
@@ -690,7 +693,8 @@ def test_a_resumed_experiment_keeps_its_preset(command, tmp_path):
     status, out, _ = command(*resume)
     assert (status, json.loads(out)["rounds"]) == (0, 100)
     assert command(*resume, *named)[0] == 0
-    assert command(*resume, "--space", "course_keyword")[1] == out  # as the command prints it
+    # in the form that the command prints
+    assert command(*resume, "--space", "course_keyword")[1] == out
     refused(command(*resume, "--preset", "course_math"), "was started with course_keyword")
     refused(command(*named), "--name mine", "exists")
 
@@ -705,7 +709,7 @@ def test_a_dry_run_shows_in_what_the_trials_differ_and_writes_nothing(of_a_file,
     assert table[0] == "arm   seed  optim.lr"
     assert set(table[1:3]) == {"slow     0    0.0001", "fast     0    0.0003"}
     assert table[3:6] == ["", "the same in every trial:", "  rounds=8"]
-    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["mine"]  # of the fixture
+    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["mine"]  # from the fixture
 
 
 @pytest.mark.slow
@@ -734,7 +738,7 @@ def test_settings_are_shown_for_a_terminal(command):
     refused(command("--settings", "clipx"), "clipx")
 
 
-# ---- Paths in the arms of a space of one's own -------------------------------------------------
+# ---- Paths in the arms of a user's space -------------------------------------------------------
 
 ARMS = """\
 from search_spaces import SearchSpace
@@ -748,7 +752,10 @@ MINE = SearchSpace(
 
 @pytest.fixture
 def arms(tmp_path, monkeypatch):
-    """The file of a space beside the words that an arm of it names; the command runs elsewhere."""
+    """Write a space's file next to the word list that one of its arms names.
+
+    The command runs in another directory.
+    """
     (tmp_path / "spaces").mkdir()
     file = tmp_path / "spaces" / "my_arms.py"
     file.write_text(ARMS)
@@ -829,7 +836,7 @@ def test_relative_paths_mean_the_callers_directory(command, tmp_path):
     assert config["task"]["keywords_file"] == str(tmp_path / "words.txt")
 
 
-# ---- A task of the user's ----------------------------------------------------------------------
+# ---- A user's task -----------------------------------------------------------------------------
 
 TASK = """
 from dataclasses import dataclass

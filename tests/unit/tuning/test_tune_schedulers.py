@@ -1,4 +1,4 @@
-"""How often a trial is tried again and how many run at a time, on a resume as well."""
+"""The number of retries of a trial and the number of concurrent trials, also after a resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEDULERS = {
 
 @dataclass(eq=False)
 class FakeTrial:
-    """A trial as schedulers see it; a restored one comes with what the first command said."""
+    """A trial as schedulers see it; a restored trial has the first command's values."""
 
     trial_id: str
     status: str = Trial.PENDING
@@ -43,12 +43,12 @@ class FakeTrial:
 
 
 class FakeController:
-    """Adds trials to a scheduler, and starts what it chooses, as Tune does."""
+    """A controller that adds trials to a scheduler and starts those it chooses, as Tune does."""
 
     def __init__(self, scheduler: Any, trials: list[FakeTrial]) -> None:
         self.scheduler, self.trials, self.search_alg = scheduler, trials, None
-        self._tune_controller = self  # Tune wraps its own
-        # Of an earlier command, in which each trial was to end once it had saved.
+        self._tune_controller = self  # Tune wraps its controller
+        # From an earlier command, in which each trial was to end after a save.
         self._cached_trial_decisions = {trial.trial_id: "STOP" for trial in trials}
         for trial in trials:
             scheduler.on_trial_add(self, trial)
@@ -57,7 +57,7 @@ class FakeController:
         return self.trials
 
     def start(self) -> str | None:
-        """What the next step of Tune starts, by the scheduler's choice."""
+        """Return the trial that Tune's next step would start, as the scheduler chooses."""
         chosen = self.scheduler.choose_trial_to_run(self)
         if chosen is None:
             return None
@@ -81,7 +81,7 @@ def trials(count: int) -> list[FakeTrial]:
 
 def test_no_more_trials_start_than_may_run_at_a_time(controller):
     c = controller(trials(4), max_concurrent=2)
-    # Tune's result of an experiment that ends early fails for a trial without a directory.
+    # When an experiment ends early, Tune's result fails for a trial without a directory.
     assert [trial.has_directory for trial in c.trials] == [True] * 4
     assert [c.start(), c.start(), c.start()] == ["a", "b", None]
     c.trials[0].set_status(Trial.RUNNING)
@@ -111,14 +111,14 @@ def test_what_had_ended_before_a_resume_does_not_count(controller):
 def test_what_an_earlier_command_meant_to_do_after_a_save_is_forgotten(controller):
     c = controller(trials(2))
     assert c._cached_trial_decisions == {}
-    # A retry within a command leaves Tune's present decision alone.
+    # A retry within a command does not change Tune's present decision.
     c._cached_trial_decisions["a"] = "PAUSE"
     c.scheduler.on_trial_add(c, c.trials[0])
     assert c._cached_trial_decisions == {"a": "PAUSE"}
 
 
 def test_retries_are_counted_from_the_resume(controller):
-    # Tune tries again while failures <= max_failures, and goes on counting them.
+    # Tune retries while failures <= max_failures, and continues to count failures.
     failed, other = FakeTrial("a", num_failures=3), FakeTrial("b")
     controller([failed, other], max_failures=1)
     assert (failed.max_failures, other.max_failures) == (4, 1)

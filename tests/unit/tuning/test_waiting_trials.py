@@ -1,4 +1,4 @@
-"""A trial that no node has room for says so."""
+"""A message for a trial that no node has room for."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
         callback.on_step_begin(iteration=0, trials=[trial])
         return capsys.readouterr().out
 
-    assert look("PENDING") == ""  # it starts
+    assert look("PENDING") == ""  # it is about to start
     assert look("RUNNING") == ""
     nodes = [{"CPU": 1.0}]
     assert look("PENDING") == (
         "sync/0 waits for room: its actors need 0.1 CPUs, 2 CPUs, each on one node, and the nodes "
         "that are alive have 1 CPU; it goes on when another node joins\n"
     )
-    assert look("PENDING") == ""  # told once
+    assert look("PENDING") == ""  # reported once
     nodes = [{"CPU": 1.0}, {"CPU": 2.0}]
     assert look("PENDING") == "sync/0: there is room again\n"

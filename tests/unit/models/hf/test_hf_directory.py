@@ -1,4 +1,4 @@
-"""What the small files of a Hugging Face model say; transformers itself is not imported."""
+"""Reading of a Hugging Face model's small files, without an import of transformers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one_line(error: pytest.ExceptionInfo[ValueError]) -> str:
     return str(error.value)
 
 
-# ---- Which kind of directory it is -------------------------------------------------------------
+# ---- Kinds of directories ----------------------------------------------------------------------
 
 
 def test_config_json_tells_whose_model_it_is(tmp_path: Path):
@@ -96,7 +96,7 @@ def test_a_config_without_a_shape_is_refused(tmp_path: Path, config: dict[str, A
     [
         ({}, (EOS,)),
         ({"generation_config": {"eos_token_id": [FOX, EOS]}}, (FOX, EOS)),
-        # A list is instead of the config's, the tokenizer's own is besides.
+        # A list replaces the config's ids; the tokenizer's id is added.
         ({"generation_config": {"eos_token_id": FOX}}, (FOX,)),
         (
             {
@@ -157,7 +157,7 @@ def test_a_prompt_begins_as_the_tokenizers_template_says_and_does_not_end(tmp_pa
     assert read.encode("a fox") == tokenizer().encode("a fox")
     assert read.encode_prompt("a fox") == [PAD, *tokenizer().encode("a fox")]
     assert tokenizer().encode_prompt("a fox") == tokenizer().encode("a fox")
-    # Spelt out, a special token is text.
+    # Spelled out, a special token is plain text.
     assert EOS not in read.encode_prompt("<|endoftext|>")
 
 
@@ -262,7 +262,7 @@ def test_the_launcher_checks_a_model_without_its_weights(tmp_path: Path):
 
 
 def write_weights(directory: Path) -> Path:
-    """Zeros under the names that a Llama of one layer has."""
+    """Write zeros under the weight names of a one-layer Llama."""
     body = "model.layers.0"
     shapes = {
         "model.embed_tokens": (VOCAB_SIZE, 8),
@@ -357,7 +357,7 @@ def test_a_model_of_the_hub_is_taken_from_where_it_was_downloaded_to(tmp_path: P
     (downloaded / "refs" / "main").write_text(revision)
     (snapshot / "model.safetensors").touch()
     assert local_directory("org/name") == snapshot
-    # Without it another machine would not find the download, and ask the hub.
+    # Without this file, another machine would not find the download and would contact the hub.
     assert revision_file(snapshot) == {"refs/main": downloaded / "refs" / "main"}
     assert revision_file(downloaded) == {}
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Our transformer under Llama's names."""
+"""This project's transformer under Llama's weight names."""
 
 from __future__ import annotations
 

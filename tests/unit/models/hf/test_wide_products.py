@@ -1,4 +1,4 @@
-"""A CPU computes bfloat16 models by float32 products and attention, with the same numbers."""
+"""A CPU computes bfloat16 models with float32 products and attention, and gets the same numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_models import VOCAB_SIZE, write_hf_model
 import grpo_trainable.models.hf.policy as hf
 from grpo_trainable.models.hf.policy import HFPolicy, load_hf_policy, widen_products
 
-# Transformers takes seconds to import.
+# Importing transformers takes seconds.
 pytestmark = [pytest.mark.numerics, pytest.mark.slow]
 
 
@@ -40,7 +40,7 @@ def test_a_product_is_rounded_once(bias: bool):
         x.double(), linear.weight.double(), linear.bias.double() if bias else None
     ).bfloat16()
     assert linear(x).dtype == torch.bfloat16
-    # The exact value lies near the middle between two bfloat16 numbers now and then.
+    # Sometimes the exact value is near the middle between two bfloat16 numbers.
     assert (linear(x) == exact).float().mean() > 0.99
     torch.testing.assert_close(linear(x), exact)
 
@@ -84,7 +84,7 @@ def test_only_a_cpu_without_the_instructions_widens_products(path: Path):
 def test_hidden_states_are_near_those_of_the_model_in_float32(path: Path, has_instructions: bool):
     narrow = policy_of(path, "bfloat16", has_instructions=has_instructions)
     wide = policy_of(path, "float32")
-    wide.load_state_dict(narrow.state_dict())  # the same numbers
+    wide.load_state_dict(narrow.state_dict())  # the same weights
     ids = torch.randint(0, VOCAB_SIZE, (3, 20), generator=torch.Generator().manual_seed(1))
     found, expected = narrow.hidden_states(ids).float(), wide.hidden_states(ids)
     assert (found - expected).abs().max() < 2.0**-5 * expected.abs().max()
