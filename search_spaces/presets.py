@@ -330,7 +330,8 @@ ALGORITHMS: dict[str, Preset] = {
 
 # ---- A course ----------------------------------------------------------------------------------
 
-# The settings of an assignment of CSE 599-O, adapted from assignment 5 of Stanford's CS336.
+# The settings of the alignment assignment of CSE 599-O, adapted from assignment 5 of Stanford's
+# CS336.
 COURSE_KEYWORD = Preset(
     name="course_keyword",
     meaning="the course's settings for stories with a keyword",

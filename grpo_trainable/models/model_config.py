@@ -71,7 +71,7 @@ PRESETS = {
     "small": ModelConfig(
         vocab_size=4096, context_length=256, d_model=256, num_layers=4, num_heads=8, d_ff=688
     ),
-    # The model of Stanford's course CS336.
+    # The model of the course CSE 599-O.
     "course": ModelConfig(
         vocab_size=50257,
         context_length=256,
