@@ -202,8 +202,8 @@ class Trial:
     def _completed(self, report: RoundReport) -> RoundReport:
         """Add to the pipeline's report of a round what only the trial measures.
 
-        That is the load from other processes, time and cost, checkpoints and warnings. The warnings
-        are logged as well.
+        This adds the load from other processes, time and cost, checkpoints and warnings. The
+        warnings are logged as well.
         """
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         row["fleet/niceness"] = float(self._niceness)
@@ -221,9 +221,9 @@ class Trial:
         return report
 
     def evaluate(self) -> Evaluation:
-        """Return the held-out rewards under the present weights. Call it between two rounds.
+        """Return the held-out rewards under the current weights. Call it between two rounds.
 
-        The wall clock of the trial leaves out the time it takes.
+        The trial's wall clock does not count the evaluation.
         """
         self._send_first_weights()
         start = now()
@@ -384,7 +384,7 @@ class Trial:
         digests = verified_digests(directory)
         state, groups = read_state(directory, digests)
         if self._has_first_weights:
-            # The present pipeline has calls in flight that do not belong to the checkpoint.
+            # The current pipeline has calls in flight that do not belong to the checkpoint.
             self.reset(self.config, self._storage)
         refuse_changed_inputs(self.config, self._inputs, state["inputs"])
         self._learners.read_state(directory, digests, state["learner"])

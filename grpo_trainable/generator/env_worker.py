@@ -1,8 +1,8 @@
 """The process that plays the episodes of a group: `python -m … REFERENCE LIFELINE_FD`.
 
-Standard input and output carry JSON lines, never pickle. The first line of output is `{"ready":
-true}`. If the class cannot be loaded, it is `{"error": …}` and the process ends. Then each request
-gets one reply:
+Standard input and output carry JSON lines, never pickle. The first line of output is
+`{"ready": true}`. If the class cannot be loaded, it is `{"error": …}` and the process ends. Then
+each request gets one reply:
 
     {"reset": PLACE, "spec": …}      {"text": …}
     {"step": PLACE, "action": …}     {"text", "reward", "done", "info"}

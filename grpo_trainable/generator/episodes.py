@@ -119,7 +119,7 @@ class EpisodePlayer:
         return used
 
     def close(self) -> None:
-        """Kill every process, with everything under way in it."""
+        """Kill every process, which ends all running episodes."""
         for process in self._processes:
             process.close()
         self._processes = []

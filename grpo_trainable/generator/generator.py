@@ -355,7 +355,9 @@ def _scored(
     loaded: list[Loaded],
     spans: list[Span],
 ) -> Scored:
-    """Combine the groups with their scores. Groups with a failed score are left out.
+    """Add rewards, reward parts and state values to the groups.
+
+    Leave out groups with a failed score.
 
     Args:
         rollouts: The groups and their completions.

@@ -58,19 +58,19 @@ class ProcessScorer:
     """Scores with a function that may hang, in `workers` parallel processes that can be killed.
 
     `reward` is `module:function` or `path/to/file.py:function`. It is looked up in `directory`
-    (None: the current one) and on this process's `sys.path`. The function is `f(response,
-    ground_truth)`. It returns a number, or a dict with `reward` and optionally `format_reward` and
-    `answer_reward`. With `task`, its `settings` and `seed`, `reward` instead names a task, built-in
-    or a user's class, whose method `reward` is the function.
+    (None: the current one) and on this process's `sys.path`. The function is
+    `f(response, ground_truth)`. It returns a number, or a dict with `reward` and optionally
+    `format_reward` and `answer_reward`. With `task`, its `settings` and `seed`, `reward` instead
+    names a task, built-in or a user's class, whose method `reward` is the function.
 
     Every failure becomes the `RewardError` of its response: an exception, a value that is not a
     finite number, no answer within `deadline_s`, or the death of the process. If no answer comes
-    and `unverified` is given, its result is the score instead: the response counts as at fault, not
+    and `unverified` is given, its result is the score instead: then the response is at fault, not
     the function. A spare process, already warm, replaces one that was killed or died.
 
     After `HANGS_A_CHUNK` missing answers in one `score`, the remaining responses are not scored, so
-    a trial whose rewards all hang ends soon. Answers already under way in other processes are still
-    awaited.
+    a trial whose rewards all hang ends soon. Responses that other processes are already scoring are
+    still awaited.
 
     Requests start in order, each in the process that is free first. That depends on timing, so only
     a function that keeps no state between calls gives the same rewards again.
@@ -148,7 +148,7 @@ class ProcessScorer:
             worker.kill()
 
     def _stop(self) -> None:
-        """Kill every process from another thread. Pending requests get no answer."""
+        """Kill every process. Pending requests get no answer."""
         with self._changing:
             for worker in self._processes:
                 worker.stop()

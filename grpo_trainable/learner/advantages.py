@@ -77,7 +77,7 @@ def advantage_estimator(config: GRPOConfig, values: Values) -> Estimator:
         values: Returns the critic's values. Only an estimator that needs a critic calls it.
 
     Raises:
-        PluginError: A user-defined function cannot be loaded or fails its trial call.
+        PluginError: A user-defined function cannot be loaded or fails its test call.
     """
     match config.loss.advantage:
         case "gae":
@@ -121,7 +121,7 @@ def _by_critic(
 def _by_completions(config: GRPOConfig, groups: Groups, kl_coefficient: float) -> Estimated:
     masks, advantages = [group.response_mask for group in groups], []
     for group in groups:
-        assert group.state_values is not None, "the generator has valued no states"
+        assert group.state_values is not None, "the generator did not estimate the values of states"
         advantages.append(vine(group.rewards, group.state_values, group.response_mask))
     return Estimated(advantages=_whitened(config, advantages, masks))
 

@@ -25,7 +25,7 @@ PREFIX = "critic/"  # prefix of the critic's tensors in a checkpoint; no policy 
 class ValueHead(nn.Module):
     """Maps each hidden state to a value, in float32 whatever type the body has.
 
-    The weights start at 0, so a critic that knows nothing leaves the returns unchanged. Shapes: T
+    The weights start at 0, so an untrained critic leaves the returns unchanged. Shapes: T
     positions, D width.
     """
 

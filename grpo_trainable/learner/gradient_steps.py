@@ -53,7 +53,7 @@ class GradientSteps:
             ranks: The ranks that share the rows of each step.
 
         Raises:
-            PluginError: A user-defined loss cannot be loaded or fails its trial call.
+            PluginError: A user-defined loss cannot be loaded or fails its test call.
         """
         self._config = config
         self._state = state

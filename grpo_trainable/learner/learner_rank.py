@@ -82,14 +82,14 @@ class LearnerRank:
 
     def rejoin(self, rank: int, size: int, place: tuple[str, int]) -> None:
         """Join a group of other ranks, and return to the start of the last round."""
-        assert self._before is not None, "only an elastic group goes on"
+        assert self._before is not None, "only an elastic group keeps the state before a round"
         self._group.join(rank, size, place, self._rendezvous)
         self.learner.rewind(self._before)
 
     @property
     def learner(self) -> Learner:
         """The learner, once this rank has joined."""
-        assert self._learner is not None, "joins before anything else"
+        assert self._learner is not None, "call `join` first"
         return self._learner
 
     def reset(self, config: GRPOConfig) -> None:

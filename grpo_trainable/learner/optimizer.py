@@ -195,8 +195,9 @@ MASTER = "master"  # the name of a master weight in a checkpoint, beside AdamW's
 class MasterWeights:
     """The float32 tensors that an optimizer trains.
 
-    They are the float32 parameters themselves and float32 copies of all others. A gradient is added
-    to its copy's, in float32, as soon as the backward pass has computed it.
+    They are the float32 parameters themselves and float32 copies of all others. As soon as the
+    backward pass has the gradient of a copied parameter, it is added, in float32, to the gradient
+    of the copy.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:

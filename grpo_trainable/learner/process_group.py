@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# How long a rank waits for another in a sum, in deadlines. The pipeline gives up a silent actor
+# Maximum wait of a rank for another in a sum, in deadlines. The pipeline gives up a silent actor
 # after `resources.deadline_s`, and that has to happen first. In an elastic group, waiting for a
 # lost rank must end well before that deadline, because other ranks may wait for the waiting one.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25

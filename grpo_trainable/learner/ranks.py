@@ -1,8 +1,8 @@
 """The interface between the learners of a trial. Each learner is a rank.
 
 Every rank gets all groups of a round, so it computes advantages, plan and denominators without
-messages. A rank runs its share of the microbatches (`deal`). Their results are summed: on every
-rank but one, a row's log-probs are 0, and gradients are shares of the step's gradient.
+messages. A rank runs its share of the microbatches (`deal`). Then the results are summed. A row's
+log-probs are 0 on every rank but one; gradients are shares of the step's gradient.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class RoundBatches:
             device: The device of the rows.
 
         Raises:
-            PluginError: A user-defined advantage cannot be loaded or fails its trial call.
+            PluginError: A user-defined advantage cannot be loaded or fails its test call.
         """
         self._config = config
         self._state = state
@@ -83,7 +83,7 @@ class RoundBatches:
 
     def values(self, groups: Groups) -> list[Tensor]:
         """Return the critic's values of the states, (G, R) for each group."""
-        assert self._state.critic is not None, "only gae asks for values"
+        assert self._state.critic is not None, "only gae needs values"
         batch = self.collate(groups, [torch.zeros(len(group.response_ids)) for group in groups])
         return by_group(groups, self._state.critic.values(batch).cpu())
 

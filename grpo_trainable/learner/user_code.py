@@ -22,7 +22,7 @@ def check_user_code(config: GRPOConfig) -> None:
     """Load and try the user-defined code that a trial names, if any.
 
     Raises:
-        PluginError: The code cannot be loaded, or a function fails its trial call.
+        PluginError: The code cannot be loaded, or a function fails its test call.
     """
     loss, advantage, engine = config.loss.type, config.loss.advantage, config.engine
     settings = {"loss.type": loss, "loss.advantage": advantage, "engine": engine}
@@ -62,7 +62,7 @@ def try_functions(loss: str, advantage: str, group_size: int) -> None:
     """Load a loss and an advantage, and call them on small batches.
 
     Raises:
-        PluginError: A function cannot be loaded or fails its trial call.
+        PluginError: A function cannot be loaded or fails its test call.
     """
     import torch  # an engine alone does not need it
 

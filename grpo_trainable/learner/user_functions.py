@@ -34,7 +34,7 @@ def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
     """Return the loss that `loss.type` names. A user-defined one has been tried on `device`.
 
     Raises:
-        PluginError: The user-defined function cannot be loaded or fails its trial call.
+        PluginError: The user-defined function cannot be loaded or fails its test call.
     """
     return LOSSES.get(loss_type) or UserLoss(loss_type, device)
 
@@ -74,7 +74,7 @@ def advantage_function(advantage: str, group_size: int) -> Advantage:
     A user-defined one has been tried on groups of `group_size` responses.
 
     Raises:
-        PluginError: The user-defined function cannot be loaded or fails its trial call.
+        PluginError: The user-defined function cannot be loaded or fails its test call.
     """
     return ADVANTAGES.get(advantage) or UserAdvantage(advantage, group_size)
 

@@ -24,7 +24,7 @@ class HeldOutChunk:
     stage: ClassVar[str] = "eval"
 
     prompt_indices: tuple[int, ...]
-    examples: None = None  # each index is its example
+    examples: None = None  # the same as the prompt indices
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class HeldOut:
 def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
     """Return all held-out prompts in chunks of at most `responses` responses.
 
-    By default, a chunk has as many responses as a chunk of training.
+    By default, a chunk has as many responses as a training chunk.
     """
     if responses is None:
         responses = schedule.chunk_responses(config)

@@ -46,7 +46,7 @@ class RequestSource(Protocol):
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         """Return the request for a prompt of a stream.
 
-        Without `example_index`, the index is its example.
+        Without `example_index`, `prompt_index` is also the index of its example.
         """
         ...
 
@@ -64,7 +64,7 @@ class Work(Protocol):
 
     @property
     def examples(self) -> tuple[int, ...] | None:
-        """The examples of the prompts. None: each index is its example."""
+        """Indices of the prompts' examples. None: the same as `prompt_indices`."""
         ...
 
 
@@ -177,9 +177,9 @@ class Fleet:
     def publish(self, published: Published) -> None:
         """Send new weights to every generator.
 
-        A generator takes them in after its present chunk or, in mid-batch, between two of its
-        tokens. One that joins has no chunk and loads them in turn. Its next call starts with them,
-        but nobody waits for the load.
+        A generator takes them in after its current chunk or, in mid-batch, between two tokens. A
+        generator that joins has no chunk and always loads them in turn. Its next call starts with
+        them, but nobody waits for the load.
         """
         self._publish_s = {r: s for r, s in self._publish_s.items() if r >= self.needs_from}
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
@@ -252,16 +252,16 @@ class Fleet:
 
     @staticmethod
     def _update_needs(generator: FleetGenerator) -> None:
-        """Raise `needs_from` of an idle generator to the weights that its next chunk uses."""
+        """Set `needs_from` of an idle generator to the weights that its next chunk uses."""
         if not generator.chunks and not generator.fetching:
             generator.needs_from = generator.weights_round
 
     # ---- Work --------------------------------------------------------------------------------
 
     def least_busy(self) -> FleetGenerator:
-        """Return the least busy generator. One that joins counts only if no other is there.
+        """Return the least busy generator that has joined, if any has.
 
-        The machine on which it joins may be dead.
+        The machine of a generator that is still joining may be dead.
         """
         joined = [generator for generator in self.generators if not generator.joining]
         return min(joined or self.generators, key=_BUSYNESS)

@@ -44,7 +44,7 @@ class LearnerGroup:
             deadline_s: How long a learner that owes an answer may be silent.
             staged: Returns a reference to the tensors published for a round, for transports in
                 which the learner sends them.
-            elastic: True: if learners other than the first are lost, the others continue.
+            elastic: True if the others continue when a learner other than the first is lost.
         """
         self._actors = list(actors)
         self._elastic = elastic
@@ -111,7 +111,7 @@ class LearnerGroup:
         return f"continuing without {names} ({failure}); {plural(size, 'learner')} left"
 
     def publish(self, needed_from: int) -> Published:
-        """Publish a snapshot of the current weights.
+        """Publish a snapshot of the current weights, and return the handle to fetch it with.
 
         Args:
             needed_from: Snapshots of rounds before this one are no longer needed.

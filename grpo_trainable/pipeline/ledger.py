@@ -25,16 +25,17 @@ class Chunk:
     stage: ClassVar[str] = "rollout"
 
     prompt_indices: tuple[int, ...]  # consecutive
-    examples: tuple[int, ...] | None = None  # None: each index is its example
+    examples: tuple[int, ...] | None = None  # None: the same indices
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
     """The rule for how many prompts of the stream a rollout batch takes.
 
-    A batch draws `size` prompts, then one for each of these that was left out, then one for each of
-    those that was left out, and so on. It draws again at most `redraws` times and takes at most
-    `most` prompts in all. Without redraws it takes `size` prompts, whatever becomes of them.
+    A batch draws `size` prompts. Then it draws one for each prompt that was left out, then one for
+    each of the new prompts that was left out, and so on. It draws again at most `redraws` times and
+    takes at most `most` prompts in all. Without redraws it takes `size` prompts, whatever becomes
+    of them.
     """
 
     size: int
@@ -78,9 +79,9 @@ class Ledger:
     """Hands out prompts in chunks, and assigns the accepted ones to rollout batches.
 
     Prompts are handed out round by round, in the order of their stream. Batches take prompts in
-    that order too, and each begins where the one before ends. So the batch of a prompt follows from
-    which prompts before it were accepted (`BatchRule`), not from who sampled what when. Slow
-    prompts are waited for, never passed over.
+    that order too, and each begins where the one before ends. So the batch of a prompt depends on
+    which prompts before it were accepted (`BatchRule`), and never on timing. Slow prompts are
+    waited for, never passed over.
 
     A prompt counts as accepted until it is known to be left out. Missing prompts are then drawn
     from the end of the stream. At lag 0 that happens once all other prompts have come back, so the
@@ -143,7 +144,7 @@ class Ledger:
 
     @property
     def next_prompt(self) -> int:
-        """Index of the first prompt that was never handed out. As many prompts were."""
+        """Index of the first prompt never handed out, and so the number of prompts handed out."""
         return self._next_prompt
 
     def take(self) -> Chunk:

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import Actor, ActorLost, Call, Runtime, no_answer
 
-# How often an actor is asked for its progress within a deadline. An actor that answers its call
-# within `deadline / QUESTIONS` is never asked.
+# Number of questions about its progress that an actor gets within a deadline. An actor that answers
+# its call within `deadline / QUESTIONS` is never asked.
 QUESTIONS = 4
 
 

@@ -64,7 +64,10 @@ class Update:
 
 
 class Pipeline:
-    """Runs the rounds of a trial: decides when to sample, train and evaluate, and on what."""
+    """Runs the rounds of a trial.
+
+    It decides what is sampled, trained on and evaluated, and when.
+    """
 
     def __init__(
         self,
@@ -85,8 +88,8 @@ class Pipeline:
             learners: The actors that train.
             runtime: Waits for calls.
             clock: Returns seconds since 1970, by the clock of the trial's process.
-            spawn: Starts a generator in place of a lost one. None: the loss of a generator ends the
-                trial. That is so if the learner is lost with the generator.
+            spawn: Starts a generator in place of a lost one. None: any loss of a generator ends the
+                trial, as it must if the learner is lost with it.
         """
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
@@ -118,7 +121,7 @@ class Pipeline:
 
     @property
     def counts(self) -> Counts:
-        """Counts, over the whole trial, of the prompts requested and of what became of them."""
+        """Counts over the whole trial: prompts requested, trained on, dropped and so on."""
         return self._collector.counts
 
     def abandon(self) -> None:

@@ -65,7 +65,7 @@ class ReplayBuffer:
         Args:
             fresh: Prompt indices of the fresh rollout batch.
             older: Prompt indices of older batches.
-            count: Number of groups to take, if there are that many.
+            count: Maximum number of groups to take.
             gate: Judges each group before it is used.
             rng: Source of the random draws.
         """

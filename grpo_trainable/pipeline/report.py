@@ -60,7 +60,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """Everything that a round trained on, measured and has to report.
+    """The result of a round: the groups it trained on, its metrics, and a record of what happened.
 
     `Pipeline.run_round` returns it. A trial adds its own measurements, spans and notes.
     """

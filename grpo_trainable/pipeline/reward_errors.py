@@ -25,7 +25,7 @@ def refuse_reward_errors(
 
     Args:
         config: The trial's settings.
-        told: The start of the message: how many rewards failed on what.
+        told: The start of the message, with the numbers of failed rewards and of responses.
         errors: Number of responses on which the reward function failed.
         responses: Number of responses to compare it with, of at least `JUDGED_PROMPTS` prompts.
         failed: Prompts that failed since the last check, each with the reason.

@@ -38,9 +38,10 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 
 
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
-    """Return the share of responses that were fed a text in the middle.
+    """Return the share of responses that were fed tokens in the middle.
 
-    Such a response has a hole in its mask. No group may be an episode, which has holes too.
+    Such a response has a hole in its mask. The groups must not be episodes, whose masks have holes
+    too.
     """
     masks = [group.response_mask for group in groups]
     holes = torch.cat([extents(mask) > mask.sum(dim=1) for mask in masks])
