@@ -219,7 +219,7 @@ class Ledger:
     def _fill(self) -> None:
         """Fill the next batches as far as the fate of their prompts is known."""
         waited_for = [indices[0][0] for indices in (self._in_flight, self._lost) if indices]
-        settled = min(waited_for, default=self._next_prompt)  # earlier prompts all came back
+        settled = min(waited_for, default=self._next_prompt)  # all earlier prompts came back
         for end in self._ends():
             if end > settled:
                 return

@@ -17,7 +17,7 @@ QUESTIONS = 4
 class _Silence:
     """The silence of an actor since it was last heard from."""
 
-    ask_at_s: float  # seconds of silence until the next question
+    ask_at_s: float  # seconds of silence after which a question is due
     seconds: float = 0.0
     question: Call | None = None  # not yet answered
     progress: Any = None  # the last answer

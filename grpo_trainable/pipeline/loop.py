@@ -94,8 +94,8 @@ class Pipeline:
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
         self.evaluation: Evaluation | None = None
-        # Actor -> seconds that its machine's clock is ahead of ours. Empty for actors on our
-        # machine.
+        # Actor -> seconds that its machine's clock is ahead of ours. Actors on our machine are
+        # missing.
         self.clock_offsets: dict[str, float] = {}
         self._recorder = Recorder(self.clock_offsets)
         self._by_task = ByTask(config)
@@ -167,8 +167,8 @@ class Pipeline:
         self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()
-        # Submit no chunks before this point: the wall clock leaves out evaluations, so sampling
-        # during one would count for nothing. From here on, chunks are submitted after every answer,
+        # Submit no chunks before this point: the wall clock leaves out evaluations, so it would
+        # miss what is sampled during one. From here on, chunks are submitted after every answer,
         # also while the learner trains.
         self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
