@@ -1,4 +1,7 @@
-"""KL from the policy to three other policies, measured on the round's batches."""
+"""KL from the policy to three other policies, measured on the round's batches.
+
+None of it is part of a loss.
+"""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Reference:
         """Return the groups of one chunk with their `reference_log_probs`.
 
         The groups run through the model together. So the same chunk gives the same bits in any
-        process on a machine with as many threads.
+        process of a machine, given the same number of threads.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]
         batch = collate(groups, no_advantages, self._pad_id).to(self._device)

@@ -49,7 +49,8 @@ class ProcessGroup:
 
         Args:
             device: The device of the tensors.
-            deadline_s: How long a rank waits for the others to join.
+            deadline_s: How long a rank waits for the others to join. Waits in sums are a multiple
+                of it.
             elastic: True if the group may lose ranks and continue.
         """
         self.device = device
