@@ -1,6 +1,7 @@
 """GRPO for language models as a Ray Tune Trainable.
 
-Importing this package is cheap: torch and Ray load with the first name that needs them.
+Importing this package is cheap. Torch and Ray are imported when a name that needs them is first
+used.
 """
 
 from typing import TYPE_CHECKING, Any

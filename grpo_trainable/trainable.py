@@ -1,4 +1,4 @@
-"""GRPO as a Ray Tune Trainable: one `step()` is one round."""
+"""GRPO as a Ray Tune Trainable. Each call of `step()` runs one round."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ NAME = "GRPO"
 
 
 class GRPOTrainable(tune.Trainable):
-    """A `Trial` as Tune runs it.
+    """The Tune Trainable that runs a `Trial`.
 
     Its config is the plain data that `GRPOConfig.from_dict` reads. Each row that `step()` returns
-    holds the metrics of one round, under the names of `metrics.NAMES`.
+    contains the metrics of one round, under the names of `metrics.NAMES`.
     """
 
-    last_pauses_s: Sequence[float] = PAUSES_S  # between the attempts to save the last policy
-    followed = False  # by callbacks, which write the rows down
+    last_pauses_s: Sequence[float] = PAUSES_S  # pauses between attempts to save the last policy
+    followed = False  # True if callbacks write the rows to files
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """A bundle for the trial's own process and one for each actor."""
+        """Return one bundle for the trial's own process and one for each actor."""
         trial = GRPOConfig.from_dict(config)
         return tune.PlacementGroupFactory(
             resources.bundles(trial), strategy=resources.placement_strategy(trial)
@@ -48,31 +48,42 @@ class GRPOTrainable(tune.Trainable):
         inputs: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """`inputs`: as `Trial` takes them. `files`: as `shipping.contents` gives them; the machines
-        of the trial get those that they lack. Hand both over by `tune.with_parameters`.
+        """Write the files that this machine lacks, and start the actors without waiting for them.
+
+        Pass `inputs` and `files` with `tune.with_parameters`.
+
+        Args:
+            config: The trial's settings, as plain data.
+            inputs: See `Trial`.
+            files: The result of `shipping.contents`. Machines of the trial receive the files that
+                they lack.
 
         Raises:
-            InputChanged: a file that the trial reads has changed.
-            ShippingError: a machine cannot have one.
+            InputChanged: A file that the trial reads has changed.
+            ShippingError: A file cannot be brought to a machine.
         """
         shipped = None
         if files:
             lay_down(files)
             shipped = ray.put(files)
-        # Here and not above: the command knows this class, and needs none of the libraries that a
-        # trial needs, torch first among them.
+        # Imported here because the command imports this class but needs none of the libraries that
+        # a trial needs, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
         self.trial = Trial(resolved(config), self._storage, inputs, shipped)
         self._looked_for_checkpoint = False
 
     def step(self) -> dict[str, Any]:
+        """Run one round and return its row of metrics.
+
+        The first call restores the trial's newest checkpoint, unless `restore` has been called.
+        """
         if not self._looked_for_checkpoint:
             self._restore_newest()
         report = self.trial.run_round()
         if report is None:
-            # The trial was restored from its last checkpoint, which Tune did not know to be the
-            # last. Nothing follows, and the last row stands.
+            # The trial was restored from its final checkpoint, which Tune did not know to be final.
+            # No round follows, and the last row stays valid.
             return {RESULT_DUPLICATE: True, "done": True}
         return {
             **report.metrics,
@@ -82,23 +93,30 @@ class GRPOTrainable(tune.Trainable):
         }
 
     def _extra(self, report: RoundReport) -> dict[str, Any]:
-        """Entries of a row that are no metrics."""
+        """Return the entries of a row that are not metrics."""
         return {}
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
-        """Times Tune's save as a whole: writing, and its copy to the storage path.
+        """Save a checkpoint, and count the time that Tune's whole save takes.
+
+        The time includes writing the checkpoint and copying it to the storage path.
+
+        If the checkpoint of a running trial cannot be written, the trial continues with a warning.
+
+        Args:
+            checkpoint_dir: The directory to write to. None: Tune's storage path.
 
         Raises:
-            PolicyNotSaved: the trial has ended, and its last policy could not be saved.
+            PolicyNotSaved: The trial has ended, and its last policy could not be saved.
         """
         with self.trial.checkpointing():
             if checkpoint_dir is None and self._storage is not None:
                 result = self._save_to_storage()
             else:
                 result = super().save(checkpoint_dir)
-        # Tune keeps the last row with every checkpoint, in each snapshot that it takes.
+        # Tune stores the last row with every checkpoint, in every snapshot of the experiment.
         result.metrics.pop(DETAILS, None)
         return result
 
@@ -107,15 +125,16 @@ class GRPOTrainable(tune.Trainable):
         try:
             result = save_persistently(self._write_to_storage, self.last_pauses_s if ended else ())
         except OSError as error:
-            # No space, no permission, a store that fails or is silent: work that can go on must not
-            # end because of it. What has ended would be lost without a word.
+            # The disk is full, permission is missing, or a store fails or is silent. That must not
+            # end a trial that can continue. The policy of a trial that has ended would be lost
+            # silently, so that is an error.
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: its last policy, of round "
-                    f"{trial.rounds_trained}, is not saved ({reason(error)}); once the storage "
-                    "takes it, a resume trains the rounds after its last checkpoint again"
+                    f"{trial.rounds_trained}, is not saved ({reason(error)}); fix the storage and "
+                    "resume, which repeats the rounds since the last checkpoint"
                 ) from error
-            note = f"the checkpoint could not be written ({reason(error)}); the one before stays"
+            note = f"the checkpoint could not be written ({reason(error)}); the last one is kept"
             trial.note_checkpoints([note], failed=True)
             return _TrainingResult(checkpoint=None, metrics={})
         trial.note_checkpoints(trial.stored.remove_older(rows_follow=self.followed))
@@ -126,36 +145,37 @@ class GRPOTrainable(tune.Trainable):
             return super().save(directory)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes the trial as safetensors and JSON."""
+        """Write the trial to a directory as safetensors and JSON."""
         self.trial.time_total_s = self._time_total
         self.trial.save(checkpoint_dir)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restore a checkpoint, or the newest whole one of the trial where that one is damaged.
+        """Restore a checkpoint, or the trial's newest intact one if that checkpoint is damaged.
 
         Raises:
-            CheckpointError: It cannot be read, is of another format, or, outside of Tune, damaged.
+            CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
+                damaged.
         """
         self._go_on(checkpoint_path)
 
     def _restore_newest(self) -> None:
-        """Restore the newest whole checkpoint of the trial, if it has one.
+        """Restore the newest intact checkpoint of the trial, if there is one.
 
-        A killed driver may not have noted the checkpoints that the trial has written.
+        If the driver was killed, Tune may not know of checkpoints that the trial has written.
         """
         self._go_on(None)
 
     def _go_on(self, noted: Any) -> None:
-        """Restore a checkpoint as `TrialStorage.go_on` does, and set Tune's counters by it."""
+        """Restore a checkpoint with `TrialStorage.go_on`, and set Tune's counters to match."""
         self._looked_for_checkpoint = True
         notes = self.trial.stored.go_on(noted, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
-        # Tune may have noted another checkpoint, or none.
+        # Tune may know of another checkpoint, or of none.
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
     def _restore(self, checkpoint_path: Any) -> int:
-        """Restore this checkpoint, unless it holds a foreign file. Return its round.
+        """Restore this checkpoint, unless it contains a foreign file, and return its round.
 
         Tune's own `restore` would unpickle such a file.
         """
@@ -167,31 +187,31 @@ class GRPOTrainable(tune.Trainable):
                 refuse_foreign_files(directory)
                 self.load_checkpoint(directory)
             except DamagedCheckpoint as error:
-                # A checkpoint in a store is read from a copy here, which has another name.
+                # A checkpoint in an object store is read from a local copy, which has another name.
                 raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
         return self.trial.rounds_trained
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Goes on from a checkpoint; raises as `Trial.load` does."""
+        """Continue from a checkpoint. Raises the errors of `Trial.load`."""
         self.trial.load(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Starts over with another config; False where it reserves other resources."""
+        """Start over with another config. Return False if it reserves other resources."""
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False
         return self.trial.reset(resolved(new_config), self._storage)
 
     def cleanup(self) -> None:
-        """Ends every actor."""
+        """End every actor."""
         self.trial.end()
 
 
 class DetailedGRPO(GRPOTrainable):
-    """A GRPOTrainable whose rows also carry what the callbacks write down, under `DETAILS`.
+    """A GRPOTrainable whose rows also contain, under `DETAILS`, what the callbacks write to files.
 
-    Run it with `callbacks.grpo_callbacks`, or each row is logged with the details in it, and an
-    object store keeps every checkpoint that is newer than the rows there.
+    Run it with `callbacks.grpo_callbacks`. Otherwise Tune logs each row with its details, and an
+    object store keeps every checkpoint that is newer than the rows stored there.
     """
 
     followed = True
@@ -203,14 +223,16 @@ class DetailedGRPO(GRPOTrainable):
 def register(
     inputs: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
 ) -> None:
-    """Makes the Trainable known to Tune as "GRPO", with details for the callbacks.
+    """Register the Trainable with Tune as "GRPO", with details for the callbacks.
 
-    `inputs`: what `inputs.digests_of_all` says of the trials. A trial that would then read a file
-    with another content fails and names it; without them each trial reads what it finds.
-    `files`: what `shipping.contents` gives, for machines that lack files of the user's.
+    Args:
+        inputs: The result of `inputs.digests_of_all` for the trials. A trial fails, and names the
+            file, if it would read a file with other content. None: each trial reads the files as
+            they are.
+        files: The result of `shipping.contents`, for machines that lack the user's files.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
         trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
-        trainable.__qualname__ = DetailedGRPO.__qualname__  # which Ray names the process by
+        trainable.__qualname__ = DetailedGRPO.__qualname__  # Ray names the process after it
     register_trainable(NAME, trainable)

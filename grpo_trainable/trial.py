@@ -1,4 +1,4 @@
-"""One trial: its actors, and the pipeline over them, round by round.
+"""One trial: its actors and the pipeline that runs its rounds.
 
 Tune's Trainable and RLlib's Algorithm are thin shells around it.
 """
@@ -48,8 +48,8 @@ from grpo_trainable.telemetry.timers import Span, WallClock, now
 
 logger = logging.getLogger(__name__)
 
-# An actor's process, its reservation and its transport are made from these keys. With other values
-# of any other key it can begin anew.
+# An actor's process, reservation and transport are built from these keys. If only other keys
+# change, the actor can be reset instead of replaced.
 BUILT_INTO_ACTORS = ("placement", "resources", "transport")
 
 
@@ -63,16 +63,18 @@ class Trial:
         inputs: Mapping[str, str] | None = None,
         files: Any = None,
     ) -> None:
-        """Starts the actors, without waiting for them. `config`: with absolute paths, as `resolved`
-        gives it. `storage`: where Tune keeps the trial's checkpoints; None where it keeps none.
+        """Start the actors without waiting for them.
 
-        `inputs`: what `digests_of_all` said of the trials when the experiment started. The files
-        that this trial reads must still be so; None compares nothing. `files`: a reference to what
-        `shipping.contents` gives, for the machines of a cluster.
+        Args:
+            config: The settings, with absolute paths as `resolved` makes them.
+            storage: Tune's storage of the trial's checkpoints. None: Tune stores none.
+            inputs: The result of `digests_of_all` for the trials when the experiment started. The
+                files that this trial reads must still match. None: nothing is compared.
+            files: A reference to the result of `shipping.contents`, for the machines of a cluster.
 
         Raises:
-            InputChanged: a file that the trial reads has changed.
-            ShippingError: a machine cannot have one.
+            InputChanged: A file that the trial reads has changed.
+            ShippingError: A file cannot be brought to a machine.
         """
         self._storage = storage
         self._files = files
@@ -80,8 +82,8 @@ class Trial:
         self._start_actors(config)
 
     def _start_actors(self, config: GRPOConfig) -> None:
-        """Starts the actors and puts the trial at round 0."""
-        self._warm_up_s: float | None = None  # None: the actors are not warm yet
+        """Start the actors and put the trial at round 0."""
+        self._warm_up_s: float | None = None  # None until the actors are warm
         self.config = config
         self.runtime = RayRuntime(config.resources.deadline_s)
         self.meter = Meter(filter(None, [driver_pid()]))
@@ -94,7 +96,7 @@ class Trial:
             raise
 
     def _new_pipeline(self) -> None:
-        """Makes a pipeline at round 0, over actors that have done nothing yet."""
+        """Create a pipeline at round 0, over actors that have not done any work yet."""
         config, choice = self.config, self.actors.choice
         self._inputs = input_digests(config, self._inputs_at_start)
         self._tokenizer = policy_tokenizer(config.model)
@@ -109,7 +111,7 @@ class Trial:
             spawn=self.replace_generator if self.actors.replaceable else None,
         )
         self.stored = TrialStorage(self._storage, config.checkpoint.keep)
-        self.time_total_s = 0.0  # seconds that Tune counted up to the last checkpoint
+        self.time_total_s = 0.0  # seconds counted by Tune up to the last checkpoint
         self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
         self._news = [
@@ -119,18 +121,19 @@ class Trial:
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # written since the last round
         self._saved_round: int | None = None
-        self._failures = 0  # checkpoints in a row that could not be written
-        self._retry_at = math.inf  # the round after which the next of them is tried again
-        self.due = False  # whether the trial itself asks for a checkpoint of this round
+        self._failures = 0  # consecutive checkpoints that could not be written
+        self._retry_at = math.inf  # round after which the next attempt is made
+        self.due = False  # True if the trial requests a checkpoint of this round
         self._has_first_weights = False
-        self._disturbed = False  # whether the user was told of a disturbed round
-        self._lost_actor = False  # whether one was replaced since the meter was read
-        self._niceness = 0  # the largest of its processes
+        self._disturbed = False  # True once the user was warned of a disturbed round
+        self._lost_actor = False  # True if an actor was replaced since the meter was last read
+        self._niceness = 0  # the largest niceness of the trial's processes
 
     def _send_first_weights(self) -> None:
-        """Warms the actors up and brings the first weights into the generators, once.
+        """Warm up the actors and send the first weights to the generators, once per pipeline.
 
-        This cannot be done earlier: a checkpoint may be loaded first, whose weights then travel.
+        This happens late because a checkpoint may be loaded first, and its weights are the ones to
+        send.
         """
         if self._has_first_weights:
             return
@@ -143,27 +146,30 @@ class Trial:
         self.meter.start_measuring()
 
     def _warm_up(self) -> None:
-        """Warms the actors up, unless they began anew and are warm still.
+        """Warm up the actors, unless they were reset and are still warm.
 
         Raises:
-            ActorFailed: one of them cannot do what a round asks of it.
+            ActorFailed: An actor cannot do the work of a round.
         """
         if self._warm_up_s is not None:
             return
         start = now()
         chunk = range(schedule.unit_prompts(self.config))
-        # With difficulty pools every request names its example, as those of the rounds will.
+        # With difficulty pools, each request of a round names its example, so these do too.
         example = (lambda index: index) if self.config.pools.enabled else (lambda _: None)
         self.actors.warm_up([self._prompts.request("train", i, example(i)) for i in chunk])
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 
     def replace_generator(self, name: str, patience_s: float) -> Actor | None:
-        """A new generator in place of the one of this name, which was killed; None where no machine
-        has had room for it for `patience_s`.
+        """Start a generator in place of a killed one, or return None if there is no room for it.
+
+        Args:
+            name: The name of the killed generator.
+            patience_s: How long to wait for a machine with room.
 
         Raises:
-            InputChanged: a file that it would read has changed.
+            InputChanged: A file that the new generator would read has changed.
         """
         self._lost_actor = True
         input_digests(self.config, self._inputs)  # the new actor reads the files again
@@ -176,13 +182,14 @@ class Trial:
 
     @property
     def rounds_trained(self) -> int:
+        """Number of rounds trained so far."""
         return self.pipeline.gate.learner_round
 
     def run_round(self) -> RoundReport | None:
-        """One round; None where the trial has ended.
+        """Run one round and return its report, or None if the trial has ended.
 
         Raises:
-            ActorFailed: an actor failed in a way that ends the trial.
+            ActorFailed: An actor failed in a way that ends the trial.
         """
         self._send_first_weights()
         if self.pipeline.ended:
@@ -193,8 +200,11 @@ class Trial:
         return report
 
     def _completed(self, report: RoundReport) -> RoundReport:
-        """The pipeline's report of a round with what only the trial knows: other work on its
-        machine, time and cost, its checkpoints, and warnings, which are logged as well."""
+        """Add to the pipeline's report of a round what only the trial measures.
+
+        This adds the load from other processes, time and cost, checkpoints and warnings. The
+        warnings are logged as well.
+        """
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         row["fleet/niceness"] = float(self._niceness)
         counts = self.pipeline.counts
@@ -211,7 +221,10 @@ class Trial:
         return report
 
     def evaluate(self) -> Evaluation:
-        """The held-out rewards under the present weights, between two rounds."""
+        """Return the held-out rewards under the current weights. Call it between two rounds.
+
+        The trial's wall clock does not count the evaluation.
+        """
         self._send_first_weights()
         start = now()
         evaluation = self.pipeline.evaluate()
@@ -219,16 +232,19 @@ class Trial:
         return evaluation
 
     def learner_state(self) -> LearnerState:
-        """A copy of what is trained, and of the learner's counters."""
+        """Return a copy of the trained tensors and of the learner's counters."""
         return self._learners.state()
 
     def _disturbance(self, round_: int) -> dict[str, float]:
-        """The share of this machine that others took since the round before; empty if unknown."""
+        """Return the share of this machine's CPU time that other processes took in this round.
+
+        The result is empty if the share is unknown.
+        """
         self._add_processes_to_meter()
         taken = self.meter.take()
         if taken is None:
             return {}
-        # The CPU time of an actor that was killed can no longer be told from that of others.
+        # After an actor was killed, its CPU time cannot be separated from that of other processes.
         lost, self._lost_actor = self._lost_actor, False
         if taken.fraction > DISTURBED_ABOVE and not lost and not self._disturbed:
             self._disturbed = True
@@ -237,17 +253,22 @@ class Trial:
         return {"time/disturbed_fraction": taken.fraction}
 
     def _add_processes_to_meter(self) -> None:
-        """Tells the meter the processes of actors that have started meanwhile."""
+        """Add the processes of actors that have started since the last call to the meter."""
         for process in self.actors.new_processes():
             self.meter.add(process)
             if process.niceness > self._niceness:
                 self._niceness = process.niceness
                 self._news.append(
-                    f"actors run at niceness {process.niceness}, behind every ordinary process of "
-                    "their machine; RAY_worker_niceness=0 before `ray start` changes that"
+                    f"actors run at niceness {process.niceness}, so any ordinary process on their "
+                    "machine has priority; set RAY_worker_niceness=0 before `ray start` to change "
+                    "that"
                 )
 
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
+        """Return the round's times, throughput and cost.
+
+        Throughput counts the groups that were trained on for the first time.
+        """
         eval_s = report.metrics["time/eval_s"]
         seconds = self._wall_clock.round_ended(report.start, report.end, eval_s)
         new = [group for group in report.groups if group.uses == 1]
@@ -263,7 +284,7 @@ class Trial:
         }
 
     def details(self, report: RoundReport) -> RoundDetails:
-        """What the callbacks write down of a round: responses, version changes and every span."""
+        """Return what the callbacks write: responses, steps, version changes and every span."""
         updated, decode = report.updated, self._tokenizer.decode
         evaluations: Columns = {}
         for held_out in report.evaluations:
@@ -298,7 +319,11 @@ class Trial:
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """Surrounds all that a checkpoint takes: writing it, and copying it to where it stays."""
+        """Count the enclosed time as checkpoint time, and leave it out of the wall clock.
+
+        It should enclose everything that a checkpoint takes: writing it and copying it to its
+        storage.
+        """
         start = now()
         try:
             yield
@@ -308,22 +333,29 @@ class Trial:
             self._wall_clock.leave_out(span.seconds)
 
     def note_checkpoints(self, notes: list[str], *, failed: bool = False) -> None:
-        """Tells the user of trouble with checkpoints, and counts one that could not be written. The
-        next is tried after one round, then two, four and so on, where none is due before."""
+        """Report problems with checkpoints, and schedule the next attempt after a failure.
+
+        After consecutive failures, the next attempt follows after 1, 2, 4, … rounds, unless a
+        checkpoint is due earlier.
+
+        Args:
+            notes: One line for each problem.
+            failed: True if a checkpoint could not be written.
+        """
         self._notes += notes
         self.pipeline.counts.checkpoint_failures += failed
         self._failures = self._failures + 1 if failed else 0
         self._retry_at = self.rounds_trained + 2 ** (self._failures - 1) if failed else math.inf
 
     def save(self, directory: str | Path) -> None:
-        """Writes policy, optimizer, waiting groups and every counter as safetensors and JSON. What
-        the learners hold they write themselves.
+        """Write policy, optimizer, buffered groups and every counter as safetensors and JSON.
 
-        Every random draw is keyed by (seed, prompt index, response, token), so the seed in the
-        config and the prompt indices in the pipeline's state are the random state.
+        The learners write their own tensors. Every random draw is keyed by (seed, prompt index,
+        response, token). So the seed in the config and the prompt indices in the pipeline's state
+        are the whole random state.
         """
-        # A checkpoint that the trial did not ask for, or a second one, is Tune's: under PBT another
-        # trial may start from it.
+        # If the trial did not request this checkpoint, or has already saved this round, Tune
+        # requested it: under PBT another trial may start from it.
         if not self.due or self.rounds_trained == self._saved_round:
             self.stored.share(self.rounds_trained)
         with begun(directory) as seen_by:
@@ -341,18 +373,18 @@ class Trial:
         self._saved_round = self.rounds_trained
 
     def load(self, directory: str | Path) -> None:
-        """Goes on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
-            CheckpointError: the directory is damaged or is not a grpo_trainable checkpoint.
-            InputChanged: a file that the trial reads has changed.
-            ActorFailed: the checkpoint holds another model.
+            CheckpointError: The directory is damaged or is not a grpo_trainable checkpoint.
+            InputChanged: A file that the trial reads has changed.
+            ActorFailed: The checkpoint contains another model.
         """
         directory = Path(directory).absolute()
         digests = verified_digests(directory)
         state, groups = read_state(directory, digests)
         if self._has_first_weights:
-            # The present pipeline has work under way that does not belong to the checkpoint.
+            # The current pipeline has calls in flight that do not belong to the checkpoint.
             self.reset(self.config, self._storage)
         refuse_changed_inputs(self.config, self._inputs, state["inputs"])
         self._learners.read_state(directory, digests, state["learner"])
@@ -362,13 +394,13 @@ class Trial:
         self.stored.shared_rounds = state["shared_rounds"]
         self.stored.share(self.rounds_trained)
 
-    # ---- Beginning anew ----------------------------------------------------------------------
+    # ---- Starting over -----------------------------------------------------------------------
 
     def reset(self, new: GRPOConfig, storage: StorageContext | None = None) -> bool:
-        """Starts over with another config; False where it reserves other resources.
+        """Start over with another config. Return False if it reserves other resources.
 
-        The actors stay where the config also has the same placement, resources and transport.
-        Otherwise others are started.
+        The actors are kept if the new config also has the same placement, resources and transport.
+        Otherwise new actors are started.
         """
         old = self.config
         if (resources.bundles(new), resources.placement_strategy(new)) != (
@@ -394,15 +426,15 @@ class Trial:
         return True
 
     def end(self) -> None:
-        """Ends every actor."""
+        """End every actor."""
         self.actors.end()
 
 
 def resolved(config: Mapping[str, Any]) -> GRPOConfig:
-    """A trial's config, with absolute paths.
+    """Return a trial's config with absolute paths.
 
-    Relative ones mean the directory in which Ray was started, not the one to which Tune moves the
-    process of a trial.
+    Relative paths refer to the directory in which Ray was started. Tune moves a trial's process to
+    another directory.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
     return with_task_settings(GRPOConfig.from_dict(make_absolute(config, started)), started)

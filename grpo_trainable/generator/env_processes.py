@@ -1,4 +1,4 @@
-"""Environments in processes that can be killed: one process plays the episodes of one group."""
+"""Environments in processes that can be killed: each process plays the episodes of one group."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ CLOSE_DEADLINE_S = 5.0
 
 
 class EpisodeError(Exception):
-    """An environment failed in an episode; the message is one line."""
+    """An environment failed in an episode. The message is one line."""
 
 
 class GroupProcess:
-    """The process of a group, and the thread that talks to it: what is submitted runs in turn."""
+    """The process of a group, and the thread that talks to it.
+
+    Submitted jobs run one after the other.
+    """
 
     def __init__(self, settings: EnvSettings) -> None:
         self._settings = settings
@@ -33,14 +36,17 @@ class GroupProcess:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
-        """Runs a job, which may call the methods of an `Episode` here, after those before it."""
+        """Run a job after all earlier ones.
+
+        It may call the methods of this group's `Episode` objects.
+        """
         return self._thread.submit(job)
 
     def start(self) -> None:
-        """Makes sure that there is a process, another one where it has ended.
+        """Start the process, unless it is alive.
 
         Raises:
-            ValueError: the environment cannot be had, in one line.
+            ValueError: The environment cannot be loaded. The message is one line.
         """
         if self._process is not None and self._process.is_alive():
             return
@@ -49,10 +55,11 @@ class GroupProcess:
         self._process = start_environment(self._settings)
 
     def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        """
+        """Send a message to the process, and return its reply.
+
         Raises:
-            TimeoutError: there is no answer in time, and no process any more.
-            EpisodeError: the process has ended, or the environment failed.
+            TimeoutError: The reply did not come in time. The process was killed.
+            EpisodeError: The process has ended, or the environment failed.
         """
         if self._process is None or not self._process.is_alive():
             raise EpisodeError("the process of its group has ended")
@@ -61,51 +68,62 @@ class GroupProcess:
         except EOFError as death:
             raise EpisodeError(f"its process died, {death}") from None
         except ValueError:
-            raise EpisodeError("its process answered with something else than JSON") from None
+            raise EpisodeError("its process answered with something other than JSON") from None
         if "error" in reply:
             raise EpisodeError(reply["error"])
         return reply
 
     def started(self) -> list[int]:
-        """Processes that the environments have started and that are not over, by number."""
+        """Return the ids of running processes that the environments have started."""
         return [] if self._process is None else self._process.started()
 
     def close(self) -> None:
-        """Lets the environments close, and ends the process and all that it has started."""
+        """Let the environments close, then kill the process and everything that it has started."""
         closing = self._thread.submit(self._say_goodbye)
         wait([closing], CLOSE_DEADLINE_S)
         if self._process is not None and not closing.done():
-            self._process.stop()  # who waits for an answer gets none
+            self._process.stop()  # a pending `ask` gets no reply
         self._thread.shutdown(cancel_futures=True)
         if self._process is not None:
             self._process.kill()
 
     def _say_goodbye(self) -> None:
-        with contextlib.suppress(EpisodeError, TimeoutError):  # it ends in any case
+        with contextlib.suppress(EpisodeError, TimeoutError):  # the process is killed in any case
             self.ask({"close": True}, CLOSE_DEADLINE_S)
 
 
 class Episode:
-    """One episode at its place in the process of its group; called in that one's thread."""
+    """One episode in the process of its group. Call its methods in that group's thread.
+
+    `place` tells the episodes of a group apart.
+    """
 
     def __init__(self, process: GroupProcess, place: int, settings: EnvSettings) -> None:
         self._process, self._place, self._settings = process, place, settings
         self._left_s = settings.episode_deadline_s
 
     def begin(self, spec: JSONValue, prompt: str) -> None:
-        """Begin the episode that `spec` describes and that the task begins with `prompt`.
+        """Begin an episode.
+
+        Args:
+            spec: The description of the episode, for the environment.
+            prompt: The text with which the episode must begin.
 
         Raises:
-            EpisodeError: the environment fails, or begins with another text.
+            EpisodeError: The environment fails, or begins with another text.
         """
         said = self._ask({"reset": self._place, "spec": spec})["text"]
         if said != prompt:
             raise EpisodeError(
-                f"reset says {shown(said)} and the prompt of its task is {shown(prompt)}"
+                f"reset says {shown(said)}, but the prompt of its task is {shown(prompt)}"
             )
 
     def step(self, action: str) -> Turn:
-        """EpisodeError where the environment fails."""
+        """Play an action, and return the environment's answer.
+
+        Raises:
+            EpisodeError: The environment fails.
+        """
         return Turn(**self._ask({"step": self._place, "action": action}))
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -122,10 +140,10 @@ class Episode:
 
 
 def start_environment(settings: EnvSettings) -> WorkerProcess:
-    """A process that plays what `env.name` names, ready.
+    """Start a process for the environment that `env.name` names, and wait until it is ready.
 
     Raises:
-        ValueError: it cannot be had, in one line.
+        ValueError: The environment cannot be loaded. The message is one line.
     """
     worker = WorkerProcess(
         f"env.name={settings.name}", "grpo_trainable.generator.env_worker", [_reference(settings)]
@@ -135,7 +153,11 @@ def start_environment(settings: EnvSettings) -> WorkerProcess:
 
 
 def _reference(settings: EnvSettings) -> str:
-    """Return the class of an environment. ValueError where code that it runs is not contained."""
+    """Return the class of an environment.
+
+    Raises:
+        ValueError: The environment runs code of the policy, which cannot be contained here.
+    """
     if settings.allow_unsafe:
         _warn_of_unsafe_code()
         return UNSAFE_PYTHON
@@ -153,7 +175,7 @@ def _reference(settings: EnvSettings) -> str:
 
 @functools.cache
 def _warn_of_unsafe_code() -> None:
-    """Warn once in a process."""
+    """Warn once in each process."""
     logger.warning(
         "env.allow_unsafe=true: code that the policy writes can read, change and delete your files "
         "and end your processes"
@@ -161,11 +183,11 @@ def _warn_of_unsafe_code() -> None:
 
 
 def check_environment(settings: EnvSettings, spec: JSONValue, prompt: str) -> None:
-    """Begin one episode in a process of its own, before Ray starts.
+    """Begin one episode in a separate process, before Ray starts.
 
     Raises:
-        ValueError: the environment cannot be had, in one line.
-        EpisodeError: the environment does not begin `spec` with `prompt`.
+        ValueError: The environment cannot be loaded. The message is one line.
+        EpisodeError: The environment does not begin `spec` with `prompt`.
     """
     process = GroupProcess(settings)
     try:

@@ -1,15 +1,16 @@
-"""The process in which the episodes of a group are played: `python -m … REFERENCE LIFELINE_FD`.
+"""The process that plays the episodes of a group: `python -m … REFERENCE LIFELINE_FD`.
 
-JSON lines on standard input and output, never pickle. First comes `{"ready": true}`, or
-`{"error": …}` and the end when the class cannot be had. Then each request gets one reply:
+Standard input and output carry JSON lines, never pickle. The first line of output is
+`{"ready": true}`. If the class cannot be loaded, it is `{"error": …}` and the process ends. Then
+each request gets one reply:
 
     {"reset": PLACE, "spec": …}      {"text": …}
     {"step": PLACE, "action": …}     {"text", "reward", "done", "info"}
     {"close": true}                  {"closed": true}
 
-or `{"error": …}`. A PLACE is a number; each has an environment of its own, which plays one episode
-after the other. The process ends with its parent, as `score_worker` does. A copy of it that an
-environment has forked and that comes back here ends, since two would answer one request.
+or `{"error": …}`. A PLACE is a number. Each place has a separate environment, which plays one
+episode after the other. The process ends with its parent, as `score_worker` does. If an environment
+has forked and the copy returns here, the copy ends, because two processes would answer one request.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ METHODS = ("reset", "step", "close")
 
 
 class Environments:
-    """The environments of one process, made when they are first asked."""
+    """The environments of one process. Each is created when it is first used."""
 
     def __init__(self, reference: str) -> None:
-        """
+        """Load the class of the environments.
+
         Raises:
-            PluginError: the class cannot be had, or lacks a method.
+            PluginError: The class cannot be loaded or lacks a method.
         """
         self._class: Callable[[], Environment] = load("env.name", reference)
         self._made: dict[int, Environment] = {}
@@ -43,7 +45,10 @@ class Environments:
             raise PluginError(f"env.name={reference}: has no method {lacking[0]}")
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What an environment says; its exceptions are the caller's."""
+        """Return the reply of an environment to a request.
+
+        Exceptions of the environment pass through.
+        """
         if "reset" in request:
             return {"text": as_text(self._at(request["reset"]).reset(request["spec"]))}
         if "step" in request:
@@ -60,6 +65,7 @@ class Environments:
 
 
 def main(reference: str, lifeline_fd: int) -> None:
+    """Answer requests until standard input ends."""
     die_with_parent(lifeline_fd)
     requests, replies = take_standard_streams()
     process = os.getpid()
@@ -68,7 +74,7 @@ def main(reference: str, lifeline_fd: int) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    # The user's code runs here, so nothing it raises may end the conversation without a word.
+    # User code runs here. Nothing that it raises may end the conversation silently.
     try:
         places = Environments(reference)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Episodes: the policy acts, its environment answers, until one of them ends it."""
+"""Episodes: the policy acts and its environment answers, until one of them ends the episode."""
 
 from __future__ import annotations
 
@@ -22,38 +22,44 @@ from grpo_trainable.tasks.prompts import Prompts
 
 @dataclass(kw_only=True)
 class Played:
-    """An episode as far as it has come."""
+    """An episode as far as it has been played."""
 
     episode: Episode
     process: GroupProcess
-    rewards: list[tuple[int, float]] = field(default_factory=list)  # (last token of an action, …)
-    info: dict[str, float] = field(default_factory=dict)  # added up over its turns
-    error: str | None = None  # why it could not be played
+    rewards: list[tuple[int, float]] = field(default_factory=list)  # (last token of action, reward)
+    info: dict[str, float] = field(default_factory=dict)  # sums over the turns
+    error: str | None = None  # why the environment failed
 
     def add(self, end: int, turn: Turn) -> None:
-        """Takes note of what the action that ends with token `end` led to."""
+        """Record the environment's answer to the action that ends with token `end`."""
         self.rewards.append((end, turn.reward))
         for name, value in turn.info.items():
             self.info[name] = self.info.get(name, 0.0) + value
 
     def score(self, discount: float) -> Score | RewardError:
-        """Σ discount^turn · reward, where the environment did not fail."""
+        """Return Σ discount^turn · reward as a score, or an error if the environment failed."""
         if self.error is not None:
             return RewardError(f"environment: {self.error}")
         total = sum(discount**turn * reward for turn, (_, reward) in enumerate(self.rewards))
         try:
             return as_score({"reward": total, "parts": self.info})
-        except ValueError as error:  # the sum is no float32
+        except ValueError as error:  # the sum is not a finite float32
             return RewardError(f"environment: {error}")
 
 
 class EpisodePlayer:
-    """Has requests played, each group in a process of its own, which later groups use again."""
+    """Plays the episodes of requests. Each group has a process, which later groups use again."""
 
     def __init__(self, settings: EnvSettings, prompts: Prompts, tokenizer: Tokenizer) -> None:
-        """
+        """Start one process, to see that the environment can be loaded.
+
+        Args:
+            settings: The environment's settings.
+            prompts: Returns the episode of each prompt.
+            tokenizer: Decodes actions.
+
         Raises:
-            ValueError: the environment cannot be had, in one line.
+            ValueError: The environment cannot be loaded. The message is one line.
         """
         self._settings, self._prompts, self._tokenizer = settings, prompts, tokenizer
         self._processes = [GroupProcess(settings)]
@@ -65,8 +71,12 @@ class EpisodePlayer:
         requests: Sequence[Request],
         between_tokens: Callable[[], None],
     ) -> tuple[list[RolloutGroup], list[list[Score | RewardError]]]:
-        """A group for each request, with the rewards of its turns and without its own; and a score
-        for each of its episodes."""
+        """Sample and play the episodes of `requests`.
+
+        Returns:
+            A group for each request, with the rewards of its turns but not of its responses; and,
+            for each group, a score for each episode.
+        """
         episodes = self._begun(requests)
         call = _Call(self._settings, self._prompts.reply, self._tokenizer.decode, episodes)
         groups = engine.play(requests, between_tokens, call)
@@ -79,7 +89,7 @@ class EpisodePlayer:
         return groups, scored
 
     def _begun(self, requests: Sequence[Request]) -> list[Played]:
-        """Has every episode begin, and waits for none to have begun."""
+        """Begin every episode, without waiting for the environments to answer."""
         begun = []
         for process, request in zip(self._started(len(requests)), requests, strict=True):
             example = request.example
@@ -97,8 +107,11 @@ class EpisodePlayer:
         return begun
 
     def _started(self, count: int) -> list[GroupProcess]:
-        """So many processes, started. All start side by side, and none is played in before they
-        have: a start is no answer that others could be held up by."""
+        """Return `count` started processes.
+
+        All start side by side, and no episode begins before all have started. Otherwise the wait
+        for a start would count as a wait for an answer, which holds up others.
+        """
         while len(self._processes) < count:
             self._processes.append(GroupProcess(self._settings))
         used = self._processes[:count]
@@ -106,7 +119,7 @@ class EpisodePlayer:
         return used
 
     def close(self) -> None:
-        """Ends every process; what is under way ends with it."""
+        """Kill every process, which ends all running episodes."""
         for process in self._processes:
             process.close()
         self._processes = []
@@ -114,15 +127,15 @@ class EpisodePlayer:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """The episodes of one specification."""
+    """The episodes that share one specification."""
 
     process: GroupProcess
     spec: JSONValue
-    prompt: str  # what each reset must say
+    prompt: str  # the text with which each episode must begin
     episodes: list[Played]
 
     def begin(self) -> None:
-        """Runs in the thread of the group's process."""
+        """Begin all episodes. This runs in the thread of the group's process."""
         try:
             self.process.start()
         except ValueError as error:
@@ -137,11 +150,11 @@ class _Group:
 
 
 class _Call:
-    """What an engine talks to while it samples the episodes of one call.
+    """The environments' side of one call of an engine; a `Partner`.
 
-    An answer is given to it as soon as all others that are being waited for have come too, so that
-    a call gives the same bits when it is repeated. `patience_s` is how long all these waits of a
-    call may take together while other rows could go on.
+    Answers are handed over together, once all awaited ones have come, so a repeated call gives the
+    same bits. `patience_s` limits these waits: it is the time that a call may spend on them in all
+    while other rows could continue.
     """
 
     def __init__(
@@ -151,7 +164,14 @@ class _Call:
         decode: Callable[[Sequence[int]], str],
         episodes: Sequence[Played],
     ) -> None:
-        """`reply`: what the policy reads of an observation after such an action, in tokens."""
+        """Prepare a call.
+
+        Args:
+            settings: The environment's settings.
+            reply: Converts an observation to the tokens that the policy reads after an action.
+            decode: Converts the tokens of an action to text.
+            episodes: The episodes of the call, by row.
+        """
         self._settings, self._reply, self._decode = settings, reply, decode
         self._episodes = episodes
         self._answers: SimpleQueue[Observation | BaseException] = SimpleQueue()
@@ -159,13 +179,13 @@ class _Call:
         self._patience_s = settings.patience_s
 
     def act(self, action: Action) -> None:
-        """Has the action played, in the thread of the group's process."""
+        """Have an action played, in the thread of its group's process."""
         self._awaited += 1
 
         def play() -> None:
             try:
                 self._answers.put(self._answer(action))
-            except BaseException as error:  # told where answers are waited for
+            except BaseException as error:  # raised in the thread that waits for answers
                 self._answers.put(error)
 
         self._episodes[action.row].process.submit(play)
@@ -185,7 +205,7 @@ class _Call:
         return Observation(action.row, self._reply(turn.text, action.ids))
 
     def observations(self, *, waits: bool) -> list[Observation]:
-        """What environments have answered, as `Partner` says."""
+        """Return the answers of the environments, as `Partner` describes."""
         heard: list[Observation] = []
         while self._awaited:
             answer = self._next(waits=waits and not heard)
@@ -198,7 +218,11 @@ class _Call:
         return sorted(heard)
 
     def _next(self, *, waits: bool) -> Observation | BaseException | None:
-        """The next answer, waited for as long as it takes or else with what patience is left."""
+        """Return the next answer, or None.
+
+        If `waits` is True, wait for as long as it takes. Otherwise wait at most for the remaining
+        patience.
+        """
         if waits:
             return self._answers.get()
         start = time.monotonic()

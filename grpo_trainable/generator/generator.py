@@ -1,4 +1,4 @@
-"""The generator: engine + task + scorer. Prompts in, scored groups out."""
+"""The generator: engine, task and scorer. Prompts in, scored groups out."""
 
 from __future__ import annotations
 
@@ -30,36 +30,42 @@ from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memor
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
 
-Scores = list[Score | RewardError]  # a group's: one for each response, then for each completion
+Scores = list[Score | RewardError]  # of a group: for each response, then for each completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fetched:
-    """Weights in this process that the engine does not have yet."""
+    """Weights in this process that the engine has not loaded yet."""
 
     weights: PolicyWeights
-    bytes: int  # bytes that travelled
+    bytes: int  # number of bytes that travelled
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rollouts:
-    """What one call of `generate` has sampled."""
+    """The results of sampling in one call of `generate`."""
 
     stream: str
     groups: list[RolloutGroup]
-    completions: list[Completions]  # one a group; none: not asked for
+    completions: list[Completions]  # one for each group; empty if not needed
 
 
 class Generator:
-    """Samples and scores responses with its own copy of the weights."""
+    """Samples and scores responses with a private copy of the weights."""
 
     CONCURRENT = ("progress", "deposit", "score")
 
     def __init__(
         self, config: GRPOConfig, receiver: WeightReceiver, clock: StageClock | None = None
     ) -> None:
-        """`clock`: that of the process, when another role lives in it too."""
+        """Build the generator in this process.
+
+        Args:
+            config: The trial's settings.
+            receiver: Fetches published weights.
+            clock: The clock of the process, if another role runs in it too.
+        """
         keep_freed_memory()
         r = config.resources
         self._context = RoleContext(
@@ -68,22 +74,22 @@ class Generator:
             clock=clock,
         )
         self._receiver = receiver
-        # A late `score` from before a reset must not find a chunk sampled after it.
+        # Numbers continue after a reset, so a late `score` from before it finds no newer chunk.
         self._numbers = itertools.count()
         self._build(config)
 
     def reset(self, config: GRPOConfig) -> None:
-        """Begins anew with a config of the same placement, resources and transport."""
+        """Start over with a config that has the same placement, resources and transport."""
         self.close()
         self._context.clock.reset()
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
-        self._fetched: dict[str, torch.Tensor] = {}  # the weights that the last fetch brought
-        # Another thread puts weights in; those that were not taken out give way to newer ones.
+        self._fetched: dict[str, torch.Tensor] = {}  # the weights of the last fetch
+        # Another thread puts weights in. Newer weights replace those that were not taken out.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        self._to_score: dict[int, _Rollouts] = {}  # what waits for `score`, by its number
+        self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
         self._engine_name = chosen_engine(config).name
         self._tokenizer = policy_tokenizer(config.model)
         self._vocab_size = policy_shape(config.model).vocab_size
@@ -103,13 +109,15 @@ class Generator:
             self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
         elif not isinstance(self.engine, EarningEngine):
             self._scorer = make_scorer(config, task)
-        self._parts = tuple(config.task.part_weights)  # names of the reward's parts in groups
+        self._parts = tuple(config.task.part_weights)  # names of reward parts in the groups
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
-        """Fetches published weights and gives them to the engine, which verifies them.
+        """Fetch published weights and load them into the engine, which verifies them.
 
-        `received`: their tensors, where the transport brings them with the call; they have been
-        travelling since `sent_at`.
+        Args:
+            handle: The handle of the published weights.
+            received: Their tensors, if the transport brings them with the call.
+            sent_at: When the tensors could begin to travel, in seconds since 1970.
         """
         with self._context.call("sync", since=sent_at) as waited_s:
             with self._context.clock("sync"):
@@ -117,8 +125,11 @@ class Generator:
             return replace(loaded, spans=self._context.clock.take())
 
     def deposit(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Deposited:
-        """Fetches published weights and puts them in a mailbox, which the sampling loop checks
-        before every token. Runs in a thread of its own, concurrently with any other call."""
+        """Fetch published weights and put them into a mailbox.
+
+        The sampling loop checks the mailbox before every token. This method runs in a separate
+        thread, concurrently with any other call. Its arguments are those of `load`.
+        """
         mailbox = self._mailbox  # `reset` replaces it
         called = now()
         start = min(called, sent_at)
@@ -135,13 +146,13 @@ class Generator:
         start = time.perf_counter()
         weights = self._receiver.fetch(handle, received)
         seconds = waited_s + time.perf_counter() - start
-        # A tensor that has been here already did not travel.
+        # A tensor that was already here did not travel.
         new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
         self._fetched = weights.tensors
         return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
 
     def _take(self, fetched: _Fetched) -> Loaded:
-        """Gives fetched weights to the engine."""
+        """Load fetched weights into the engine."""
         weights = fetched.weights
         start = time.perf_counter()
         self.engine.load(weights)
@@ -159,11 +170,11 @@ class Generator:
         )
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
-        """Samples the requests, all of one stream, and scores them by a built-in reward.
+        """Sample the requests, all of one stream, and score them if that is quick.
 
-        A user's reward may take its time: then the answer is `Sampled`, and `score` scores while
-        the next requests are sampled. Episodes are rewarded while they are played. In an
-        evaluation all of it is the stage `eval`.
+        A reward that may take long is computed by `score`, while the next requests are sampled. The
+        answer is then `Sampled`. Episodes are rewarded while they are played. In an evaluation, all
+        of this counts as the stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():
@@ -188,12 +199,18 @@ class Generator:
 
     @property
     def _scores_apart(self) -> bool:
-        """Whether `generate` answers `Sampled` and leaves the scores to `score`."""
+        """True if `generate` answers `Sampled` and leaves the rewards to `score`."""
         return self._scorer is not None and not self._scorer.is_inline
 
     def score(self, number: int) -> Scored:
-        """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
-        The answer to `generate`, `Sampled`, has told the number and which weights were loaded."""
+        """Score what `generate` has sampled.
+
+        This runs in a separate thread, concurrently with any other call. The weights that were
+        loaded meanwhile are in the answer to `generate`.
+
+        Args:
+            number: The number in that answer, `Sampled`.
+        """
         rollouts = self._to_score.pop(number)
         start = now()
         with self._context.clock.concurrent():
@@ -202,10 +219,10 @@ class Generator:
         return _scored(rollouts, scores, self._parts, [], spans)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Samples once and drops the responses, so that the first round finds memory and code warm.
+        """Sample once and drop the responses, so that memory and code are warm in the first round.
 
-        Random draws are keyed by what is asked for, so none is used up. Nothing is scored: a user's
-        reward function may count its calls, or cost something.
+        Random draws are keyed by the request, so none is used up. Nothing is scored, because a
+        user's reward function may count its calls or cost money.
         """
         with self._context.call():
             if isinstance(self.engine, EarningEngine):
@@ -220,20 +237,23 @@ class Generator:
     def _completions(
         self, requests: Sequence[Request], groups: Sequence[RolloutGroup]
     ) -> list[Completions]:
-        """Completions of the states of each group; none where nobody asks for their values."""
+        """Return completions of the states of each group; empty if none are needed."""
         if self._completer is None or requests[0].stream == "eval":
             return []
         with self._context.clock("vine"):
             return self._completer.completions(groups, requests[0].limits)
 
     def _complete(self, requests: Sequence[Request]) -> list[RolloutGroup]:
-        """Samples completions with the weights that have sampled the responses."""
+        """Sample completions with the weights that have sampled the responses."""
         return self._sample(requests, advance)
 
     def _sample_or_play(
         self, requests: Sequence[Request]
     ) -> tuple[list[RolloutGroup], list[Scores] | None]:
-        """The groups, and the scores of episodes; None where responses are yet to be scored."""
+        """Return the groups, and the scores of episodes.
+
+        The scores are None if responses have yet to be scored.
+        """
         if isinstance(self.engine, EarningEngine):
             return self._earn(self.engine, requests, self.between_tokens)
         if self._player is None:
@@ -250,7 +270,7 @@ class Generator:
         requests: Sequence[Request],
         between_tokens: Callable[[], None],
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Groups of episodes, and a score for each episode."""
+        """Return groups of episodes, and a score for each episode."""
         groups, scores = engine.earn(requests, between_tokens)
         densities = any(group.actions is not None for group in groups)
         check_played(
@@ -273,7 +293,10 @@ class Generator:
         return groups
 
     def between_tokens(self) -> None:
-        """Called before every token: loads weights that have arrived in the mailbox."""
+        """Load weights that have arrived in the mailbox.
+
+        The engine calls this before every token.
+        """
         advance()
         if not self._mailbox:
             return
@@ -281,10 +304,11 @@ class Generator:
             self._loaded.append(self._take(self._mailbox.pop()))
 
     def progress(self) -> int:
-        """A number that changes with each token and reward."""
+        """Return a count that changes with each token and each reward."""
         return steps_done()
 
     def close(self) -> None:
+        """Close the scorer, the environments and the receiver."""
         engine = self.engine if isinstance(self.engine, EarningEngine) else None
         for own in (self._scorer, self._player, engine):
             if own is not None:
@@ -292,7 +316,7 @@ class Generator:
         self._receiver.close()
 
     def _scores(self, rollouts: _Rollouts) -> list[Scores]:
-        """A score of every response, and of every completion after them, by group."""
+        """Return the scores of every group: of its responses, then of its completions."""
         groups = rollouts.groups
         texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
         for of_group, completed in zip(texts, rollouts.completions, strict=False):
@@ -307,7 +331,7 @@ class Generator:
         return [[next(answers) for _ in of_group] for of_group in texts]
 
     def _with_every_part(self, score: Score | RewardError) -> Score | RewardError:
-        """The score, if it has the parts that `task.reward_weights` names."""
+        """Return the score, or an error if a part that `task.reward_weights` names is missing."""
         if isinstance(score, RewardError):
             return score
         missing = [name for name in self._parts if name not in score.all_parts]
@@ -320,7 +344,7 @@ class Generator:
 
 
 def _scoring_stage(stream: str) -> str:
-    """The stage in which a stream's responses are scored."""
+    """Return the stage to which the scoring of a stream belongs."""
     return "eval" if stream == "eval" else "reward"
 
 
@@ -331,8 +355,17 @@ def _scored(
     loaded: list[Loaded],
     spans: list[Span],
 ) -> Scored:
-    """The groups with their rewards, these parts of them and the values of their states, those
-    without a failed score. `scores`: as `Generator._scores` gives them."""
+    """Add rewards, reward parts and state values to the groups.
+
+    Leave out groups with a failed score.
+
+    Args:
+        rollouts: The groups and their completions.
+        scores: The result of `Generator._scores`.
+        parts: Names of the reward parts to put into the groups.
+        loaded: Weights that were loaded between two tokens.
+        spans: The spans of the call.
+    """
     scored = Scored(
         groups=[],
         failed=[],
@@ -370,7 +403,7 @@ def _double(values: list[float]) -> torch.Tensor:
 
 
 def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:
-    """(G, K) float32; None where nobody asks for a part."""
+    """Return the named parts of the rewards, (G, K) float32, or None if no part is named."""
     if not names:
         return None
     rows = [[score.all_parts[name] for name in names] for score in scores]

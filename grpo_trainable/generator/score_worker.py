@@ -1,14 +1,16 @@
-"""The process that scores what may take long: `python -m … REFERENCE LIFELINE_FD [TASK]`.
+"""The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK]`.
 
-REFERENCE names a function `f(response, ground_truth)`. With TASK, which is JSON with `settings` and
-`seed`, it names a task, a built-in one or a class of the user's, whose `reward` is asked.
+REFERENCE names a function `f(response, ground_truth)`. With TASK, a JSON object with `settings` and
+`seed`, it names a task whose `reward` is called. The task is a built-in one or a user's class.
 
-JSON lines on standard input and output, never pickle. First comes `{"ready": true}`, or
-`{"error": …}` and the end when the function cannot be imported. Then each request, `{"response",
-"ground_truth"}`, gets one reply: `{"reward", "format_reward", "answer_reward"}` or `{"error"}`.
+Standard input and output carry JSON lines, never pickle. The first line of output is
+`{"ready": true}`. If the function cannot be imported, it is `{"error": …}` and the process ends.
+Then each request, `{"response", "ground_truth"}`, gets one reply: `{"error"}` or
+`{"reward", "format_reward", "answer_reward"}`.
 
-It ends with its parent: idle, by the end of standard input; busy, by SIGIO when the parent's end
-of the LIFELINE_FD pipe closes. The signal needs no cooperation of a function that never returns.
+The process ends with its parent. An idle process sees the end of standard input. A busy one gets
+SIGIO when the parent's end of the LIFELINE_FD pipe closes; that works even if a function never
+returns.
 """
 
 from __future__ import annotations
@@ -26,15 +28,19 @@ from grpo_trainable.plugins import load, one_line
 from grpo_trainable.tasks import REWARDS, as_score
 from grpo_trainable.tasks.custom import CustomTask
 
-# Bytes that a built-in reward may have mapped: an answer can be a number that no memory holds.
+# Memory limit of a built-in reward, in bytes: an answer can be a number that no memory can hold.
 MEMORY_BYTES = 2 << 30
 
 
 def reward_function(reference: str, task: str | None) -> Callable[[str, Any], Any]:
-    """What is asked for rewards.
+    """Return the function that computes rewards.
+
+    Args:
+        reference: The name of a function or a task.
+        task: The task's settings and seed as JSON. None: `reference` names a function.
 
     Raises:
-        ValueError: it cannot be had, in one line.
+        ValueError: The function cannot be loaded. The message is one line.
     """
     if task is None:
         return load("task.reward", reference)
@@ -54,6 +60,7 @@ def _built_in(name: str, settings: dict[str, Any]) -> Callable[[str, Any], Any]:
 
 
 def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
+    """Answer requests until standard input ends."""
     die_with_parent(lifeline_fd)
     requests, replies = take_standard_streams()
 
@@ -61,7 +68,7 @@ def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    # The user's code runs here, so nothing it raises may end the conversation without a word.
+    # User code runs here. Nothing that it raises may end the conversation silently.
     try:
         function = reward_function(reference, task)
     except ValueError as error:

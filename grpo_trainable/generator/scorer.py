@@ -1,4 +1,4 @@
-"""Responses in, scores out: in this process, or in killable ones for what may take long."""
+"""Scoring of responses, in this process or, for slow rewards, in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from grpo_trainable.telemetry.progress import advance
 
 logger = logging.getLogger(__name__)
 
-HANGS_A_CHUNK = 10  # answers that may fail to come before the rest of a chunk is not asked for
+HANGS_A_CHUNK = 10  # number of missing answers after which the rest of a chunk is not scored
 
 
 class Scorer(Protocol):
-    is_inline: bool  # it takes no time of its own, and never hangs
+    """Computes the rewards of responses."""
+
+    is_inline: bool  # scoring takes hardly any time and never hangs
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
-        """One answer per request, in order."""
+        """Return one answer for each request, in order."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release all processes."""
+        ...
 
 
 class InlineScorer:
-    """Scores with a function of ours that never hangs and whose exceptions are our bugs."""
+    """Scores with a built-in function that never hangs. Its exceptions are our bugs."""
 
     is_inline = True
 
@@ -42,31 +46,34 @@ class InlineScorer:
         self._reward_fn = reward_fn
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
+        """Return the score of each request, in order."""
         return [self._reward_fn(request.response, request.ground_truth) for request in requests]
 
     def close(self) -> None:
+        """Do nothing: there are no processes."""
         pass
 
 
 class ProcessScorer:
-    """Scores with a function that may hang, in `workers` processes side by side that can be killed.
+    """Scores with a function that may hang, in `workers` parallel processes that can be killed.
 
-    `reward` is `module:function` or `path/to/file.py:function`, looked up from `directory` (None:
-    the current one) and on this process's `sys.path`. The function is `f(response, ground_truth)`
-    and returns a number, or a dict with `reward` and optionally `format_reward` and
-    `answer_reward`. With `task`, its `settings` and `seed`, `reward` names a task instead, built-in
-    or a class of the user's, whose method of that name is the function.
+    `reward` is `module:function` or `path/to/file.py:function`. It is looked up in `directory`
+    (None: the current one) and on this process's `sys.path`. The function is
+    `f(response, ground_truth)`. It returns a number, or a dict with `reward` and optionally
+    `format_reward` and `answer_reward`. With `task`, its `settings` and `seed`, `reward` instead
+    names a task, built-in or a user's class, whose method `reward` is the function.
 
-    Whatever goes wrong with a response (an exception, a value that is no finite number, no answer
-    within `deadline_s`, the death of the process) becomes its `RewardError`. Where no answer comes
-    and `unverified` is given, that says instead what the response is worth, which is then at fault
-    and not the function. A spare process, already warm, takes over from one that was killed or
-    died. After `HANGS_A_CHUNK` answers of one `score` that did not come, the rest is not asked for,
-    so that rewards which all hang end the trial soon; what other processes are at by then is still
-    awaited. ValueError when the function cannot be imported.
+    Every failure becomes the `RewardError` of its response: an exception, a value that is not a
+    finite number, no answer within `deadline_s`, or the death of the process. If no answer comes
+    and `unverified` is given, its result is the score instead: then the response is at fault, not
+    the function. A spare process, already warm, replaces one that was killed or died.
 
-    Requests are begun in order, each by the process that is free first. Which one that is depends
-    on timing, so only a function that keeps nothing from call to call gives the same rewards again.
+    After `HANGS_A_CHUNK` missing answers in one `score`, the remaining responses are not scored, so
+    a trial whose rewards all hang ends soon. Responses that other processes are already scoring are
+    still awaited.
+
+    Requests start in order, each in the process that is free first. That depends on timing, so only
+    a function that keeps no state between calls gives the same rewards again.
     """
 
     is_inline = False
@@ -81,12 +88,25 @@ class ProcessScorer:
         task: Mapping[str, Any] | None = None,
         unverified: Callable[[str], Score] | None = None,
     ) -> None:
+        """Start the processes and wait until they are ready.
+
+        Args:
+            reward: The function or task, as described above.
+            deadline_s: Seconds after which an answer counts as missing.
+            workers: Number of processes that score at the same time, without the spare.
+            directory: The directory for relative paths; None: the current one.
+            task: The task's `settings` and `seed`. None: `reward` names a function.
+            unverified: Returns the score of a response without an answer. None: it is an error.
+
+        Raises:
+            ValueError: The function cannot be imported.
+        """
         self._start = functools.partial(_worker, reward, directory, task)
         self._deadline_s = deadline_s
         self._unverified = unverified
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
-        self._changing = threading.Lock()  # guards the two that follow
-        self._processes = [self._start() for _ in range(workers)]  # the spare last
+        self._changing = threading.Lock()  # guards the next two attributes
+        self._processes = [self._start() for _ in range(workers)]  # the last one is the spare
         self._closed = False
         self._free: SimpleQueue[WorkerProcess] = SimpleQueue()
         for worker in self._processes:
@@ -95,11 +115,12 @@ class ProcessScorer:
         self._processes.append(self._start())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
+        """Return one answer for each request, in order."""
         hung: list[ScoreRequest] = []
 
         def score_one(request: ScoreRequest) -> Score | RewardError:
             if len(hung) >= HANGS_A_CHUNK:
-                return RewardError(f"not asked for: {len(hung)} others of its chunk hung")
+                return RewardError(f"not scored: {len(hung)} other responses of its chunk hung")
             try:
                 return self._ask(request)
             except TimeoutError:
@@ -118,6 +139,7 @@ class ProcessScorer:
             raise
 
     def close(self) -> None:
+        """Kill all processes. Pending requests get no answer."""
         with self._changing:
             self._closed = True
         self._stop()
@@ -126,13 +148,18 @@ class ProcessScorer:
             worker.kill()
 
     def _stop(self) -> None:
-        """Ends every process; who waits for an answer gets none."""
+        """Kill every process. Pending requests get no answer."""
         with self._changing:
             for worker in self._processes:
                 worker.stop()
 
     def _ask(self, request: ScoreRequest) -> Score | RewardError:
-        """TimeoutError when no answer comes in time, EOFError when the process dies."""
+        """Return the answer of a free process.
+
+        Raises:
+            TimeoutError: The answer did not come in time.
+            EOFError: The process died.
+        """
         message = {"response": request.response, "ground_truth": request.ground_truth}
         worker = self._free.get()
         try:
@@ -150,7 +177,11 @@ class ProcessScorer:
         return self._unverified(request.response)
 
     def _spare_for(self, ended: WorkerProcess) -> WorkerProcess:
-        """The spare, which gets another behind it. EOFError once the scorer is closed."""
+        """Return the spare in place of a process that has ended, and start another spare.
+
+        Raises:
+            EOFError: The scorer is closed.
+        """
         with self._changing:
             if self._closed:
                 raise EOFError("the scorer was closed while it waited for an answer")
@@ -166,14 +197,19 @@ class ProcessScorer:
 
 
 class MixScorer:
-    """Scores each response as the task that it is of would be scored alone."""
+    """Scores each response with the scorer of its task."""
 
     def __init__(self, scorers: Mapping[str, Scorer]) -> None:
-        """`scorers`: by the label of their task."""
+        """Combine the scorers of several tasks.
+
+        Args:
+            scorers: Label of a task -> its scorer.
+        """
         self._scorers = scorers
         self.is_inline = all(scorer.is_inline for scorer in scorers.values())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
+        """Return one answer for each request, in order."""
         answers: dict[int, Score | RewardError] = {}
         for label, scorer in self._scorers.items():
             own = [i for i, request in enumerate(requests) if request.label == label]
@@ -181,18 +217,24 @@ class MixScorer:
         return [answers[i] for i in range(len(requests))]
 
     def close(self) -> None:
+        """Close all scorers."""
         for scorer in self._scorers.values():
             scorer.close()
 
 
 def make_scorer(config: GRPOConfig, task: Task | MixTask) -> Scorer:
-    """The scorer of a trial: in this process where scoring is quick, else in processes of its own;
-    of a mix, both for those tasks that need it.
+    """Build the scorer of a trial.
 
-    An answer to a built-in task that cannot be verified in time is a wrong answer.
+    Quick rewards are computed in this process, others in separate processes. In a mix, each task
+    has its own scorer. If the answer to a built-in task cannot be verified in time, it counts as
+    wrong.
+
+    Args:
+        config: The trial's settings.
+        task: The task, or a mix of tasks.
 
     Raises:
-        ValueError: the reward cannot be had, in one line.
+        ValueError: The reward cannot be loaded. The message is one line.
     """
     if not isinstance(task, MixTask):
         return _scorer_of_one(config, task)
@@ -207,10 +249,10 @@ def make_scorer(config: GRPOConfig, task: Task | MixTask) -> Scorer:
 
 
 def _scorer_of_one(config: GRPOConfig, task: Task) -> Scorer:
-    """The scorer of a trial with one task.
+    """Build the scorer of a single task.
 
     Raises:
-        ValueError: the reward cannot be had, in one line.
+        ValueError: The reward cannot be loaded. The message is one line.
     """
     if not config.task.is_scored_apart:
         return InlineScorer(task.reward)
@@ -226,7 +268,7 @@ def _scorer_of_one(config: GRPOConfig, task: Task) -> Scorer:
 
 
 def reward_apart(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
-    """What a `ProcessScorer` of a trial is told as `reward` and `task`."""
+    """Return the arguments `reward` and `task` of a trial's `ProcessScorer`."""
     task = config.task
     if task.reward is not None:
         return task.reward, None
@@ -237,9 +279,12 @@ def reward_apart(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
 def check_reward(
     reward: str, task: Mapping[str, Any] | None = None, *, directory: str | None = None
 ) -> None:
-    """ValueError naming `reward` and the reason when `ProcessScorer` could not start on it.
+    """Check, before Ray starts, that a `ProcessScorer` can start.
 
-    Imports it in a process of its own and asks nothing of it, so that it can run before Ray does.
+    This imports the function in a separate process but does not call it.
+
+    Raises:
+        ValueError: The function cannot be imported. The message names `reward` and the reason.
     """
     worker = _worker(reward, directory, task)
     try:
@@ -249,7 +294,7 @@ def check_reward(
 
 
 def _worker(reward: str, directory: str | None, task: Mapping[str, Any] | None) -> WorkerProcess:
-    """A process that scores."""
+    """Start a process that computes rewards."""
     name = f"task.{'reward' if task is None else 'name'}={reward}"
     made_of = [] if task is None else [json.dumps(task)]
     module = "grpo_trainable.generator.score_worker"

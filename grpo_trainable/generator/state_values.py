@@ -1,7 +1,7 @@
-"""What the states of a response are worth, by completing it from there (VinePPO, arXiv 2410.01679).
+"""Values of the states of a response, estimated from completions (VinePPO, arXiv 2410.01679).
 
-State t of a response is the prompt with its first t tokens. K completions of it are sampled with
-the policy that sampled the response, and their mean reward is its value. State 0 is the prompt,
+State t of a response is the prompt with the response's first t tokens. The policy that sampled the
+response samples K completions of the state. Their mean reward is its value. State 0 is the prompt,
 which the responses of a group share.
 """
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from grpo_trainable.config import VineSettings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
-STREAM = "vine"  # names the random draws of completions
-# A sentence that ends with a token: a mark, perhaps closed, and a space after it; or a line.
+STREAM = "vine"  # part of the key of the completions' random draws
+# The end of a sentence in a token: a punctuation mark, perhaps a closing quote or bracket, and
+# perhaps spaces.
 SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
 
 Sample = Callable[[Sequence[Request]], list[RolloutGroup]]
@@ -28,10 +29,10 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """Completions of the states of one group, to see what these are worth."""
+    """Completions of the states of one group, for estimating the values of these states."""
 
-    states: list[tuple[int, int]]  # (response of the group, how many of its tokens)
-    texts: list[str]  # whole responses, `samples` for each state, in their order
+    states: list[tuple[int, int]]  # (index of the response, number of its tokens)
+    texts: list[str]  # whole responses, `samples` for each state, in order
     samples: int
 
 
@@ -39,7 +40,13 @@ class Completer:
     """Samples completions of the states of groups."""
 
     def __init__(self, settings: VineSettings, decode: Decode, sample: Sample) -> None:
-        """`sample`: the engine's answer to requests that share their limits."""
+        """Create a completer.
+
+        Args:
+            settings: Which states have values, and from how many completions.
+            decode: Converts tokens to text.
+            sample: Samples requests that share their limits.
+        """
         self._settings = settings
         self._decode = decode
         self._sample = sample
@@ -47,11 +54,15 @@ class Completer:
     def completions(
         self, groups: Sequence[RolloutGroup], limits: SamplingLimits
     ) -> list[Completions]:
-        """K completions of each state of each group, whose responses were sampled with `limits`.
+        """Sample K completions of each state of each group.
 
-        States with equally many tokens are completed together, so that they share their limits. An
-        engine that runs each distinct prompt once computes the cache of a state once for its K
+        States with equally many tokens are completed together, so they share their limits. An
+        engine that runs each distinct prompt once computes a state's cache once for its K
         completions.
+
+        Args:
+            groups: The groups.
+            limits: The limits with which their responses were sampled.
         """
         found = [Completions(states=[], texts=[], samples=self._settings.samples) for _ in groups]
         for tokens, states in sorted(self._by_tokens(groups).items()):
@@ -67,7 +78,10 @@ class Completer:
         return found
 
     def _by_tokens(self, groups: Sequence[RolloutGroup]) -> dict[int, list[tuple[int, int]]]:
-        """How many tokens -> (which group, which response) of the states that have so many."""
+        """Return the states of all groups by their number of tokens.
+
+        Each state is given as (index of the group, index of the response).
+        """
         states: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for i, group in enumerate(groups):
             states[0].append((i, 0))
@@ -77,8 +91,13 @@ class Completer:
         return states
 
     def _states(self, ids: list[int]) -> Iterator[int]:
-        """The states of a response with these tokens that are valued beside the prompt, by their
-        tokens, ascending."""
+        """Yield the states of a response that get a value besides the prompt.
+
+        They are given by their number of tokens, in ascending order.
+
+        Args:
+            ids: The tokens of the response.
+        """
         step = self._settings.chunk_tokens
         if self._settings.states == "chunks":
             yield from range(step, len(ids), step)
@@ -90,7 +109,7 @@ class Completer:
                 last = tokens
 
     def _ends_sentence(self, pair: list[int]) -> bool:
-        """Whether a sentence or line ends between two tokens: 3.14 is one number."""
+        """Return True if a sentence or line ends between two tokens. It does not within "3.14"."""
         piece, following = self._decode(pair[:1]), self._decode(pair[1:])
         if "\n" in piece:
             return True
@@ -115,15 +134,20 @@ class Completer:
     def _texts(
         self, group: RolloutGroup, response: int, tokens: int, sampled: RolloutGroup
     ) -> Iterator[str]:
-        """The whole responses that the completions make."""
+        """Yield the whole responses that the completions of a state make."""
         prefix = _sampled(group, response)[:tokens]
         for row in range(len(sampled.response_ids)):
             yield self._decode([*prefix, *_sampled(sampled, row)])
 
 
 def state_values(group: RolloutGroup, completions: Completions, rewards: Sequence[float]) -> Tensor:
-    """(G, R) float32: the mean reward of the completions of a state at the token that follows it,
-    NaN elsewhere; `rewards` are those of `completions.texts`."""
+    """Return the values of states at the tokens that follow them, (G, R) float32; NaN elsewhere.
+
+    Args:
+        group: The group.
+        completions: Completions of its states.
+        rewards: The rewards of `completions.texts`.
+    """
     values = torch.full(group.response_mask.shape, torch.nan)
     means = torch.tensor(rewards, dtype=torch.float64).view(-1, completions.samples).mean(dim=1)
     for (response, tokens), mean in zip(completions.states, means.tolist(), strict=True):
@@ -137,5 +161,5 @@ def state_values(group: RolloutGroup, completions: Completions, rewards: Sequenc
 
 
 def _sampled(group: RolloutGroup, response: int) -> list[int]:
-    """The token ids of a response."""
+    """Return the token ids of a response."""
     return group.response_ids[response][group.response_mask[response]].tolist()

@@ -1,5 +1,7 @@
-"""A process with a user's code in it, and the conversation with it: JSON lines, each with a
-deadline. It can be killed at any time, with all that it has started."""
+"""A process that runs user code and talks in JSON lines, with a deadline for each reply.
+
+It can be killed at any time, together with everything that it has started.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,29 @@ from typing import IO, Any
 
 from grpo_trainable.telemetry.progress import advance
 
-WAIT_S = 0.5  # how long a process is waited for until the wait is told as progress
+WAIT_S = 0.5  # a wait counts as progress after each such interval
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
-# A process that a worker has started is known by this variable, wherever it went since.
+# This variable marks every process that a worker has started, even if it has left the group.
 MARK = "GRPO_TRAINABLE_WORKER"
 MOST_SWEEPS = 100
-MOST_BYTES = 64 << 20  # the longest reply; more is no reply
+MOST_BYTES = 64 << 20  # maximum length of a reply
 
 
 class WorkerProcess:
-    """One process and the conversation with it."""
+    """One process, and the conversation with it."""
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], directory: str | None = None
     ) -> None:
-        """Runs `python -m MODULE FIRST LIFELINE_FD REST…` in `directory`. `name`: what is wrong
-        where it cannot start, such as `task.reward=my.py:score`."""
+        """Start `python -m MODULE FIRST LIFELINE_FD REST…` in `directory`.
+
+        Args:
+            name: The setting to blame if the process cannot start, such as
+                `task.reward=my.py:score`.
+            module: The module to run.
+            arguments: FIRST and REST.
+            directory: The working directory; None: the current one.
+        """
         self._name = name
         first, *rest = arguments
         self._mark = uuid.uuid4().hex
@@ -48,15 +57,15 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 cwd=directory,
-                # A Ray worker has the driver's sys.path, but its children do not inherit that.
+                # A Ray worker has the driver's sys.path, but its children do not inherit it.
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                     MARK: self._mark,
                 },
                 pass_fds=[lifeline],
-                # Its own group, so that kill() takes the user's subprocesses too and Ctrl-C, which
-                # is ours to handle, does not reach it.
+                # In a separate group, kill() also reaches the user's subprocesses, and Ctrl-C,
+                # which is ours to handle, does not reach them.
                 start_new_session=True,
             )
         finally:
@@ -69,7 +78,11 @@ class WorkerProcess:
         self._killed = self._stopped = False
 
     def wait_until_ready(self) -> None:
-        """ValueError with the name when what it is for cannot be had."""
+        """Wait until the process is ready for requests.
+
+        Raises:
+            ValueError: It cannot start. The message contains the name or the process's own error.
+        """
         try:
             reply = self._converse(b"", START_DEADLINE_S)
         except TimeoutError:
@@ -84,27 +97,40 @@ class WorkerProcess:
         raise ValueError(f"{self._name}: {reason}")
 
     def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The reply; when none comes TimeoutError, or EOFError saying how the process died."""
+        """Send a message, and return the reply.
+
+        Raises:
+            TimeoutError: The reply did not come in time.
+            EOFError: The process died; the message says how.
+        """
         return self._converse(json.dumps(message).encode() + b"\n", deadline_s)
 
     def is_alive(self) -> bool:
-        """Whether it may be asked; one that was told to end need not have ended yet."""
+        """Return True if the process may be asked.
+
+        After `stop` it may not, even if it has yet to end.
+        """
         return not self._stopped and self._process.poll() is None
 
     def stop(self) -> None:
-        """End it from another thread than the one that talks to it, which is told so by EOFError
-        and has yet to `kill` it."""
+        """Kill the process from a thread other than the one that talks to it.
+
+        The talking thread gets EOFError and must still call `kill`.
+        """
         self._stopped = True
         if self._process.poll() is None:
             self._signal_group()
 
     def started(self) -> list[int]:
-        """The processes that it has started and that are not over, by number."""
+        """Return the ids of running processes that this process has started."""
         mark = f"{MARK}={self._mark}".encode()
         return [pid for pid in _processes_with(mark) if pid != self._process.pid]
 
     def kill(self) -> None:
-        """End it and the processes it started; it is gone on return. Again is harmless."""
+        """Kill the process and everything it started, and wait for it.
+
+        Repeated calls are harmless.
+        """
         if not self._killed:
             self._killed = True
             self._signal_group()
@@ -114,14 +140,18 @@ class WorkerProcess:
             pipe.close()
 
     def _signal_group(self) -> None:
-        # It leads its group, whose number nobody else gets while one of its processes is left.
+        # The process leads its group. The group's number is not reused while a process of the group
+        # is left.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _kill_strays(self) -> None:
-        """Ends what has left the group, such as a daemon. What hides its environment stays."""
+        """Kill processes that have left the group, such as daemons.
+
+        A process that hides its environment escapes.
+        """
         mark = f"{MARK}={self._mark}".encode()
-        for _ in range(MOST_SWEEPS):  # one that is being killed may still start another
+        for _ in range(MOST_SWEEPS):  # a stray may start another one while it is killed
             strays = list(_processes_with(mark))
             if not strays:
                 return
@@ -131,13 +161,13 @@ class WorkerProcess:
             time.sleep(0.01)
 
     def _converse(self, data: bytes, deadline_s: float) -> dict[str, Any]:
-        """Send `data`, return the next reply."""
+        """Send `data` and return the next reply."""
         deadline = time.monotonic() + deadline_s
         try:
             self._send(data, deadline)
             return self._receive(deadline)
         except BaseException:
-            # Whatever interrupted us: a late reply must not become the next response's.
+            # After any interruption, a late reply must not be taken for the next one.
             self.kill()
             raise
 
@@ -163,7 +193,8 @@ class WorkerProcess:
         return json.loads(line)
 
     def _cause_of_death(self) -> str:
-        # Its pipes close a moment before its status is there; killed now, it would say SIGKILL.
+        # The pipes close a moment before the status is known. Killing the process now would change
+        # it to SIGKILL.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
         self.kill()
@@ -171,8 +202,14 @@ class WorkerProcess:
         return f"exit status {status}" if status >= 0 else f"signal {signal.strsignal(-status)}"
 
     def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
-        """Waits until `pipe` is ready or closed at the other end; TimeoutError at the deadline. A
-        wait that ends by itself is progress: whoever is in one does not hang."""
+        """Wait until `pipe` is ready or closed at the other end.
+
+        Each interval of the wait counts as progress, because the wait ends at the deadline and so
+        is no hang.
+
+        Raises:
+            TimeoutError: The deadline has passed.
+        """
         poller = select.poll()  # select.select() refuses file descriptors above 1023
         poller.register(pipe, event)
         while not poller.poll(min(WAIT_S, max(0.0, deadline - time.monotonic())) * 1000):
@@ -182,9 +219,10 @@ class WorkerProcess:
 
 
 def _processes_with(mark: bytes) -> Iterator[int]:
-    """Processes that are not over and whose environment has a variable."""
+    """Yield the ids of running processes whose environment contains a variable."""
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        # It may end meanwhile, or be somebody else's. That of one that is over is empty.
+        # The process may end meanwhile or belong to another user. After its end, its environment is
+        # empty.
         with contextlib.suppress(OSError):
             if mark in environment.read_bytes().split(b"\0"):
                 yield int(environment.parent.name)

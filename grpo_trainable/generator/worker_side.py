@@ -1,4 +1,4 @@
-"""What a worker process does with its streams and its life, on its own side."""
+"""The worker's side of its streams and its lifetime."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import TextIO
 
 
 def die_with_parent(lifeline_fd: int) -> None:
-    """Let the kernel end this process, and all of its group, once the other end of the pipe is
-    closed."""
+    """Have the kernel kill this process and its group when the other end of the pipe is closed."""
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
-    # No signal comes for what was closed before; nothing is ever written, so readable is closed.
+    # No signal comes if the pipe was closed before. Nothing is ever written to it, so readable
+    # means closed.
     if select.select([lifeline_fd], [], [], 0)[0]:
         sys.exit()
 
 
 def take_standard_streams() -> tuple[TextIO, TextIO]:
-    """The streams of the protocol; from here on the user's input is empty and prints are errors."""
+    """Return the streams of the protocol, and detach the user's code from them.
+
+    From here on, the user's input is empty, and prints go to standard error.
+    """
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,8 +1,8 @@
-"""AdamW (Loshchilov and Hutter, arXiv 1711.05101), without `torch.optim.Optimizer`.
+"""AdamW (Loshchilov and Hutter, arXiv 1711.05101) without `torch.optim.Optimizer`.
 
-The constructor of that class imports torch's compiler, of which nothing here has any use: more than
-a second of CPU time in every process that trains. The numbers are the same: this calls the same
-fused kernel on the same state.
+The constructor of that class imports torch's compiler, which nothing here needs. The import takes
+more than a second of CPU time in every process that trains. The numbers are the same, because this
+code calls the same fused kernel on the same state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-EPSILON = 1e-8  # torch.optim.AdamW has the same
+EPSILON = 1e-8  # as in torch.optim.AdamW
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,7 @@ class ParameterGroup:
 
 
 class AdamW:
-    """Steps of AdamW over groups of parameters. Every parameter needs a floating-point type."""
+    """AdamW over groups of parameters, all of a floating-point type."""
 
     def __init__(
         self, groups: Iterable[ParameterGroup], *, betas: tuple[float, float], weight_decay: float
@@ -35,13 +35,13 @@ class AdamW:
         self.groups = list(groups)
         self._betas = betas
         self._weight_decay = weight_decay
-        # What a checkpoint keeps of a parameter, under the names of torch.optim.AdamW: `step`,
-        # `exp_avg`, `exp_avg_sq`. A parameter has none before its first step.
+        # The state that a checkpoint keeps of each parameter, under the names of torch.optim.AdamW:
+        # `step`, `exp_avg`, `exp_avg_sq`. It is empty before the parameter's first step.
         self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Changes every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.groups:
             self._step(group)
 
@@ -54,7 +54,7 @@ class AdamW:
             [each.grad for each in parameters if each.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],  # maxima, which AMSGrad alone has
+            [],  # maxima, which only AMSGrad has
             [state["step"] for state in states],
             fused=True,
             amsgrad=False,
@@ -75,7 +75,7 @@ class AdamW:
         return state
 
     def zero_grad(self) -> None:
-        """Drops the gradients, and their memory."""
+        """Drop the gradients and free their memory."""
         for group in self.groups:
             for parameter in group.parameters:
                 parameter.grad = None

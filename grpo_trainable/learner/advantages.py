@@ -1,4 +1,4 @@
-"""From the groups of a rollout batch to advantages, of its responses or of their tokens.
+"""Advantages of a rollout batch, for each response or for each token.
 
 Shapes: G responses of R tokens in a group, N responses in all.
 """
@@ -38,22 +38,25 @@ Groups = Sequence[RolloutGroup]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticTargets:
-    """What a critic said of the states of a rollout batch and what it is taught, (G, R) a group."""
+    """A critic's values and training targets on a rollout batch, (G, R) for each group."""
 
-    values: list[Tensor]  # state values before the round
-    returns: list[Tensor]  # value + advantage, which values are drawn to
-    earned: list[Tensor]  # the discounted rewards from here on, which no value has a part in
+    values: list[Tensor]  # values of the states before the round
+    returns: list[Tensor]  # value + advantage, the targets of the values
+    earned: list[Tensor]  # discounted sum of the rewards that follow; contains no value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:
     """The advantages of one rollout batch."""
 
-    advantages: list[Tensor]  # one a group: (G,) of its responses, or (G, R) of their tokens
+    advantages: list[Tensor]  # one for each group: (G,), or (G, R) for each token
     critic: CriticTargets | None = None  # None without a critic
 
     def of_responses(self, groups: Groups) -> Tensor:
-        """(N,); where tokens have their own, the mean over the response."""
+        """Return the advantages of the responses, (N,).
+
+        If tokens have their own advantages, return their mean over each response.
+        """
         rows = [
             advantages if advantages.ndim == 1 else masked_row_mean(advantages, group.response_mask)
             for group, advantages in zip(groups, self.advantages, strict=True)
@@ -61,16 +64,20 @@ class Estimated:
         return torch.cat(rows)
 
 
-# (groups of a rollout batch, the weight of the KL in the reward) -> their advantages
+# (groups of a rollout batch, weight of the KL in the reward) -> their advantages
 Estimator = Callable[[Groups, float], Estimated]
-Values = Callable[[Groups], list[Tensor]]  # what a critic says of the states, (G, R) a group
+Values = Callable[[Groups], list[Tensor]]  # a critic's values of the states, (G, R) for each group
 
 
 def advantage_estimator(config: GRPOConfig, values: Values) -> Estimator:
-    """What `loss.advantage` names; `values` is asked where that needs a critic.
+    """Return the estimator that `loss.advantage` names.
+
+    Args:
+        config: The trial's settings.
+        values: Returns the critic's values. Only an estimator that needs a critic calls it.
 
     Raises:
-        PluginError: it is a function of the user's that cannot be loaded, or fails its trial.
+        PluginError: A user-defined function cannot be loaded or fails its test call.
     """
     match config.loss.advantage:
         case "gae":
@@ -114,7 +121,7 @@ def _by_critic(
 def _by_completions(config: GRPOConfig, groups: Groups, kl_coefficient: float) -> Estimated:
     masks, advantages = [group.response_mask for group in groups], []
     for group in groups:
-        assert group.state_values is not None, "the generator has valued no states"
+        assert group.state_values is not None, "the generator did not estimate the values of states"
         advantages.append(vine(group.rewards, group.state_values, group.response_mask))
     return Estimated(advantages=_whitened(config, advantages, masks))
 
@@ -139,7 +146,7 @@ def _whitened(
 def critic_figures(
     batches: Sequence[Groups], estimates: Sequence[Estimated]
 ) -> CriticFigures | None:
-    """How well the critic knew what a round's responses would earn; None without a critic."""
+    """Return how well the critic predicted the returns of a round, or None without a critic."""
     values, returns = [], []
     for groups, estimated in zip(batches, estimates, strict=True):
         if estimated.critic is None:
@@ -155,13 +162,15 @@ def critic_figures(
     )
 
 
-# ---- From the reward of a response to what advantages are made of --------------------------------
+# ---- The rewards from which advantages are computed ----------------------------------------------
 
 
 def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
-    """The rewards of a group, (G,), or its weighted parts, less what its settings take off them:
-    the KL to the reference, `kl_coefficient` times, and what is too long, or of another length than
-    was wanted."""
+    """Return the rewards of a group, or its weighted parts, minus penalties, (G,).
+
+    The penalties are `kl_coefficient` times the KL to the reference, and those for responses that
+    are too long or differ from the wanted length.
+    """
     rewards, rollout, task = _rewards(config, group), config.rollout, config.task
     sampled = group.response_mask.sum(dim=1)
     if kl_coefficient > 0:
@@ -193,8 +202,10 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 
 
 def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
-    """(G, R): what each action adds to the reward of its episode, at its last token; nothing where
-    responses are not played, or the reward is made of parts."""
+    """Return the reward of each action, discounted, at its last token, (G, R); 0 elsewhere.
+
+    All are 0 if responses are not played, or if the reward is made of parts.
+    """
     if group.turn_rewards is None or config.task.part_weights:
         return torch.zeros(group.response_mask.shape)
     ended = ~group.turn_rewards.isnan()
@@ -204,8 +215,11 @@ def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 
 
 def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
-    """The same for each token, (G, R): each answers for its own KL, the last of an action for what
-    that earned, and the last of a response for all else."""
+    """Return the shaped rewards as rewards of tokens, (G, R).
+
+    Each token has its own KL penalty. The last token of an action has the reward of the action. The
+    last token of a response has everything else.
+    """
     rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
     earned = _earned(config, group)
     rewards = at_the_end(rewards - earned.sum(dim=1), mask) + earned

@@ -1,4 +1,4 @@
-"""The critic: what a state is worth, learned beside the policy. It never leaves the learner."""
+"""The critic: state values, learned beside the policy. It never leaves the learner."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from grpo_trainable.models.store import build_any_trained_policy
 from grpo_trainable.protocol.messages import CriticStep
 from grpo_trainable.protocol.rollout import TrainBatch
 
-PREFIX = "critic/"  # begins the names of its tensors in a checkpoint, and of no policy's parameter
+PREFIX = "critic/"  # prefix of the critic's tensors in a checkpoint; no policy parameter has it
 
 
 class ValueHead(nn.Module):
-    """One number for each hidden state, in float32 whatever the body computes in. T positions, D
-    width.
+    """Maps each hidden state to a value, in float32 whatever type the body has.
 
-    It begins at 0: a critic that knows nothing yet leaves the returns as they are.
+    The weights start at 0, so an untrained critic leaves the returns unchanged. Shapes: T
+    positions, D width.
     """
 
     def __init__(self, width: int) -> None:
@@ -35,13 +35,15 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        """Values (T,) of hidden states (T, D)."""
+        """Return the values (T,) of hidden states (T, D)."""
         return hidden_TD.float() @ self.weight + self.bias
 
 
 def trained_body(policy: NamedWeights) -> dict[str, Tensor]:
-    """The parameters that training changes and hidden states depend on, by name: all but a head
-    that is a matrix of its own."""
+    """Return the trained parameters that hidden states depend on, by name.
+
+    These are all trained parameters except an untied head.
+    """
     head = policy.head_weight
     places = sum(p is head for _, p in policy.named_parameters(remove_duplicate=False))
     tied = places > 1
@@ -49,13 +51,22 @@ def trained_body(policy: NamedWeights) -> dict[str, Tensor]:
 
 
 class Critic:
-    """A head for values, on the body of the policy or on one of its own (`critic.body`), which
-    begins as the policy does."""
+    """A value head on the policy's body, or on a separate body that starts as the policy does.
+
+    `critic.body` chooses between them.
+    """
 
     def __init__(
         self, config: GRPOConfig, policy: NamedWeights, device: torch.device, ranks: Ranks = ALONE
     ) -> None:
-        """`ranks`: those that share its passes; each of them has it whole."""
+        """Build a critic for a policy.
+
+        Args:
+            config: The trial's settings.
+            policy: The policy in training.
+            device: The device of the critic's parameters.
+            ranks: The ranks that share the critic's passes. Each rank holds the whole critic.
+        """
         self._config = config
         self._ranks = ranks
         self._policy = policy
@@ -66,21 +77,27 @@ class Critic:
         self.parameters = self._trained()
 
     def _trained(self) -> dict[str, Tensor]:
-        """What its own learning rate trains, by name. A body that it shares is the policy's."""
+        """Return the parameters with the critic's learning rate, by name.
+
+        A shared body is the policy's.
+        """
         head = {f"{PREFIX}head.{name}": p for name, p in self._head.named_parameters()}
         body = {} if self._own is None else trained_body(self._own)
         return head | {f"{PREFIX}body.{name}": p for name, p in body.items()}
 
     @property
     def shares_body(self) -> bool:
+        """True if the critic has no body apart from the policy's."""
         return self._own is None
 
     # ---- Values ------------------------------------------------------------------------------
 
     @torch.no_grad()
     def values(self, batch: TrainBatch) -> Tensor:
-        """What the states before the response tokens are worth, (B, S), 0 off the mask; computed in
-        the microbatches of a gradient step."""
+        """Return the values of the states before the response tokens, (B, S); 0 off the mask.
+
+        They are computed in the microbatches of a gradient step.
+        """
         values = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
             micro = batch.select(rows)
@@ -88,12 +105,12 @@ class Critic:
         return self._ranks.sum_(values)
 
     def states(self, batch: TrainBatch) -> Tensor:
-        """The hidden states (T, D) that the head is put on."""
+        """Return the hidden states that the head reads, (T, D)."""
         body = self._policy if self._own is None else self._own
         return states_of(body, batch)
 
     def of_states(self, states: Tensor, batch: TrainBatch) -> Tensor:
-        """Values (B, S) from `states` of the batch."""
+        """Return the values (B, S) of a batch from its `states`."""
         values = torch.zeros_like(batch.behaviour_log_probs)
         return values.masked_scatter(batch.response_mask, self._head(states))
 
@@ -102,8 +119,13 @@ class Critic:
     def loss(
         self, values: Tensor, batch: BatchWithLogProbs, tokens: float
     ) -> tuple[Tensor, Tensor]:
-        """This microbatch's share of the mean loss of a token, a scalar, and the tokens that were
-        clipped, (B, S); `tokens` is how many the gradient step has."""
+        """Return a microbatch's share of the mean token loss, and the clipped tokens, (B, S).
+
+        Args:
+            values: The current values, (B, S).
+            batch: The microbatch, with values before the round and returns.
+            tokens: Number of tokens in the gradient step.
+        """
         assert batch.values is not None, "the round begins with the critic's values"
         assert batch.returns is not None, "the round begins with the critic's values"
         mask = batch.loss_mask
@@ -114,15 +136,20 @@ class Critic:
 
     @property
     def weight(self) -> float:
-        """What the value loss counts beside the policy's. With a body of its own nothing but the
-        critic sees its gradient, whose size AdamW makes nothing of."""
+        """Weight of the value loss beside the policy loss.
+
+        It is 1 with a separate body: only the critic gets the gradient then, and AdamW's steps do
+        not depend on the gradient's scale.
+        """
         return self._config.critic.coef if self.shares_body else 1.0
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def load_state(self, state: Mapping[str, Tensor]) -> bool:
-        """Goes on from a state, and returns whether it had such a critic; where it had none, as
-        after PBT has changed the advantage, the critic begins anew."""
+        """Continue from a state, and return True if it contains such a critic.
+
+        Otherwise the critic starts afresh, for example after PBT has changed the advantage.
+        """
         if not self.parameters.keys() <= state.keys():
             return False
         stored = {name: state[name] for name in self.parameters}
@@ -131,7 +158,7 @@ class Critic:
 
 
 class CriticStatistics:
-    """Sums of one gradient step of a critic."""
+    """Sums over one gradient step of a critic."""
 
     def __init__(self) -> None:
         self.loss = 0.0
@@ -139,18 +166,25 @@ class CriticStatistics:
 
     @torch.no_grad()
     def add(self, loss: Tensor, clipped: Tensor, mask: Tensor) -> None:
-        """Adds a microbatch: `loss` is its share of the step's, the others are (B, S)."""
+        """Add a microbatch.
+
+        Args:
+            loss: The microbatch's share of the step's loss, a scalar.
+            clipped: The clipped tokens, (B, S).
+            mask: The tokens that count, (B, S).
+        """
         self.loss += float(loss)
         self._tokens += int(mask.sum())
         self._clipped += int((clipped & mask).sum())
 
     def sum_over(self, ranks: Ranks) -> None:
-        """Makes these the sums over all ranks."""
+        """Replace the sums by sums over all ranks."""
         own = torch.tensor([self.loss, self._tokens, self._clipped], dtype=torch.float64)
         self.loss, tokens, clipped = ranks.sum_(own).tolist()
         self._tokens, self._clipped = int(tokens), int(clipped)
 
     def step(self, taken: StepTaken) -> CriticStep:
+        """Return the figures of the whole step."""
         return CriticStep(
             loss=self.loss,
             clip_fraction=self._clipped / max(self._tokens, 1),

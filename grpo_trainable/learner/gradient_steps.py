@@ -1,4 +1,4 @@
-"""One gradient step: the objective, microbatch by microbatch, and then the optimizer."""
+"""One gradient step: the objective, one microbatch at a time, and then the optimizer."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from grpo_trainable.protocol.messages import GradientStep
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.metrics import RATIO_EDGES
 
-SELECTION = 2  # names the random draws of a loss that selects tokens
+SELECTION = 2  # last number of the key for random draws of losses that select tokens
 
 
 class GradientSteps:
-    """Takes the gradient steps of a policy, and of the critic beside it."""
+    """Takes the gradient steps of a policy and, if there is one, its critic."""
 
     def __init__(
         self,
@@ -43,11 +43,17 @@ class GradientSteps:
         device: torch.device,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`state` is what the steps change; `ranks` share the rows of each step.
+        """Prepare the configured loss.
+
+        Args:
+            config: The trial's settings.
+            state: The state that the steps change.
+            log_probs: Computes log-probs of the policy.
+            device: The device on which a user-defined loss is tried.
+            ranks: The ranks that share the rows of each step.
 
         Raises:
-            PluginError: the loss is a function of the user's that cannot be loaded, or fails its
-                trial.
+            PluginError: A user-defined loss cannot be loaded or fails its test call.
         """
         self._config = config
         self._state = state
@@ -68,11 +74,10 @@ class GradientSteps:
         self._select = configured_selection(config.loss)
 
     def take(self, batch: BatchWithLogProbs) -> tuple[GradientStep, Tensor]:
-        """Takes a step; returns it with the log-probs (B, S) that it saw, which are those of the
-        policy before it.
+        """Take one step. Return it with the log-probs (B, S) of the policy before the step.
 
         Raises:
-            RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
         """
         config, critic = self._config, self._state.critic
         denominator = loss_denominator(
@@ -103,8 +108,11 @@ class GradientSteps:
     def _policy_loss(
         self, micro: BatchWithLogProbs, denominator: float, statistics: StepStatistics
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Log-probs and the critic's values of a microbatch, (B, S) each, and its share of the
-        policy's loss, a scalar, which `statistics` take in."""
+        """Compute a microbatch's share of the policy loss, and add it to `statistics`.
+
+        Returns:
+            Log-probs (B, S), the critic's values (B, S) or None, and the loss, a scalar.
+        """
         log_probs, entropy, values = self.forward(micro.train_batch)
         mask, old = micro.loss_mask, self._old_log_probs(micro, log_probs.detach())
         loss, clipped = self._objective(
@@ -123,7 +131,10 @@ class GradientSteps:
         return log_probs, values, loss
 
     def forward(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Log-probs, entropy and values, (B, S) each; None without a critic."""
+        """Return log-probs, entropy and the critic's values, (B, S) each.
+
+        Without a critic, values are None.
+        """
         policy, critic = self._state.policy, self._state.critic
         if critic is None:
             return *self._log_probs.with_entropy(policy, batch), None
@@ -134,13 +145,19 @@ class GradientSteps:
         return *self._log_probs.with_entropy(policy, batch), values
 
     def _old_log_probs(self, batch: BatchWithLogProbs, present: Tensor) -> Tensor:
-        """(B, S), of the policy that the ratio is taken to; `present`: of the one in training.
+        """Return the log-probs (B, S) of the policy in the ratio's denominator.
 
-        With importance weights it is the policy before the round. Without, it is the policy that
-        sampled; where that is the policy before the round, by the learner's own computation: an
-        engine may round otherwise, and a bfloat16 body rounds by more than some losses clip at.
+        With importance weights, that is the policy before the round. Without, it is the policy that
+        sampled. If the policy before the round sampled a token, its log-prob as the learner
+        computes it is used, unless the ratio has to show the difference: an engine may round
+        otherwise, and a bfloat16 body rounds by more than some losses clip at.
+
+        Args:
+            batch: The rows.
+            present: Log-probs of the policy in training, (B, S).
         """
-        # Only the round's first step has rows without: its policy is the one before the round.
+        # Only the rows of the round's first step lack `start`: the policy is then still the one
+        # before the round.
         start = present if batch.start is None else batch.start
         if self._config.importance_cap is not None:
             return start
@@ -150,9 +167,11 @@ class GradientSteps:
         return torch.where(batch.own_tokens, start, behaviour)
 
     def _weights_bounded(self, batch: BatchWithLogProbs, start: Tensor) -> Tensor | None:
-        """The tokens whose importance weight is bounded, (B, S); None without such weights.
+        """Return the tokens whose importance weight is bounded, (B, S); None without weights.
 
-        `start`: log-probs of the policy before the round, (B, S).
+        Args:
+            batch: The rows.
+            start: Log-probs of the policy before the round, (B, S).
         """
         loss, cap = self._config.loss, self._config.importance_cap
         if cap is None:
@@ -167,8 +186,11 @@ class GradientSteps:
         )
 
     def _with_selected(self, batch: BatchWithLogProbs) -> BatchWithLogProbs:
-        """The rows of a gradient step with the tokens that the loss treats differently. A loss that
-        does so needs a forward pass of its own, before the step is split into microbatches."""
+        """Mark the tokens of a gradient step that the loss treats differently.
+
+        A loss that selects tokens needs a forward pass over the whole step before the step is split
+        into microbatches. For other losses, return the batch unchanged.
+        """
         if self._select is None:
             return batch
         optimizer = self._state.optimizer
@@ -186,11 +208,11 @@ class GradientSteps:
         return replace(batch, selected=selected)
 
 
-# ---- What a gradient step saw, summed over its microbatches --------------------------------------
+# ---- Statistics of a gradient step, summed over its microbatches ---------------------------------
 
 
 class StepStatistics:
-    """Sums of one gradient step, which become its `GradientStep`."""
+    """Sums over one gradient step, from which its `GradientStep` is made."""
 
     def __init__(self) -> None:
         self.loss = 0.0
@@ -210,9 +232,16 @@ class StepStatistics:
         mask: Tensor,
         weights_bounded: Tensor | None,
     ) -> None:
-        """Adds a microbatch: `loss` is its share of the step's, all others are (B, S).
+        """Add a microbatch.
 
-        `weights_bounded`: the tokens whose importance weight was bounded; None without weights.
+        Args:
+            loss: The microbatch's share of the step's loss, a scalar.
+            clipped: The clipped tokens, (B, S).
+            entropy: Entropy of the policy, (B, S).
+            log_probs: Log-probs of the policy in training, (B, S).
+            old_log_probs: Log-probs in the ratio's denominator, (B, S).
+            mask: The tokens that the loss counts, (B, S).
+            weights_bounded: The tokens whose importance weight was bounded, (B, S), or None.
         """
         self.loss += float(loss)
         self._entropy += float(masked_sum(entropy, mask))
@@ -226,8 +255,8 @@ class StepStatistics:
         self._ratio_counts += _count_ratios(ratio[mask])
 
     def sum_over(self, ranks: Ranks) -> None:
-        """Makes these the sums over all ranks."""
-        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one a rank; a sum keeps NaN
+        """Replace the sums by sums over all ranks."""
+        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one for each rank; a sum keeps NaN
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
         own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]
@@ -240,7 +269,7 @@ class StepStatistics:
         self._ratio_max = [summed[len(own) :].max()]
 
     def step(self, taken: StepTaken) -> GradientStep:
-        """The whole step, its KL still unmeasured."""
+        """Return the figures of the whole step, without its KL."""
         tokens = max(self._tokens, 1)
         return GradientStep(
             loss=self.loss,
@@ -248,7 +277,7 @@ class StepStatistics:
             entropy_nats=self._entropy / tokens,
             clip_fraction=self._clipped / tokens,
             weights_bounded_fraction=self._weights_bounded / tokens,
-            ratio_max=float(torch.stack(self._ratio_max).max()),  # NaN if one is
+            ratio_max=float(torch.stack(self._ratio_max).max()),  # NaN if any is
             bounded_tokens=self._bounded,
             ratio_counts=tuple(self._ratio_counts.tolist()),
             lr=taken.lr,
@@ -258,6 +287,9 @@ class StepStatistics:
 
 
 def _count_ratios(ratio: Tensor) -> np.ndarray:
-    """Finite ratios between the `RATIO_EDGES`; those beyond count in the outermost bins."""
+    """Count the finite ratios in the bins of `RATIO_EDGES`.
+
+    Ratios beyond the edges count in the outermost bins.
+    """
     finite = ratio[ratio.isfinite()].cpu().numpy()
     return np.histogram(finite.clip(RATIO_EDGES[0], RATIO_EDGES[-1]), RATIO_EDGES)[0]

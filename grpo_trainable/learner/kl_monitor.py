@@ -1,4 +1,7 @@
-"""KL from the policy to three others, measured on what a round trains on; none of it is trained."""
+"""KL from the policy to three other policies, measured on the round's batches.
+
+None of it is part of a loss.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ from grpo_trainable.protocol.messages import Drift
 
 
 def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dict[str, Drift]:
-    """KL from the policy to the frozen first policy ("reference"), to the policy before the round
-    ("previous") and to the one that sampled ("behaviour").
+    """Return the KL from the policy to three other policies, by name.
 
-    `policy` holds its log-probs, (B, S) for each batch.
+    They are the frozen first policy ("reference"), the policy before the round ("previous") and the
+    policy that sampled ("behaviour").
+
+    Args:
+        policy: Log-probs of the policy, (B, S) for each batch.
+        batches: The batches, with log-probs of the other policies.
     """
     masks = [batch.train_batch.response_mask for batch in batches]
     others = {
@@ -32,10 +39,11 @@ def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dic
 
 
 def sampler_mismatch(batches: Sequence[BatchWithLogProbs]) -> float | None:
-    """KL from the sampler to the learner, k3, on tokens that the weights before the round have
-    sampled, so that nothing but their computation differs; None where there are none.
+    """Return the KL (k3) from sampler to learner on tokens for which both have the same weights.
 
-    In nats: sums over a response, means over the responses with such tokens.
+    These are the tokens that the weights before the round sampled, so only the computation differs.
+    The KL is in nats, summed over a response and averaged over the responses with such tokens.
+    Return None if there are no such tokens.
     """
     own = [batch.own_tokens for batch in batches]
     if not any(bool(mask.any()) for mask in own):
@@ -50,7 +58,7 @@ def _mean_kl(
     masks: Sequence[Tensor],
     estimator: str,
 ) -> float:
-    """Nats of a response; every batch counts by its responses."""
+    """Return the mean KL of a response in nats. Each batch counts by its number of responses."""
     total, responses = 0.0, 0
     for ours, theirs, mask in zip(policy, others, masks, strict=True):
         assert theirs is not None, "a monitored batch has log-probs under every policy"

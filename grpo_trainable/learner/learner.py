@@ -49,7 +49,7 @@ def _no_responses() -> ResponseFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
-    """What the gradient steps of a round leave to report; by default there were none."""
+    """The results of a round's gradient steps. By default there were none."""
 
     steps: list[GradientStep] = field(default_factory=list)
     reference_nll_nats: float | None = None
@@ -63,10 +63,10 @@ class _Trained:
 class Learner:
     """Takes k gradient steps a round and publishes snapshots of the policy.
 
-    With `loss.advantage=gae` it trains a critic as well, which is never published.
+    With `loss.advantage=gae` it also trains a critic, which is never published.
 
-    It keeps the reference only while something asks for it (`loss.kl_coef` or `loss.kl_monitor`)
-    and the generators do not (`resources.reference`).
+    It holds the reference only if a setting needs it (`loss.kl_coef` or `loss.kl_monitor`) and the
+    generators do not hold it (`resources.reference`).
     """
 
     CONCURRENT = ("progress",)
@@ -78,8 +78,14 @@ class Learner:
         clock: StageClock | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`sender`: None where another rank publishes. `clock`: that of the process, when another
-        role lives in it too. `ranks`: the learners among which this is one."""
+        """Build the learner in this process.
+
+        Args:
+            config: The trial's settings.
+            sender: Publishes the weights. None: another rank publishes.
+            clock: The clock of the process, if another role runs in it too.
+            ranks: All learners of the trial, including this one.
+        """
         keep_freed_memory()
         r = config.resources
         colocated = config.placement == "colocated"
@@ -93,7 +99,7 @@ class Learner:
         self._build(config)
 
     def reset(self, config: GRPOConfig) -> None:
-        """Begins anew with a config of the same placement, resources and transport."""
+        """Start over with a config that has the same placement, resources and transport."""
         self._context.clock.reset()
         self.close()
         self._build(config)
@@ -127,27 +133,28 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Gradient steps that the policy has taken."""
+        """Number of gradient steps that the policy has taken."""
         return self._state.version
 
     @property
     def round(self) -> int:
-        """Rounds that the policy was trained in."""
+        """Number of rounds in which the policy was trained."""
         return self._state.round
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Does once what is slow the first time: one microbatch forward and backward, each row with
-        `prompt_tokens` and the longest response, and a step of a throw-away optimizer.
+        """Do once what is slow the first time.
 
-        Nothing of it remains but warm code and memory; the gradients are dropped.
+        This runs one microbatch forward and backward, with rows of `prompt_tokens` and the longest
+        response, and one step of a throw-away optimizer. Only warm code and memory remain; the
+        gradients are dropped.
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
             if isinstance(self.policy, ActingPolicy):
                 micro = with_observations(micro, self.policy)
             micro = micro.to(self._context.device)
-            # Every rank needs a microbatch of a pass that they share: where they hold a policy
-            # between them, one without any would be waited for.
+            # In a shared pass, every rank needs a microbatch. If the ranks hold a policy between
+            # them, they would wait for a rank without one.
             shared = micro.select(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
                 self.reference.log_probs(shared)
@@ -162,16 +169,16 @@ class Learner:
     # ---- The round ---------------------------------------------------------------------------
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        """k gradient steps on the rollout batches of a round: one batch, or k with `fresh_batches`,
-        less those that have no group. Without any batch the weights stay as they are.
+        """Take k gradient steps on the rollout batches of a round.
 
-        Advantages are computed once per rollout batch, before any split. Behaviour log-probs are
-        those of the sampler.
+        There is one batch, or k with `fresh_batches`, minus those without groups. Without any batch
+        the weights stay unchanged. Advantages are computed once per rollout batch, before any
+        split. Behaviour log-probs are those of the sampler.
 
         Raises:
-            RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
         """
-        beta = self._state.kl_coefficient.value  # which the round may change
+        beta = self._state.kl_coefficient.value  # β of this round, which the round may change
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self._ranks.settle()
@@ -196,7 +203,7 @@ class Learner:
     def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
         clock = self._context.clock
         if self._state.kl_coefficient.in_reward > 0 and self.reference is not None:
-            with clock("reference"):  # rewards need it, and advantages are made of rewards
+            with clock("reference"):  # rewards need it, and advantages need rewards
                 rollout_batches = [self.reference.annotate(groups) for groups in rollout_batches]
         with clock("optimize"):
             made = [self._batches.batch(groups) for groups in rollout_batches]
@@ -205,7 +212,8 @@ class Learner:
         if self._teacher is not None:
             with clock("reference"):
                 made, teacher_nats = self._batches.taught(self._teacher, made)
-        # Before the first gradient step: with k > 1 the later steps reuse these log-probs.
+        # This must run before the first gradient step: with k > 1 the later steps reuse these
+        # log-probs.
         with clock("reference"):
             batches = self._batches.with_log_probs(made, plan)
             nll = _mean_nll(batches)
@@ -242,12 +250,17 @@ class Learner:
     def _take_steps(
         self, batches: Sequence[BatchWithLogProbs], plan: Sequence[tuple[int, Tensor]]
     ) -> tuple[list[GradientStep], list[BatchWithLogProbs]]:
-        """Takes the steps of the `plan`: (index of a batch, its rows) for each. Returns them, and
-        the batches with all log-probs of the policy before the round (`start`).
+        """Take the steps of the `plan`.
 
-        The first step is taken by that policy. Its forward pass therefore computes `start` of its
-        rows, so the step itself goes without, and no pass of their own is made for them. All later
-        steps, and the KL of the first, compare with what it has seen.
+        Return them, and the batches with complete `start` log-probs.
+
+        `start` holds log-probs of the policy before the round. That policy takes the first step, so
+        the step's forward pass computes `start` for its rows, and they need no separate pass. All
+        later steps, and the KL of the first, compare with these log-probs.
+
+        Args:
+            batches: The round's batches.
+            plan: The index of a batch and its rows, for each step.
         """
         (b, rows), *later = plan
         batches = list(batches)
@@ -261,10 +274,12 @@ class Learner:
         return steps, batches
 
     def _with_kl(self, step: GradientStep, batch: BatchWithLogProbs, seen: Tensor) -> GradientStep:
-        """The step with the KL of the policy before it, if that is monitored.
+        """Add the KL of the policy before the step, if it is monitored.
 
-        `batch`: the rows that it trained on; `seen`: the log-probs that it computed for them,
-        (rows, S).
+        Args:
+            step: The step.
+            batch: The rows that it trained on.
+            seen: The log-probs that it computed for them, (rows, S).
         """
         if not self.config.loss.kl_monitor:
             return step
@@ -273,14 +288,15 @@ class Learner:
     # ---- Weights -----------------------------------------------------------------------------
 
     def publish(self, needed_from: int = 0) -> Published:
-        """Hands the weights to the transport, which takes a snapshot of them.
+        """Hand the weights to the transport, which takes a snapshot of them.
 
-        Earlier snapshots of rounds before `needed_from` are given up; later ones are still in use
-        or in transit.
+        Args:
+            needed_from: Snapshots of earlier rounds are released. Later ones are still in use or in
+                transit.
         """
         with self._context.call():
             with self._context.clock("sync"):
-                weights, handle = self._weights(), None  # other ranks have their parts alone
+                weights, handle = self._weights(), None  # other ranks have only their parts
                 if self._sender is not None:
                     self._sender.release(needed_from)
                     handle = self._sender.publish(weights, self.policy.frozen())
@@ -293,14 +309,14 @@ class Learner:
         )
 
     def staged(self, round_: int) -> list[Tensor]:
-        """The published snapshot of this round, for a transport that has the learner send it."""
+        """Return a round's published snapshot, for transports in which the learner sends it."""
         return cast("StagingSender", self._sender).staged(round_)
 
     def _weights(self) -> LiveWeights:
-        """The weights as they are published; without tensors where another rank publishes."""
+        """Return the weights to publish, without tensors if another rank publishes."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
-            # What is held in lower precision travels in it.
+            # Tensors of lower precision travel unchanged.
             name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
             for name, tensor in self._ranks.weights(self.policy)
         }
@@ -309,47 +325,48 @@ class Learner:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> LearnerState:
-        """What a checkpoint keeps, as `TrainingState.gathered` says."""
+        """Return the learner's part of a checkpoint, as `TrainingState.gathered` does."""
         return self._state.gathered()
 
     def own_state(self) -> LearnerState:
-        """What this rank holds of it, as `TrainingState.own` says."""
+        """Return this rank's part of the state, as `TrainingState.own` does."""
         return self._state.own()
 
     def rewind(self, state: LearnerState) -> None:
-        """Goes back to `own_state` of before, in the middle of a round."""
+        """Return to an earlier `own_state` in the middle of a round."""
         self.load_state(state)
         self.optimizer.drop_gradients()
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
-        """Writes what a checkpoint has of this learner, as `TrainingState.write` does."""
+        """Write this learner's part of a checkpoint, as `TrainingState.write` does."""
         return self._state.write(directory, seen_by)
 
     def next_message(self) -> tuple[str, bytes] | None:
-        """Return what `write` could not write in parts, as `TrainingState.next_message` does."""
+        """Return the next piece that `write` left, as `TrainingState.next_message` does."""
         return self._state.next_message()
 
     def read_state(
         self, directory: str, digests: Mapping[str, str], counters: dict[str, Any]
     ) -> bool:
-        """Goes on from the state in a checkpoint, as `TrainingState.read` says."""
+        """Continue from the state in a checkpoint, as `TrainingState.read` does."""
         return self._state.read(Path(directory), digests, counters)
 
     def load_state(self, state: LearnerState) -> None:
-        """Goes on from a state, as `TrainingState.load` says."""
+        """Continue from a state, as `TrainingState.load` does."""
         self._state.load(state)
 
     def progress(self) -> int:
-        """A count that changes with each microbatch, and with each piece of a checkpoint."""
+        """Return a count that changes with each microbatch and with each piece of a checkpoint."""
         return steps_done()
 
     def close(self) -> None:
+        """Release all published snapshots."""
         if self._sender is not None:
             self._sender.close()
 
 
 def _mean_nll(batches: Sequence[BatchWithLogProbs]) -> float | None:
-    """Nats of a response token under the reference; None without a reference."""
+    """Return the mean NLL of a response token under the reference, in nats, or None without one."""
     known = [batch.reference for batch in batches if batch.reference is not None]
     if not known:
         return None
@@ -358,7 +375,7 @@ def _mean_nll(batches: Sequence[BatchWithLogProbs]) -> float | None:
 
 
 def _response_sums(log_probs: Sequence[Tensor | None]) -> np.ndarray | None:
-    """(N,) sums over each response; log-probs are 0 off the mask."""
+    """Return the sum over each response, (N,). Log-probs are 0 off the mask."""
     known = [values for values in log_probs if values is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""One of several learners of a trial, in a process of its own."""
+"""One of several learners of a trial, in its own process."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ from grpo_trainable.telemetry.progress import steps_done
 
 
 class LearnerRank:
-    """Has the methods of a learner once it has joined the others.
+    """A learner that joins other learners. After `join` it has the methods of `Learner`.
 
-    All ranks are asked for everything in the same order. The first publishes and answers with
+    All ranks get the same calls in the same order. The first rank publishes and answers with
     tensors.
     """
 
     CONCURRENT = ("progress",)
 
     def __init__(self, config: GRPOConfig, sender: WeightSender | None) -> None:
-        """`sender`: None in all ranks but the first."""
+        """Prepare to join the group. `join` builds the learner.
+
+        Args:
+            config: The trial's settings.
+            sender: Publishes the weights; None in all ranks but the first.
+        """
         r = config.resources
         self._config = config
         self._sender = sender
@@ -39,17 +44,27 @@ class LearnerRank:
         device = torch.device("cuda" if r.learner_gpus else "cpu")
         self._group = ProcessGroup(device, r.deadline_s, elastic=r.elastic)
         self._learner: Learner | None = None
-        self._before: LearnerState | None = None  # the state before the round, if asked for
+        self._before: LearnerState | None = None  # state before the round, in an elastic group
 
     def host(self, address: str = "") -> tuple[str, int]:
-        """Where the ranks meet: in this process, which the others reach by `address`, or as they
-        did before."""
+        """Create the meeting point of the ranks in this process, and return its address and port.
+
+        Args:
+            address: The address by which the other ranks reach this process. Empty: the last one
+                given.
+        """
         self._address = address or self._address
         self._rendezvous = Rendezvous(self._address, self._config.resources.deadline_s)
         return self._rendezvous.place
 
     def join(self, rank: int, size: int, place: tuple[str, int]) -> None:
-        """Waits for the others at what `host` of the first gave, and builds the learner."""
+        """Wait for the other ranks, and build the learner.
+
+        Args:
+            rank: Index of this rank.
+            size: Number of ranks.
+            place: The result of `host` in the first rank.
+        """
         self._group.join(rank, size, place, self._rendezvous)
         self._learner = Learner(self._config, self._sender, ranks=self._ranks())
 
@@ -61,29 +76,36 @@ class LearnerRank:
         return Shards(self._group)
 
     def leave(self) -> None:
-        """Ends the group: who still waits for this rank fails at once."""
+        """Leave the group. Ranks that still wait for this one fail at once."""
         gc.collect()
         self._group.leave()
 
     def rejoin(self, rank: int, size: int, place: tuple[str, int]) -> None:
-        """Goes back to where the last round began, among other ranks."""
-        assert self._before is not None, "only an elastic group goes on"
+        """Join a group of other ranks, and return to the start of the last round."""
+        assert self._before is not None, "only an elastic group keeps the state before a round"
         self._group.join(rank, size, place, self._rendezvous)
         self.learner.rewind(self._before)
 
     @property
     def learner(self) -> Learner:
-        assert self._learner is not None, "joins before anything else"
+        """The learner, once this rank has joined."""
+        assert self._learner is not None, "call `join` first"
         return self._learner
 
     def reset(self, config: GRPOConfig) -> None:
+        """Start over with another config."""
         self._config = config
         self.learner.reset(config)
 
     def warm_up(self, prompt_tokens: int) -> None:
+        """Call `Learner.warm_up`."""
         self.learner.warm_up(prompt_tokens)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
+        """Train a round, as `Learner.update` does.
+
+        In an elastic group, keep a copy of the state before it.
+        """
         if not self._config.resources.elastic:
             return self.learner.update(rollout_batches)
         self._before = self.learner.own_state()
@@ -91,37 +113,47 @@ class LearnerRank:
             return self.learner.update(rollout_batches)
         except RuntimeError as error:
             reason = f"{type(error).__name__}: {error}"
-        # Another error, since the frames of this one hold the group, whose connections `leave` has
-        # to close: others may wait for this rank and not for the one that is lost.
+        # Raise a new error, because the frames of the caught one hold the group, whose connections
+        # `leave` has to close. Otherwise the other ranks might wait for this rank instead of the
+        # lost one.
         raise RuntimeError(reason)
 
     def publish(self, needed_from: int = 0) -> Published:
+        """Call `Learner.publish`."""
         return self.learner.publish(needed_from)
 
     def staged(self, round_: int) -> list[Tensor]:
+        """Call `Learner.staged`."""
         return self.learner.staged(round_)
 
     def state(self) -> LearnerState:
+        """Call `Learner.state`."""
         return self.learner.state()
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
+        """Call `Learner.write`."""
         return self.learner.write(directory, seen_by)
 
     def next_message(self) -> tuple[str, bytes] | None:
+        """Call `Learner.next_message`."""
         return self.learner.next_message()
 
     def read_state(
         self, directory: str, digests: Mapping[str, str], counters: dict[str, Any]
     ) -> bool:
+        """Call `Learner.read_state`."""
         return self.learner.read_state(directory, digests, counters)
 
     def load_state(self, state: LearnerState) -> None:
+        """Call `Learner.load_state`."""
         self.learner.load_state(state)
 
     def progress(self) -> int:
+        """Return a count that changes while this rank works, even before it has joined."""
         return steps_done()
 
     def close(self) -> None:
+        """Close the learner and leave the group."""
         if self._learner is not None:
             self._learner.close()
             self._group.leave()

@@ -1,4 +1,4 @@
-"""Log-probs of what was sampled, under the policies that a round compares."""
+"""Log-probs of sampled tokens under the policies that a round compares."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch, by_group, 
 
 
 class LogProbs:
-    """Computes log-probs under the law that a config's responses are sampled from."""
+    """Computes log-probs under the law from which a config's responses are sampled."""
 
     def __init__(self, config: GRPOConfig, end_ids: Sequence[int], ranks: Ranks = ALONE) -> None:
-        """`ranks`: those that share the passes without gradient."""
+        """Prepare the law of a config.
+
+        Args:
+            config: The trial's settings.
+            end_ids: The tokens that may end a response.
+            ranks: The ranks that share the passes without gradient.
+        """
         self._config = config
         self._ranks = ranks
         self._end_ids = end_ids
 
     def with_entropy(self, model: NamedWeights, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy, (B, S) each, in nats; 0 off the mask."""
+        """Return log-probs and entropy, (B, S) each, in nats; 0 off the mask."""
         return self.of_states(model, states_of(model, batch), batch)
 
     def of_states(
         self, model: NamedWeights, states: Tensor, batch: TrainBatch
     ) -> tuple[Tensor, Tensor]:
-        """The same from the `states_of` the batch, (T, D)."""
+        """Return the same from the hidden states (T, D) that `states_of` computed."""
         if isinstance(model, ActingPolicy):
             return self._of_actions(model, states, batch)
         assert isinstance(model, Policy), "there is no other kind"
@@ -60,7 +66,7 @@ class LogProbs:
 
     @torch.no_grad()
     def without_gradient(self, model: NamedWeights, batch: TrainBatch) -> Tensor:
-        """(B, S) in nats, computed in the microbatches of a gradient step."""
+        """Return log-probs (B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
             micro = batch.select(rows)
@@ -70,7 +76,7 @@ class LogProbs:
 
 
 def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
-    """Hidden states (T, D) of the positions that predict what was sampled, row by row."""
+    """Return the hidden states (T, D) that predict the sampled tokens, row by row."""
     if isinstance(model, ActingPolicy):
         assert batch.observations is not None, "an episode of control has them"
         return model.hidden(batch.observations[batch.response_mask])
@@ -80,27 +86,28 @@ def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWithLogProbs:
-    """A batch with the log-probs of its tokens, (B, S) in nats, under policies that stay as they
-    are during the round, and what the loss of a gradient step has to know of them all."""
+    """A batch with log-probs of its tokens, (B, S) in nats, and other inputs of the loss.
+
+    The log-probs are those of policies that do not change during the round.
+    """
 
     train_batch: TrainBatch
-    # The tokens that the weights before the round sampled themselves, bool (B, S).
+    # The tokens that the weights before the round sampled, bool (B, S).
     own_tokens: Tensor
-    reference: Tensor | None = None  # those of the frozen first policy; None unless asked for
-    # Those of the policy before the round; None where the round's first gradient step shows them.
+    reference: Tensor | None = None  # under the frozen first policy; None if not needed
+    # Under the policy before the round. None if the round's first gradient step computes them.
     start: Tensor | None = None
     # The response tokens that the loss counts, bool (B, S); None: all.
     counted: Tensor | None = None
-    # The tokens that the loss treats differently in this gradient step, bool (B, S); None where it
+    # The tokens that the loss treats differently in this gradient step, bool (B, S). None if it
     # treats all alike.
     selected: Tensor | None = None
-    # What a critic is trained on: its values before the round, and what was earned instead, (B, S);
-    # None without a critic.
+    # A critic's values before the round and its targets, (B, S); None without a critic.
     values: Tensor | None = None
     returns: Tensor | None = None
 
     def select(self, rows: Tensor) -> BatchWithLogProbs:
-        """Some of the rows, cut to their own longest row."""
+        """Return some of the rows, cut to the longest of them."""
         train_batch = self.train_batch.select(rows)
         width = train_batch.input_ids.shape[1]
         apart = ("train_batch", "own_tokens")
@@ -115,11 +122,16 @@ class BatchWithLogProbs:
         )
 
     def without_start(self) -> BatchWithLogProbs:
-        """The batch for the round's first step, which itself computes `start`."""
+        """Return the batch for the round's first step, which computes `start`."""
         return replace(self, start=None)
 
     def with_start(self, rows: Tensor, seen: Tensor) -> BatchWithLogProbs:
-        """The batch with what the round's first step has `seen` of these rows, (rows, S)."""
+        """Return the batch with `start` filled in for some rows.
+
+        Args:
+            rows: The rows of the round's first step.
+            seen: Their log-probs in that step, (rows, S).
+        """
         start = self.start
         if start is None:
             start = torch.zeros_like(self.train_batch.behaviour_log_probs)
@@ -135,9 +147,9 @@ class BatchWithLogProbs:
 
 
 class Reference:
-    """A policy that is never trained and gives log-probs of what was sampled.
+    """A policy that is never trained and gives log-probs of sampled tokens.
 
-    It is the one that the config starts from, or one that is given.
+    It is the policy that the config starts from, or one that is passed in.
     """
 
     def __init__(
@@ -148,8 +160,15 @@ class Reference:
         policy: NamedWeights | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`policy`: on the device; None: the one that the config starts from is built. `ranks`:
-        those that hold it and share its passes."""
+        """Freeze a policy.
+
+        Args:
+            config: The trial's settings.
+            tokenizer: The tokenizer of the policy in training.
+            device: The device of the policy.
+            policy: A policy on the device. None: build the one that the config starts from.
+            ranks: The ranks that hold the policy and share its passes.
+        """
         if policy is None:
             policy = build_any_policy(config.model, config.seed)[0].to(device)
         self.model = ranks.divide(policy.requires_grad_(False))
@@ -158,14 +177,14 @@ class Reference:
         self._log_probs = LogProbs(config, tokenizer.end_ids_with(config.rollout.stop), ranks)
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
-        """(B, S), in nats; 0 off the mask."""
+        """Return log-probs (B, S) in nats; 0 off the mask."""
         return self._log_probs.without_gradient(self.model, batch)
 
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """The groups of one chunk with their `reference_log_probs`.
+        """Return the groups of one chunk with their `reference_log_probs`.
 
-        They run through the model together, so the same chunk gives the same bits in any
-        process on a machine, with as many threads.
+        The groups run through the model together. So the same chunk gives the same bits in any
+        process of a machine, given the same number of threads.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]
         batch = collate(groups, no_advantages, self._pad_id).to(self._device)

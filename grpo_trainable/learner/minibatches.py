@@ -1,4 +1,4 @@
-"""Which rows of a round's batches a gradient step trains on, and which a microbatch holds."""
+"""The rows of a round's batches that each gradient step and each microbatch contains."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from grpo_trainable.telemetry.progress import advance
 def step_rows(
     config: GRPOConfig, round_: int, batches: Sequence[TrainBatch]
 ) -> Iterator[tuple[int, Tensor]]:
-    """(index of a batch, its rows) for each gradient step of the round, as `k_mode` says.
+    """Yield the index of a batch and its rows for each gradient step, as `k_mode` says.
 
-    `minibatches` shuffles groups and keeps each of them whole; where fewer groups are left than
-    parts were asked for, a part without any is left out.
+    `minibatches` shuffles groups and keeps each group whole. If there are fewer groups than parts,
+    the empty parts are left out.
     """
     match config.k_mode:
         case "fresh_batches":
@@ -48,11 +48,14 @@ def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Ten
 
 
 def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) -> Iterator[Tensor]:
-    """The rows of each microbatch: `optim.microbatch` rows, or as many as `optim.microbatch_tokens`
-    hold with their padding. Long rows go with long ones, since padding is wasted work; with
-    `model.packing` the rows of a prompt, which they then share, stay together.
+    """Yield the rows of each microbatch.
 
-    Of several `ranks` each runs its own microbatches, which together have every row once.
+    A microbatch has `optim.microbatch` rows, or as many rows as fit into `optim.microbatch_tokens`
+    with their padding. Rows of similar length go together, because padding is wasted work. With
+    `model.packing`, rows stay in order instead: the rows of a prompt stay together and share the
+    prompt.
+
+    Each of several `ranks` runs its own microbatches. Together they contain every row once.
     """
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
@@ -74,10 +77,15 @@ def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) ->
 def largest_microbatch(
     config: GRPOConfig, prompt_tokens: int, end_ids: Collection[int]
 ) -> TrainBatch:
-    """A made-up microbatch with as many rows as one of this config has, each as long as can be.
+    """Return a made-up microbatch with the largest shape that this config allows.
 
-    `prompt_tokens` has the longest prompt. A row is of one token, none of `end_ids`, with which no
-    response may begin. Neighbours have different ones, so that packing finds nothing to share.
+    Each row repeats one token that is not in `end_ids`, because no response may begin with an end
+    id. Adjacent rows have different tokens, so packing finds nothing to share.
+
+    Args:
+        config: The trial's settings.
+        prompt_tokens: Number of tokens in the longest prompt.
+        end_ids: The tokens that may end a response.
     """
     rollout, optim = config.rollout, config.optim
     length = prompt_tokens + rollout.max_new_tokens - 1
@@ -101,7 +109,7 @@ def largest_microbatch(
 
 
 def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
-    """A made-up batch as the rows of a policy that acts: it observes zeros and does nothing."""
+    """Turn a made-up batch into rows of a policy that acts: zero observations and zero actions."""
     shape, numbers = batch.input_ids.shape, policy.action_numbers
     return replace(
         batch,
@@ -112,8 +120,16 @@ def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
 
 
 def _within(order: Tensor, tokens: Sequence[int], at_most: int) -> Iterator[Tensor]:
-    """`order` in parts; each takes rows as long as its number of rows times its longest stays
-    within `at_most`. `tokens`: those of each row. No part is empty."""
+    """Split `order` into parts whose padded size stays within `at_most` tokens.
+
+    The padded size is the number of rows times the longest row. Every part has at least one row,
+    even if that row alone is too long.
+
+    Args:
+        order: Row indices.
+        tokens: Number of tokens of each row in `order`.
+        at_most: Maximum padded size of a part, in tokens.
+    """
     start = longest = 0
     for end, length in enumerate(tokens, start=1):
         longest = max(longest, length)

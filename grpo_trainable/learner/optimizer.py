@@ -1,5 +1,4 @@
-"""AdamW over the policy, and a critic beside it: learning rates, the norms of the gradients, steps
-that are not finite."""
+"""AdamW over the policy and its critic, with schedules, gradient clipping and skipped steps."""
 
 from __future__ import annotations
 
@@ -16,10 +15,12 @@ from grpo_trainable.learner.ranks import ALONE, Ranks
 
 
 class StepTaken(NamedTuple):
-    grad_norm: float  # the policy's, before it was limited
+    """The figures of one optimizer step."""
+
+    grad_norm: float  # the policy's, before clipping
     lr: float
-    skipped: bool  # loss or gradient was not finite: nothing was changed
-    critic_grad_norm: float  # 0 without a critic
+    skipped: bool  # loss or gradient was not finite, so nothing changed
+    critic_grad_norm: float  # before clipping; 0 without a critic
 
 
 class PolicyOptimizer:
@@ -32,9 +33,15 @@ class PolicyOptimizer:
         critic: Mapping[str, Tensor] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`parameters`: those of the policy that are trained, each once, by name. `critic`: those
-        that a critic has beside them, which have their own learning rate and their own limit of the
-        gradient's norm. `ranks`: whose gradients are shares of the step's."""
+        """Create an optimizer that has taken no step.
+
+        Args:
+            parameters: The policy's trained parameters, each once, by name.
+            config: The trial's settings.
+            critic: The parameters that only a critic has, by name. They have their own learning
+                rate, and their gradient norm is clipped separately.
+            ranks: The ranks whose gradients are shares of the step's gradient.
+        """
         self._config = config
         self._ranks = ranks
         self._masters = MasterWeights({**parameters, **(critic or {})})
@@ -42,14 +49,16 @@ class PolicyOptimizer:
         self._policy = [self._parameters[name] for name in parameters]
         self._critic = [self._parameters[name] for name in critic or ()]
         self._adamw = _adamw([self._policy, self._critic], config)
-        self.steps = 0  # steps taken: the version of the policy
+        self.steps = 0  # number of steps taken, which is the policy's version
         self.skipped = 0
         self._skipped_in_a_row = 0
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step, a pure function of the steps taken: a scheduler would
-        be a state to lose."""
+        """Learning rate of the next step.
+
+        It depends only on the number of steps taken. A scheduler would be one more state to save.
+        """
         return self._scheduled(self._config.optim.lr)
 
     def _scheduled(self, lr: float) -> float:
@@ -62,10 +71,13 @@ class PolicyOptimizer:
         return lr
 
     def step(self, loss: float) -> StepTaken:
-        """Uses the gradients in place, and drops them.
+        """Take a step with the parameters' gradients, and drop them.
+
+        Args:
+            loss: The step's loss, which is checked for being finite.
 
         Raises:
-            RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
         """
         lr = self.learning_rate
         rates = (lr, self._scheduled(self._config.critic_lr))
@@ -87,13 +99,17 @@ class PolicyOptimizer:
         return StepTaken(grad_norm=grad_norm, lr=lr, skipped=skip, critic_grad_norm=critic_norm)
 
     def _limited(self, parameters: Sequence[Tensor]) -> float:
-        """Limits the norm of the gradient of these, and returns what it was; 0 for none."""
+        """Clip the gradient norm of some parameters.
+
+        Return the norm before clipping; 0 without parameters.
+        """
         if not parameters:
             return 0.0
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip)
         return float(self._ranks.whole(norm))
 
     def drop_gradients(self) -> None:
+        """Drop all gradients."""
         self._adamw.zero_grad()
 
     def _give_up_when_stuck(self) -> None:
@@ -102,16 +118,15 @@ class PolicyOptimizer:
             raise RuntimeError(
                 f"{self._skipped_in_a_row} gradient steps in a row had a loss or gradient that "
                 f"is not finite (optim.max_skipped_steps={allowed}); "
-                "lower optim.lr or look at the rewards"
+                "lower optim.lr or check the rewards"
             )
 
     def warm_up(self) -> None:
-        """Makes gradients in place once pass through the limit of their norm and a step of AdamW,
-        and drops them.
+        """Run clipping and a step of AdamW once, and drop the gradients.
 
-        The step is that of another AdamW, with a single number as its parameter: neither a copy of
-        a large policy nor moments for it are made. Those of the policy are still allocated by its
-        first step.
+        The gradients in place are clipped. The step is that of a second AdamW with a single number
+        as its parameter, so neither a copy of a large policy nor moments for it are made. The first
+        real step still allocates the policy's moments.
         """
         self._limited(self._policy)
         self._limited(self._critic)
@@ -123,7 +138,7 @@ class PolicyOptimizer:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """AdamW's live moments and counters, and master weights, by parameter/name."""
+        """Return AdamW's live moments and counters, and master weights, under parameter/name."""
         return self._masters.tensors() | {
             f"{name}/{key}": value
             for name, parameter in self._parameters.items()
@@ -131,6 +146,7 @@ class PolicyOptimizer:
         }
 
     def counters(self) -> dict[str, Any]:
+        """Return the counters for a checkpoint."""
         return {
             "version": self.steps,
             "skipped_steps": self.skipped,
@@ -138,7 +154,7 @@ class PolicyOptimizer:
         }
 
     def load_state(self, state: dict[str, Tensor], counters: dict[str, Any]) -> None:
-        """Goes on from `state`, and takes each tensor out of it once it is copied."""
+        """Continue from a state. Each tensor is removed from `state` once it is copied."""
         self._masters.load_state(state)
         for name, parameter in self._parameters.items():
             prefix = f"{name}/"
@@ -154,7 +170,7 @@ class PolicyOptimizer:
 
 
 def _adamw(parameters: Sequence[list[Tensor]], config: GRPOConfig) -> AdamW:
-    """`parameters`: those of each group, which has its own learning rate."""
+    """Create an AdamW with a group, and so a learning rate, for each list of parameters."""
     return AdamW(
         [ParameterGroup(parameters=group, lr=config.optim.lr) for group in parameters],
         betas=config.optim.betas,
@@ -163,20 +179,25 @@ def _adamw(parameters: Sequence[list[Tensor]], config: GRPOConfig) -> AdamW:
 
 
 def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A copy on the parameter's device. A moment lies in memory as its parameter does, which the
-    fused optimizer takes for granted."""
+    """Copy a moment to the parameter's device.
+
+    A moment of the parameter's shape gets the parameter's memory layout, which the fused optimizer
+    assumes.
+    """
     if value.shape != parameter.shape:
         return value.to(parameter.device, copy=True)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-MASTER = "master"  # what a checkpoint calls one, beside AdamW's own names
+MASTER = "master"  # the name of a master weight in a checkpoint, beside AdamW's names
 
 
 class MasterWeights:
-    """What an optimizer trains: float32 parameters themselves, float32 copies of all others.
+    """The float32 tensors that an optimizer trains.
 
-    A gradient is added to its copy's, in float32, as soon as the backward pass has it.
+    They are the float32 parameters themselves and float32 copies of all others. As soon as the
+    backward pass has the gradient of a copied parameter, it is added, in float32, to the gradient
+    of the copy.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -195,19 +216,19 @@ class MasterWeights:
 
     @torch.no_grad()
     def round_off(self) -> None:
-        """Puts the copies, rounded, into the policy."""
+        """Write the copies, rounded, into the policy."""
         for name, parameter in self._rounded.items():
             parameter.copy_(self.copies[name])
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """The copies, by parameter/master."""
+        """Return the copies under parameter/master."""
         return {f"{name}/{MASTER}": copy for name, copy in self.copies.items()}
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Goes on from `state`, and takes the master weights out of it."""
+        """Continue from a state. The master weights are removed from `state`."""
         for name, copy in self.copies.items():
             copy.copy_(state.pop(f"{name}/{MASTER}"))
 

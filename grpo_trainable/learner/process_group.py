@@ -1,6 +1,7 @@
-"""Learners in processes of their own: a group of torch.distributed, gloo on CPUs and nccl on GPUs.
+"""The communication of learners in separate processes: a group of torch.distributed.
 
-It is the default group of its process, as sharding needs one.
+It uses gloo on CPUs and nccl on GPUs. It is the default group of its process, because sharding
+needs one.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# How long a rank waits for another in a sum, in deadlines. The pipeline gives up a silent actor
-# after `resources.deadline_s`, which has to come first. In an elastic group a rank that waits for
-# one that waits for a lost one has to notice before.
+# Maximum wait of a rank for another in a sum, in deadlines. The pipeline gives up a silent actor
+# after `resources.deadline_s`, and that has to happen first. In an elastic group, waiting for a
+# lost rank must end well before that deadline, because other ranks may wait for the waiting one.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 
 class Rendezvous:
-    """Where the ranks of a group find one another: a store in the process of the first."""
+    """The meeting point of the ranks of a group: a store in the process of the first rank."""
 
     def __init__(self, address: str, deadline_s: float) -> None:
-        """`address`: by which the others reach this machine. The system chooses the port."""
+        """Open the store. The system chooses its port.
+
+        Args:
+            address: The address by which the other ranks reach this machine.
+            deadline_s: How long an operation of the store may take.
+        """
         self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             address,
             0,
@@ -33,13 +39,20 @@ class Rendezvous:
 
 
 class ProcessGroup:
-    """A `ranks.Communicator` by torch.distributed. The number of its ranks may change."""
+    """A `ranks.Communicator` over torch.distributed. Its number of ranks may change."""
 
     rank: int
     size: int
 
     def __init__(self, device: torch.device, deadline_s: float, *, elastic: bool = False) -> None:
-        """`join` makes the group."""
+        """Prepare the group. `join` creates it.
+
+        Args:
+            device: The device of the tensors.
+            deadline_s: How long a rank waits for the others to join. Waits in sums are a multiple
+                of it.
+            elastic: True if the group may lose ranks and continue.
+        """
         self.device = device
         self._deadline_s = deadline_s
         self._patience_s = deadline_s * (ELASTIC_PATIENCE if elastic else PATIENCE)
@@ -47,10 +60,16 @@ class ProcessGroup:
     def join(
         self, rank: int, size: int, place: tuple[str, int], own: Rendezvous | None = None
     ) -> None:
-        """Waits for the others. `place`: of the `Rendezvous`, which is `own` in the first rank.
+        """Create the group once all ranks are here.
+
+        Args:
+            rank: Index of this rank.
+            size: Number of ranks.
+            place: Address and port of the `Rendezvous`.
+            own: The `Rendezvous` itself, in the first rank.
 
         Raises:
-            RuntimeError: they did not come within the deadline.
+            RuntimeError: The other ranks did not join within the deadline.
         """
         self.rank, self.size = rank, size
         if own is None:
@@ -69,9 +88,10 @@ class ProcessGroup:
         )
 
     def sum_(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by its sum over the ranks, and return it."""
         dist.all_reduce(tensor)
         return tensor
 
     def leave(self) -> None:
-        """Ends the group, whether or not the others are there."""
+        """End the group, whether or not the other ranks are there."""
         dist.destroy_process_group()

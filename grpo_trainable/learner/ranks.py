@@ -1,8 +1,8 @@
-"""What a learner needs of the other learners of its trial; each of them is a rank.
+"""The interface between the learners of a trial. Each learner is a rank.
 
-Every rank gets all groups of a round, so advantages, plan and denominators are the same everywhere
-without a message. A rank runs its share of the microbatches (`deal`), and what these leave is
-summed: a row's log-probs are 0 on every rank but one, gradients are shares of the step's.
+Every rank gets all groups of a round, so it computes advantages, plan and denominators without
+messages. A rank runs its share of the microbatches (`deal`). Then the results are summed. A row's
+log-probs are 0 on every rank but one; gradients are shares of the step's gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from grpo_trainable.models.policy import NamedWeights
 
-# Gradients are summed in messages of at most this size, which a second copy of is made meanwhile.
+# Maximum size of a message in which gradients are summed. A message is a second copy of its
+# gradients.
 MESSAGE_BYTES = 32 << 20
 
 
@@ -23,96 +24,116 @@ class Communicator(Protocol):
     """Sends messages between the ranks of a trial."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Index of this rank."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replaces a tensor by its sum over the ranks, the same bits on each, and returns it.
+        """Replace a tensor by its sum over the ranks, the same bits on each, and return it.
 
-        All ranks call it, in the same order, with tensors of one shape and type.
+        All ranks call this in the same order, with tensors of the same shape and type.
         """
         ...
 
 
 class Ranks(Protocol):
-    """The ranks of a trial as their learners see them. What a method says to be collective, all
-    ranks call in the same order."""
+    """The ranks of a trial as their learners see them.
+
+    All ranks call collective methods in the same order.
+    """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Index of this rank."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sums the tensor over the ranks, as `Communicator.sum_` does."""
+        """Sum a tensor over the ranks, as `Communicator.sum_` does."""
         ...
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replaces gradients by their sums over the ranks. Collective."""
+        """Replace gradients by their sums over the ranks. Collective."""
         ...
 
     def divide(self, policy: NamedWeights) -> NamedWeights:
-        """The policy, as the ranks hold it between them. Collective."""
+        """Return the policy as the ranks hold it between them. Collective."""
         ...
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
-        """The policy's `weights`, as `gathered` yields tensors, stored as the policy was before it
-        was divided."""
+        """Yield the policy's `weights` as `gathered` does, in the original memory layout."""
         ...
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors, whole, one after the other, on the first rank, which alone publishes and
-        answers; nothing on the others. Collective."""
+        """Yield the whole tensors, one after the other, on the first rank; nothing on the others.
+
+        Only the first rank publishes and answers. Collective.
+        """
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """What `tensor` is the part of, on every rank. Collective."""
+        """Return, on every rank, the whole tensor of which `tensor` is a part. Collective."""
         ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This rank's part of a whole tensor, held as `like` is."""
+        """Return this rank's part of a whole tensor, held as `like` is."""
         ...
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint has from this rank: some of the tensors, or some of their rows. Those
-        of all ranks, in their order, are the whole."""
+        """Return this rank's share of a checkpoint: some of the tensors, or some of their rows.
+
+        The shares of all ranks, in their order, make up the whole.
+        """
         ...
 
     def settle(self) -> None:
-        """Gives back what a pass has gathered. The next one gathers anew, as it must after the
-        parameters have changed other than by a gradient step."""
+        """Release what a pass has gathered, so the next pass gathers it again.
+
+        That is necessary after parameters have changed other than by a gradient step.
+        """
         ...
 
 
 class ConnectedRanks:
-    """Ranks that reach each other by a communicator."""
+    """Ranks that are connected by a communicator."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
 
     @property
     def rank(self) -> int:
+        """Index of this rank."""
         return self._communicator.rank
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return self._communicator.size
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sums the tensor over the ranks, as `Communicator.sum_` does."""
+        """Sum a tensor over the ranks, as `Communicator.sum_` does."""
         return self._communicator.sum_(tensor)
 
 
 class Replicas(ConnectedRanks):
-    """Ranks each of which holds the whole policy."""
+    """Ranks that each hold the whole policy."""
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """A parameter without a gradient on any rank keeps none; a rank that ran no microbatch
-        contributes zeros."""
+        """Replace gradients by their sums over the ranks.
+
+        A parameter without a gradient on any rank keeps none. A rank that ran no microbatch
+        contributes zeros.
+        """
         if self.size == 1:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -130,24 +151,32 @@ class Replicas(ConnectedRanks):
                 view.copy_(total.view_as(view))
 
     def divide(self, policy: NamedWeights) -> NamedWeights:
+        """Return the policy unchanged."""
         return policy
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
+        """Yield the policy's weights on the first rank."""
         if self.rank == 0:  # merging adapters would make a second copy on every rank
             yield from policy.weights().items()
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors on the first rank."""
         if self.rank == 0:
             yield from tensors.items()
 
     def whole(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, which is whole."""
         return tensor
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Return the whole tensor."""
         return tensor
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A share of the tensors, of as many bytes on each rank: all of them hold the same."""
+        """Return a share of the tensors, of about as many bytes on each rank.
+
+        All ranks hold the same tensors.
+        """
         written = [0] * self.size
         mine = {}
         for name, tensor in tensors.items():
@@ -158,12 +187,15 @@ class Replicas(ConnectedRanks):
         return mine
 
     def settle(self) -> None:
+        """Do nothing: nothing was gathered."""
         pass
 
 
 def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The parameters in runs of one type whose gradients have at most `MESSAGE_BYTES` together; a
-    larger one is alone."""
+    """Yield the parameters in runs of one type whose size is at most `MESSAGE_BYTES`.
+
+    A larger parameter is alone in its run.
+    """
     message: list[Tensor] = []
     size = 0
     for parameter in parameters:
@@ -178,8 +210,10 @@ def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _in_memory_order(parameter: Tensor) -> Tensor:
-    """A view of the gradient by whose rows the parameter lies in memory: a matrix that is stored by
-    column is turned, since copying it across its columns is slow."""
+    """Return a view of the gradient whose rows follow the parameter's memory layout.
+
+    A matrix that is stored by column is transposed, because copying it across its columns is slow.
+    """
     assert parameter.grad is not None
     by_column = parameter.ndim == 2 and not parameter.is_contiguous()
     return parameter.grad.t() if by_column else parameter.grad
@@ -198,18 +232,22 @@ class _Alone:
 ALONE: Ranks = Replicas(_Alone())
 
 
-# ---- Which microbatches of a pass each rank runs -------------------------------------------------
+# ---- Distribution of a pass's microbatches over the ranks ----------------------------------------
 
 
 def deal(
     parts: Sequence[Tensor], tokens: Callable[[Tensor], int], ranks: int
 ) -> list[list[Tensor]]:
-    """The microbatches of each rank, as many for each of them, in the order in which they came.
+    """Distribute microbatches over ranks, equally many to each. Each rank keeps their order.
 
-    The largest is dealt first, each to the rank with the least to do among those that may have one
-    more (Graham, 1969: longest processing time first). `parts`: rows of a batch; `tokens` is what
-    one of them costs. Where their number is no multiple of the ranks, the largest are cut in two;
-    only where every part is a single row some ranks get one less than others.
+    The largest is dealt first, to the least loaded rank that may have one more (longest processing
+    time first, Graham 1969). If the number of microbatches is not a multiple of the ranks, the
+    largest ones are cut in two. If every microbatch is a single row, some ranks get one fewer.
+
+    Args:
+        parts: The microbatches, as rows of a batch.
+        tokens: Returns the cost of a microbatch.
+        ranks: Number of ranks.
     """
     if ranks == 1:
         return [list(parts)]
@@ -226,7 +264,7 @@ def deal(
 
 
 def _evened(parts: list[Tensor], tokens: Callable[[Tensor], int], ranks: int) -> list[Tensor]:
-    """The parts, the largest cut in two until each rank can have as many."""
+    """Cut the largest parts in two until every rank can have equally many."""
     while len(parts) % ranks:
         divisible = [i for i, part in enumerate(parts) if len(part) > 1]
         if not divisible:

@@ -1,4 +1,4 @@
-"""From scored groups to the batches of a round, and all that its gradient steps need to know."""
+"""The batches of a round, made from scored groups, with all inputs of the gradient steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RoundBatch:
 
 
 class RoundBatches:
-    """Makes batches, with log-probs under the policies that stay as they are during a round."""
+    """Makes batches with log-probs under the policies that do not change during a round."""
 
     def __init__(
         self,
@@ -41,11 +41,18 @@ class RoundBatches:
         pad_id: int,
         device: torch.device,
     ) -> None:
-        """`reference`: None where the groups bring its log-probs, or nothing asks for them.
+        """Prepare the configured advantages.
+
+        Args:
+            config: The trial's settings.
+            state: The policy in training, its critic and counters.
+            log_probs: Computes log-probs of the policy.
+            reference: The reference. None if groups contain its log-probs or no setting needs them.
+            pad_id: The token that fills the rows.
+            device: The device of the rows.
 
         Raises:
-            PluginError: the advantage is a function of the user's that cannot be loaded, or fails
-                its trial.
+            PluginError: A user-defined advantage cannot be loaded or fails its test call.
         """
         self._config = config
         self._state = state
@@ -58,30 +65,36 @@ class RoundBatches:
     # ---- Rows --------------------------------------------------------------------------------
 
     def batch(self, groups: Groups) -> RoundBatch:
-        """The advantages of a rollout batch, computed once, before any split; and its rows."""
+        """Return a rollout batch with its rows.
+
+        Its advantages are computed here, once, before any split.
+        """
         estimated = self.estimate(groups)
         train_batch = self.collate(groups, estimated.advantages)
         return RoundBatch(groups=groups, estimated=estimated, train_batch=train_batch)
 
     def estimate(self, groups: Groups) -> Estimated:
-        """The advantages of a rollout batch."""
+        """Return the advantages of a rollout batch."""
         return self._advantages(groups, self._state.kl_coefficient.in_reward)
 
     def collate(self, groups: Groups, advantages: Sequence[Tensor]) -> TrainBatch:
-        """The rows of a rollout batch, on the device."""
+        """Return the rows of a rollout batch, on the device."""
         return collate(groups, advantages, self._pad_id).to(self._device)
 
     def values(self, groups: Groups) -> list[Tensor]:
-        """What the critic says of the states, (G, R) for each group."""
-        assert self._state.critic is not None, "only gae asks for values"
+        """Return the critic's values of the states, (G, R) for each group."""
+        assert self._state.critic is not None, "only gae needs values"
         batch = self.collate(groups, [torch.zeros(len(group.response_ids)) for group in groups])
         return by_group(groups, self._state.critic.values(batch).cpu())
 
     def taught(
         self, teacher: Reference, batches: Sequence[RoundBatch]
     ) -> tuple[list[RoundBatch], float]:
-        """The batches whose tokens also answer for how likely the teacher finds them, and nats of a
-        response from the policy that sampled to the teacher."""
+        """Add the teacher's advantages to the tokens of the batches.
+
+        Returns:
+            The batches, and the KL from the sampler to the teacher, in nats per response.
+        """
         coefficient, taught = self._config.loss.teacher_coef, []
         nats = responses = 0.0
         for batch in batches:
@@ -99,9 +112,16 @@ class RoundBatches:
     def with_log_probs(
         self, batches: Sequence[RoundBatch], plan: Sequence[tuple[int, Tensor]]
     ) -> list[BatchWithLogProbs]:
-        """The batches with log-probs under the reference, and where somebody reads them under the
-        policy before the round, but for the batch that the first gradient step goes through as a
-        whole. `plan`: `step_rows`' of the round."""
+        """Return the batches with the log-probs that the gradient steps need.
+
+        These are log-probs under the reference and, if they are needed, under the policy before the
+        round. The latter are left out for a batch that the first gradient step processes as a
+        whole, because that step computes them.
+
+        Args:
+            batches: The round's batches.
+            plan: The result of `step_rows` for the round.
+        """
         found = [
             BatchWithLogProbs(
                 train_batch=batch.train_batch,
@@ -120,7 +140,7 @@ class RoundBatches:
         return found
 
     def _start_is_read(self, batches: Sequence[BatchWithLogProbs]) -> bool:
-        """Whether anybody asks for log-probs of the policy before the round."""
+        """Return True if log-probs of the policy before the round are needed."""
         config = self._config
         if config.importance_cap is not None or config.loss.kl_monitor:
             return True
@@ -128,7 +148,7 @@ class RoundBatches:
         return any_own and not config.ratio_sees_sampler
 
     def _critic_targets(self, batch: RoundBatch) -> dict[str, Tensor]:
-        """Values and returns of a rollout batch, (B, S); nothing without a critic."""
+        """Return the values and returns of a rollout batch, (B, S); empty without a critic."""
         critic = batch.estimated.critic
         if critic is None:
             return {}
@@ -136,14 +156,14 @@ class RoundBatches:
         return {name: self._as_rows(batch.groups, found) for name, found in targets.items()}
 
     def _counted(self, batch: RoundBatch) -> Tensor | None:
-        """The response tokens that the loss counts, (B, S); None for all."""
+        """Return the response tokens that the loss counts, (B, S), or None for all."""
         if self._config.rollout.overlong != "filter":
             return None
         finished = torch.cat([group.finished for group in batch.groups]).to(self._device)
         return batch.train_batch.response_mask & finished.unsqueeze(1)
 
     def _reference_log_probs(self, batch: RoundBatch) -> Tensor | None:
-        """(B, S); None where nothing asks for the reference."""
+        """Return log-probs under the reference, (B, S), or None if no setting needs them."""
         known = [group.reference_log_probs for group in batch.groups]
         if self._config.reference_role is None:
             return None
@@ -153,10 +173,10 @@ class RoundBatches:
         return self._reference.log_probs(batch.train_batch)
 
     def _own_tokens(self, groups: Groups) -> Tensor:
-        """Which tokens the learner's present weights have sampled, bool (B, S).
+        """Return the tokens that the learner's current weights have sampled, bool (B, S).
 
-        In flight a row goes on from what older weights have cached of it, so all of its tokens are
-        the present weights' own or none is.
+        With `in_flight`, a row continues with the cache that older weights left. So either all of
+        its tokens count or none.
         """
         own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":
@@ -165,15 +185,21 @@ class RoundBatches:
         return self._as_rows(groups, own)
 
     def _as_rows(self, groups: Groups, values: Sequence[Tensor]) -> Tensor:
-        """The groups' values (G, R) as rows (B, S) on the device."""
+        """Return the groups' values (G, R) as rows (B, S) on the device."""
         return as_rows(groups, values).to(self._device)
 
 
 def _unseen_by_the_first_step(
     batches: Sequence[BatchWithLogProbs], plan: Sequence[tuple[int, Tensor]]
 ) -> list[int]:
-    """Indices of the batches that the first gradient step does not go through as a whole, which
-    would show the policy before the round on them; `plan` is `step_rows`' of the round."""
+    """Return the indices of the batches that the first gradient step does not process as a whole.
+
+    A batch processed as a whole gets the log-probs of the policy before the round from that step.
+
+    Args:
+        batches: The round's batches.
+        plan: The result of `step_rows` for the round.
+    """
     first, rows = plan[0]
     whole = len(rows) == batches[first].train_batch.num_rows
     return [b for b in range(len(batches)) if not (whole and b == first)]

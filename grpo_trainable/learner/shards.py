@@ -1,8 +1,8 @@
-"""Learners that hold a policy between them: FSDP2 of torch (`learner_strategy=fsdp2`).
+"""Learners that hold a policy between them with torch's FSDP2 (`learner_strategy=fsdp2`).
 
 Each rank has some rows of every parameter and of its moments. A layer's whole parameters are
-gathered for its forward and its backward pass, and its gradients are summed to the ranks that hold
-their rows as soon as the backward pass has them. So every pass is collective, with as many
+gathered for its forward and its backward pass. As soon as the backward pass has its gradients, they
+are summed on the ranks that hold their rows. So every pass is collective, with equally many
 microbatches on every rank.
 """
 
@@ -24,32 +24,34 @@ from grpo_trainable.models.policy import NamedWeights
 
 
 class Shards(ConnectedRanks):
-    """Ranks that hold a policy between them, as `ranks.Ranks` describes them."""
+    """Ranks that hold a policy between them. `ranks.Ranks` describes the methods."""
 
     def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group)
         self._device = group.device
         self._mesh = init_device_mesh(group.device.type, (group.size,))
         self._divided: WeakSet[NamedWeights] = WeakSet()
-        # How a parameter lay in memory before it was divided, which takes none stored by column.
+        # Strides of each parameter before it was divided: FSDP2 takes no matrices stored by column.
         self._strides = WeakTensorKeyDictionary()
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Nothing is left to do: each rank has the sums for the rows that it holds."""
+        """Do nothing: each rank already has the sums for the rows that it holds."""
 
     # ---- Policies ----------------------------------------------------------------------------
 
     def divide(self, policy: NamedWeights) -> NamedWeights:
+        """Divide the rows of the policy's parameters among the ranks, in place."""
         strides = {name: p.stride() for name, p in policy.named_parameters()}
         for parameter in policy.parameters():
             parameter.data = parameter.data.contiguous()
         for layer in policy.layers():
             fully_shard(layer, mesh=self._mesh)
         fully_shard(policy, mesh=self._mesh)
-        register_fsdp_forward_method(policy, "states_at")  # scoring calls no `forward`
+        register_fsdp_forward_method(policy, "states_at")  # scoring does not call `forward`
         for module in policy.modules():
             if isinstance(module, FSDPModule):
-                # A sum, since losses are divided by what the whole step has; gloo knows no other.
+                # Sum, do not average: losses are divided by denominators of the whole step. Gloo
+                # can only sum.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         for name, parameter in policy.named_parameters():
@@ -58,7 +60,10 @@ class Shards(ConnectedRanks):
         return policy
 
     def settle(self) -> None:
-        """What lies outside the layers stays gathered after a pass without gradient."""
+        """Release the parameters outside the layers.
+
+        They stay gathered after a pass without gradient.
+        """
         for policy in self._divided:
             for module in policy.modules():
                 if isinstance(module, FSDPModule):
@@ -67,6 +72,7 @@ class Shards(ConnectedRanks):
     # ---- Tensors -----------------------------------------------------------------------------
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
+        """Yield the policy's whole weights on the first rank, in their original memory layout."""
         parameters = policy.weights()
         for name, whole in self.gathered(parameters):
             stride = self._strides[parameters[name]]
@@ -77,16 +83,18 @@ class Shards(ConnectedRanks):
 
     @torch.no_grad()
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole tensors on the first rank."""
         for name, tensor in tensors.items():
             whole = self.whole(tensor.detach())
             if self.rank == 0:
                 yield name, whole
 
     def whole(self, tensor: Tensor) -> Tensor:
+        """Return the whole tensor on every rank."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Its rows. Every rank has the whole tensor, so nothing is sent."""
+        """Return this rank's rows. Every rank has the whole tensor, so nothing is sent."""
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
             return tensor
         return distribute_tensor(
@@ -94,7 +102,7 @@ class Shards(ConnectedRanks):
         )
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The rows that this rank has; what is not divided, from the first."""
+        """Return the rows that this rank has. Undivided tensors come from the first rank."""
         mine = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):

@@ -1,4 +1,4 @@
-"""The teacher of a distillation: a frozen policy that gives log-probs of what was sampled."""
+"""The teacher of a distillation: a frozen policy that gives log-probs of sampled tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from grpo_trainable.models.tokenizer import Tokenizer
 def build_teacher(
     config: GRPOConfig, tokenizer: Tokenizer, device: torch.device, ranks: Ranks = ALONE
 ) -> Reference | None:
-    """Build the teacher of the config; None without one.
+    """Build the configured teacher, or return None without one.
 
-    Its log-probs are those of the law that responses are sampled from, at their temperature, as
-    the policy's own are.
+    Its log-probs follow the law from which responses are sampled, at their temperature, as the
+    policy's do.
+
+    Args:
+        config: The trial's settings.
+        tokenizer: The policy's tokenizer.
+        device: The teacher's device.
+        ranks: The ranks that hold the teacher and share its passes.
 
     Raises:
-        ValueError: the teacher cannot be used, or has other tokens than the policy; in one line.
+        ValueError: The teacher cannot be used or has other tokens than the policy. The message is
+            one line.
     """
     if config.teacher is None:
         return None
@@ -31,11 +38,12 @@ def build_teacher(
 
 
 def check_teacher(config: GRPOConfig) -> int | None:
-    """The tokens of context that the teacher has, after everything was looked at that can be known
-    before the trial; None without a teacher.
+    """Return the number of tokens in the teacher's context, or None without a teacher.
+
+    First check everything that can be known before the trial.
 
     Raises:
-        ValueError: as `build_teacher`.
+        ValueError: As in `build_teacher`.
     """
     if config.teacher is None:
         return None
@@ -51,5 +59,5 @@ def _refuse_other_tokens(config: GRPOConfig, tokenizer: Tokenizer, teachers: Tok
     if not tokenizer.is_part_of(teachers):
         raise ValueError(
             f"loss.teacher={config.loss.teacher}: its tokenizer has other tokens than the "
-            "policy's, which the teacher must read; take one with the same tokenizer"
+            "policy's, which the teacher must read; use a teacher with the same tokenizer"
         )

@@ -1,4 +1,4 @@
-"""What training changes in a learner, and what a checkpoint holds of it."""
+"""The state that training changes in a learner, and its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingState:
-    """A policy with what is trained or counted beside it: critic, optimizer, β and the round."""
+    """Policy, critic, optimizer, KL coefficient and round counter."""
 
     def __init__(
         self,
@@ -42,8 +42,16 @@ class TrainingState:
         reference_checksum: str,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`policy`: as the `ranks` hold it between them. `reference_checksum`: that of the frozen
-        first policy, which a state must agree with."""
+        """Build the state before training.
+
+        Args:
+            config: The trial's settings.
+            policy: The policy, as the `ranks` hold it between them.
+            device: The critic's device.
+            reference_checksum: Checksum of the frozen first policy. A loaded state must agree with
+                it.
+            ranks: The learners of the trial.
+        """
         self._config = config
         self._ranks = ranks
         self._reference_checksum = reference_checksum
@@ -58,12 +66,14 @@ class TrainingState:
 
     @property
     def version(self) -> int:
-        """Gradient steps that the policy has taken."""
+        """Number of gradient steps that the policy has taken."""
         return self.optimizer.steps
 
     def gathered(self) -> LearnerState:
-        """Copies of policy, optimizer and counters, in main memory; without tensors on all ranks
-        but the first."""
+        """Return copies of policy, optimizer and counters in main memory.
+
+        Only the first rank's result contains tensors.
+        """
         gathered = self._ranks.gathered
         return LearnerState(
             policy=_copies(gathered(self._parameters)),
@@ -72,7 +82,7 @@ class TrainingState:
         )
 
     def own(self) -> LearnerState:
-        """The same of what this rank holds, without a word to the others."""
+        """Return copies of what this rank holds, without communication."""
         return LearnerState(
             policy=_copies(self._parameters.items()),
             optimizer=_copies(self._optimizer_tensors().items()),
@@ -80,9 +90,13 @@ class TrainingState:
         )
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
-        """Writes this rank's part of a checkpoint, as `write_learner_files` does.
+        """Write this rank's part of a checkpoint, as `write_learner_files` does.
 
-        Where it does not see the directory, `next_message` has the part.
+        If this rank does not see the directory, `next_message` returns the part in pieces.
+
+        Args:
+            directory: The checkpoint's directory.
+            seen_by: A file in the directory; a process that finds it sees the directory.
         """
         number, of = self._ranks.rank + 1, self._ranks.size
         tensors = {
@@ -96,14 +110,14 @@ class TrainingState:
         return files
 
     def next_message(self) -> tuple[str, bytes] | None:
-        """Return the next of `learner_messages`, or None after the last.
+        """Return the next of the `learner_messages`, or None after the last.
 
         The state must not have changed since `write`.
         """
         return next(self._messages, None)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint has beside the policy, live: the optimizer's tensors and the critic."""
+        """Return the live tensors of optimizer and critic."""
         return self.optimizer.tensors() | (self.critic.parameters if self.critic else {})
 
     def _counters(self) -> dict[str, Any]:
@@ -114,21 +128,23 @@ class TrainingState:
             "reference_checksum": self._reference_checksum,
         }
 
-    # ---- Going on ----------------------------------------------------------------------------
+    # ---- Continuing from a checkpoint --------------------------------------------------------
 
     def load(self, state: LearnerState) -> None:
-        """Goes on from a state, with the settings of this learner.
+        """Continue from a state, with the settings of this learner.
 
         Raises:
-            ValueError: the state is of another model, or was trained against another reference.
+            ValueError: The state is of another model, or was trained against another reference.
         """
         self._take(dict(state.policy), dict(state.optimizer), state.counters)
 
     def _take(
         self, policy: dict[str, Tensor], optimizer: dict[str, Tensor], counters: dict[str, Any]
     ) -> None:
-        """Goes on from these tensors, and empties both dictionaries meanwhile: as moments are
-        copied one after the other, memory need not hold all of them twice."""
+        """Continue from these tensors, and empty both dictionaries on the way.
+
+        Moments are copied one after the other, so memory need not hold all of them twice.
+        """
         expected = counters["reference_checksum"]
         if expected != self._reference_checksum:
             raise ValueError(
@@ -145,12 +161,18 @@ class TrainingState:
         self._ranks.settle()
 
     def read(self, directory: Path, digests: Mapping[str, str], counters: dict[str, Any]) -> bool:
-        """Goes on from the state in a checkpoint whose files have these digests.
+        """Continue from the state in a checkpoint.
 
-        Returns False where this process cannot read such files; nothing has changed then.
+        Args:
+            directory: The checkpoint's directory.
+            digests: SHA-256 of each file.
+            counters: The counters in the checkpoint.
+
+        Returns:
+            False if this process cannot read such files. Nothing has changed then.
 
         Raises:
-            ValueError: as `load`.
+            ValueError: As in `load`.
         """
         try:
             policy = read_part(directory, digests, "policy", advance)
@@ -162,13 +184,16 @@ class TrainingState:
         return True
 
     def _parts_of(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's parts of a policy's tensors."""
+        """Return this rank's parts of a policy's tensors."""
         own = self._parameters
         return {name: self._ranks.part(t, own.get(name, t)) for name, t in stored.items()}
 
     def _load_critic(self, stored: dict[str, Tensor]) -> None:
-        """Puts the critic where `stored` was taken. Where it begins anew, so does what `stored` has
-        of it."""
+        """Restore the critic from `stored`.
+
+        If the critic starts afresh, its tensors in `stored` are replaced by the optimizer's current
+        ones, so its moments start afresh too.
+        """
         if self.critic is not None and self.critic.load_state(stored):
             return
         for name in [name for name in stored if name.startswith(PREFIX)]:
@@ -182,7 +207,10 @@ def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class KLCoefficient:
-    """β as it is in this round. With `loss.kl_target` it is a state, and kept in checkpoints."""
+    """The KL coefficient β of the current round.
+
+    With `loss.kl_target` it changes and is checkpointed.
+    """
 
     def __init__(self, settings: LossSettings) -> None:
         self._settings = settings
@@ -190,36 +218,38 @@ class KLCoefficient:
 
     @property
     def is_steered(self) -> bool:
+        """True if β follows a target."""
         return self._settings.kl_target is not None
 
     @property
     def in_loss(self) -> float:
-        """The weight of the KL in the loss."""
+        """Weight of the KL in the loss."""
         return self.value if self._settings.kl_in == "loss" else 0.0
 
     @property
     def in_reward(self) -> float:
-        """The weight of the KL in the reward."""
+        """Weight of the KL in the reward."""
         return self.value if self._settings.kl_in == "reward" else 0.0
 
     def after_round(self, batches: Sequence[BatchWithLogProbs]) -> None:
-        """Steers β by the KL of the policy that sampled what the round trained on."""
+        """Steer β by the KL of the policy that sampled the round's batches."""
         target = self._settings.kl_target
         if target is not None:
             kl = _sampled_kl(batches)
             self.value = steered_coefficient(self.value, kl, target, self._settings.kl_gain)
 
     def counters(self) -> dict[str, float]:
+        """Return β for a checkpoint, if it is steered."""
         return {"kl_coef": self.value} if self.is_steered else {}
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Goes on from a state; where that did not steer β, it begins with the setting."""
+        """Continue from a state. If β was not steered there, it starts at the setting."""
         if self.is_steered:
             self.value = counters.get("kl_coef", self.value)
 
 
 def _sampled_kl(batches: Sequence[BatchWithLogProbs]) -> float:
-    """Nats of a response, from the policy that sampled it to the reference."""
+    """Return the KL from the sampling policy to the reference, in nats per response."""
     total, responses = 0.0, 0
     for batch in batches:
         assert batch.reference is not None, "the KL needs the reference's log-probs"

@@ -1,8 +1,9 @@
-"""Tries a user's loss, advantage and engine in a process of its own, before any actor starts:
-`python -m grpo_trainable.learner.user_code LOSS ADVANTAGE GROUP_SIZE ENGINE`.
+"""Tries a user's loss, advantage and engine in a separate process, before any actor starts.
 
-A user's file may do anything when it is imported, and a mistake in it must not end the command. Its
-last line on standard error is what is wrong.
+`python -m grpo_trainable.learner.user_code LOSS ADVANTAGE GROUP_SIZE ENGINE`
+
+A user's file may do anything when it is imported, and a mistake in it must not end the command. The
+last line on standard error says what is wrong.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ CHECK_DEADLINE_S = 60.0
 
 
 def check_user_code(config: GRPOConfig) -> None:
-    """Loads and tries what a trial names of the user's, if it names any.
+    """Load and try the user-defined code that a trial names, if any.
 
     Raises:
-        PluginError: one of them cannot be loaded, or a function fails its trial.
+        PluginError: The code cannot be loaded, or a function fails its test call.
     """
     loss, advantage, engine = config.loss.type, config.loss.advantage, config.engine
     settings = {"loss.type": loss, "loss.advantage": advantage, "engine": engine}
@@ -47,6 +48,7 @@ def check_user_code(config: GRPOConfig) -> None:
 
 
 def main(loss: str, advantage: str, group_size: str, engine: str) -> None:
+    """Load the engine and try the functions. Exit with the message of a `PluginError`."""
     try:
         if is_reference(engine):
             load("engine", engine)
@@ -57,8 +59,12 @@ def main(loss: str, advantage: str, group_size: str, engine: str) -> None:
 
 
 def try_functions(loss: str, advantage: str, group_size: int) -> None:
-    """PluginError when one of them cannot be loaded, or fails its trial."""
-    import torch  # not for an engine alone
+    """Load a loss and an advantage, and call them on small batches.
+
+    Raises:
+        PluginError: A function cannot be loaded or fails its test call.
+    """
+    import torch  # an engine alone does not need it
 
     from grpo_trainable.learner.user_functions import advantage_function, loss_function
 

@@ -1,7 +1,7 @@
-"""The loss and the advantage that a config names: built-in ones, or functions of the user's own.
+"""The configured loss and advantage: built-in functions or user-defined ones.
 
-A user's function is tried on a small batch when the learner is built, and by `user_code` before any
-actor starts; what it returns is checked at every call. Each of its mistakes is a `PluginError`, one
+A user-defined function is tried on a small batch when the learner is built, and by `user_code`
+before any actor starts. Its result is checked at every call. Each mistake is a `PluginError` in one
 line that names the function.
 """
 
@@ -31,33 +31,35 @@ from grpo_trainable.plugins import PluginError, load, one_line, source_of
 
 
 def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
-    """The loss that `loss.type` names; a user's own has been tried on `device`.
+    """Return the loss that `loss.type` names. A user-defined one has been tried on `device`.
 
     Raises:
-        PluginError: the user's function cannot be loaded, or fails the trial.
+        PluginError: The user-defined function cannot be loaded or fails its test call.
     """
     return LOSSES.get(loss_type) or UserLoss(loss_type, device)
 
 
 def configured_loss(settings: LossSettings, device: torch.device) -> TokenLoss:
-    """The loss that `loss.type` names, with the settings that are arguments of it alone.
+    """Return the loss that `loss.type` names, bound to the settings that only this loss reads.
 
     Raises:
-        PluginError: as `loss_function`.
+        PluginError: As in `loss_function`.
     """
     loss = loss_function(settings.type, device)
     return partial(loss, **_own_settings(loss, settings))
 
 
 def configured_selection(settings: LossSettings) -> Selection | None:
-    """What picks the tokens that this loss treats differently; None where it picks none."""
+    """Return the function that picks the tokens this loss treats differently, or None."""
     select = SELECTIONS.get(settings.type)
     return None if select is None else partial(select, **_own_settings(select, settings))
 
 
 def _own_settings(function: Callable[..., Any], settings: LossSettings) -> dict[str, Any]:
-    """The settings that are named as keyword arguments of a built-in function are, without the
-    clip range, which every loss is given."""
+    """Return the settings named like keyword arguments of a built-in function.
+
+    The clip range is left out, because every loss gets it.
+    """
     return {
         name: getattr(settings, name)
         for name, parameter in inspect.signature(function).parameters.items()
@@ -67,26 +69,28 @@ def _own_settings(function: Callable[..., Any], settings: LossSettings) -> dict[
 
 
 def advantage_function(advantage: str, group_size: int) -> Advantage:
-    """The advantage that `loss.advantage` names; a user's own has been tried on such groups.
+    """Return the advantage that `loss.advantage` names.
+
+    A user-defined one has been tried on groups of `group_size` responses.
 
     Raises:
-        PluginError: the user's function cannot be loaded, or fails the trial.
+        PluginError: The user-defined function cannot be loaded or fails its test call.
     """
     return ADVANTAGES.get(advantage) or UserAdvantage(advantage, group_size)
 
 
 class UserLoss:
-    """A user's loss, with the signature and the two results of a built-in one."""
+    """A user-defined loss, with the signature and the two results of a built-in one."""
 
     def __init__(self, reference: str, device: torch.device) -> None:
         self._function = _UserFunction("loss.type", reference, like=LOSSES["no_baseline"])
         self._try(device)
 
     def __call__(self, *batch: Tensor, **clip: float) -> tuple[Tensor, Tensor]:
-        """Calls the function; where it returns the loss alone, nothing counts as clipped.
+        """Call the function. If it returns only the loss, no token counts as clipped.
 
         Raises:
-            PluginError: the function raised, or returned something else than a loss per token.
+            PluginError: The function raised an exception or did not return a loss per token.
         """
         log_probs, _, _, mask = batch
         returned = self._function(*batch, **clip)
@@ -104,9 +108,9 @@ class UserLoss:
         return token_loss, clipped
 
     def _try(self, device: torch.device) -> None:
-        """Losses and gradients of three short responses must be finite."""
+        """Check that losses and gradients of three short responses are finite."""
         mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0]], device=device).bool()
-        # Ratios of e^0.1, 1 and e^-0.1; advantages of either sign, and 0.
+        # The ratios are e^0.1, 1 and e^-0.1; the advantages have either sign or are 0.
         old = -mask.float()
         log_probs = (old + 0.1 * mask * torch.tensor([[1], [0], [-1]], device=device)).detach()
         advantages = mask * torch.tensor([[1.0], [-1.0], [0.0]], device=device)
@@ -121,7 +125,7 @@ class UserLoss:
         )
         if gradient is None or not gradient.any():
             raise self._function.error(
-                "the loss has no gradient in log_probs, so that nothing would be learned"
+                "the loss has no gradient in log_probs, so nothing would be learned"
             )
         for what, values in (("loss", token_loss), ("gradient", gradient)):
             if not values[mask].isfinite().all():
@@ -132,7 +136,7 @@ class UserLoss:
 
 
 class UserAdvantage:
-    """A user's advantage, with the signature of a built-in one."""
+    """A user-defined advantage, with the signature of a built-in one."""
 
     def __init__(self, reference: str, group_size: int) -> None:
         self._function = _UserFunction("loss.advantage", reference, like=ADVANTAGES["group_std"])
@@ -140,17 +144,18 @@ class UserAdvantage:
 
     @torch.no_grad()
     def __call__(self, rewards: Tensor, *, eps: float) -> Tensor:
-        """Calls the function, without a gradient.
+        """Call the function without a gradient.
 
         Raises:
-            PluginError: the function raised, or returned something else than an advantage a reward.
+            PluginError: The function raised an exception or did not return one advantage per
+                reward.
         """
         advantages = self._function(rewards, eps=eps)
         self._function.require(advantages, rewards, "the advantage of each reward")
         return advantages
 
     def _try(self, group_size: int) -> None:
-        """A group of different rewards and one of equal ones must have finite advantages."""
+        """Check that groups of different and of equal rewards have finite advantages."""
         rewards = torch.stack([torch.linspace(0, 1, group_size), torch.full((group_size,), 0.5)])
         advantages = self(rewards.clone(), eps=1e-8)
         if not advantages.isfinite().all():
@@ -161,10 +166,16 @@ class UserAdvantage:
 
 
 class _UserFunction:
-    """A user's function, and its mistakes in one line each."""
+    """A user-defined function that reports each mistake in one line."""
 
     def __init__(self, key: str, reference: str, *, like: Callable[..., Any]) -> None:
-        """`like`: a built-in function that is called with the same arguments."""
+        """Load a function and check its arguments.
+
+        Args:
+            key: The setting that names the function.
+            reference: The function's name in that setting.
+            like: A built-in function that is called with the same arguments.
+        """
         self._key = key
         self._reference = reference
         self._call = load(key, reference)
@@ -187,15 +198,16 @@ class _UserFunction:
             raise self.error(f"raised {one_line(error)}{self._line_of(error)}") from error
 
     def require(self, value: Any, like: Tensor, what: str) -> None:
-        """Refuses a value that is no tensor of the shape, type and device of `like`."""
+        """Refuse a value that is not a tensor with the shape, type and device of `like`."""
         if _described(value) != _described(like):
             raise self.error(f"{what} must be {_described(like)}, but it is {_described(value)}")
 
     def error(self, reason: str) -> PluginError:
+        """Return the error for a mistake of the function."""
         return PluginError(f"{self._key}={self._reference}: {reason}")
 
     def _line_of(self, error: Exception) -> str:
-        """Where in the user's file; empty where that is not known."""
+        """Return the line of the user's file that raised an error; empty if unknown."""
         source = os.path.realpath(source_of(self._reference) or "")
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             if os.path.realpath(frame.filename) == source:

@@ -1,7 +1,9 @@
-"""The pipeline of one trial: which prompts are sampled when, by whom and with which weights.
+"""The pipeline of one trial.
 
-`loop` runs the rounds. The `ledger` knows which prompt belongs to which rollout batch, the `fleet`
-gives generators work and weights, `open_calls` waits for their answers.
+It decides which prompts are sampled, when, by whom and with which weights.
+
+`loop` runs the rounds. `ledger` assigns prompts to rollout batches. `fleet` gives work and weights
+to the generators. `open_calls` waits for the answers of the actors.
 """
 
 from grpo_trainable.pipeline.evaluation import Evaluation

@@ -1,4 +1,4 @@
-"""The metrics of each task of a mix."""
+"""Metrics of each task in a mix of tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.tasks.mix import mixture_of
 
-# `task/<label>/<name>` -> the metric of the whole round that it is for one task.
+# `task/<label>/<name>` -> the metric of the whole round that it reports for one task.
 OF_A_ROUND = {
     "reward_mean": "reward/train_mean",
     "length_mean": "response/length_mean",
@@ -21,19 +21,26 @@ OF_A_ROUND = {
 
 
 class ByTask:
-    """Tells the groups of a mix apart. Without one there are no tasks, and no metrics."""
+    """Computes metrics for each task of a mix. Without a mix there are no tasks and no metrics."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self._mixture = mixture_of(config)
         self.labels = () if self._mixture is None else self._mixture.labels
 
     def drawn(self, prompt_indices: Iterable[int]) -> dict[str, float]:
-        """How many of the prompts drawn for a round are of each task."""
+        """Return the number of prompts of each task among those drawn for a round."""
         counts = Counter(self._label("train", index) for index in prompt_indices)
         return {f"task/{label}/drawn": float(counts[label]) for label in self.labels}
 
     def trained(self, groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
-        """Metrics of what a round trained on: of a task without a group, their number alone."""
+        """Return metrics of the groups that a round trained on, for each task.
+
+        A task without a group has only its number of groups.
+
+        Args:
+            groups: The groups of all tasks.
+            learner_round: Number of rounds trained before this one.
+        """
         row: dict[str, float] = {}
         for label in self.labels:
             own = [g for g in groups if self._label("train", g.example) == label]
@@ -53,10 +60,15 @@ class ByTask:
         unscored: Sequence[int],
         before: Mapping[str, Mapping[str, float]],
     ) -> dict[str, dict[str, float]]:
-        """Label -> figures of an evaluation: `reward_mean` where a prompt was scored,
-        `reward_first` of the first such evaluation, and the number of those `unscored`.
+        """Return the figures of an evaluation, by the label of the task.
 
-        `before`: what this method said of the evaluation before.
+        They are `unscored`, the number of prompts that could not be scored; `reward_mean`, if a
+        prompt could be scored; and `reward_first`, the mean of the first evaluation that has one.
+
+        Args:
+            groups: The scored groups of all tasks.
+            unscored: Indices of the prompts that could not be scored.
+            before: The result of this method for the evaluation before, or an empty mapping.
         """
         failed = Counter(self._label("eval", index) for index in unscored)
         found: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Rollouts between generators and learner: what comes back, and what a round trains on."""
+"""The collector: takes in scored groups and selects what a round trains on."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
 
-# Ends the key of the random draws by which the replay buffer samples: numpy fills shorter keys up
-# with zeros, so that no other draw has it.
+# Last number of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros,
+# so no other draw has this key.
 REPLAY = 1
 
 
 class Collector:
-    """Asks for prompts, keeps the scored groups, and puts a round's batches together."""
+    """Takes chunks from the ledger, keeps the scored groups, and assembles a round's batches."""
 
     def __init__(
         self,
@@ -37,7 +37,15 @@ class Collector:
         by_task: ByTask,
         train_size: int | None = None,
     ) -> None:
-        """`train_size`: how many training examples there are, where difficulty pools are used."""
+        """Create a collector with an empty buffer.
+
+        Args:
+            config: The trial's settings.
+            gate: The lag rule.
+            recorder: Receives notes for the user.
+            by_task: Computes the metrics of each task.
+            train_size: Number of training examples; required with difficulty pools.
+        """
         self.buffer = ReplayBuffer(config.buffer_sampling, config.buffer.fresh_fraction)
         self.ledger = Ledger(config)
         self.counts = Counts()
@@ -50,12 +58,12 @@ class Collector:
         if config.pools.enabled:
             assert train_size is not None, "the size of the task is checked where it is built"
             self._pools = DifficultyPools(config, train_size)
-        self._drawn_row: dict[str, float] = {}  # metrics of what the round has drawn
+        self._drawn_row: dict[str, float] = {}  # metrics of the prompts that the round has drawn
 
     # ---- Sampling ----------------------------------------------------------------------------
 
     def take(self) -> Chunk:
-        """The next chunk to sample."""
+        """Return the next chunk to sample. With difficulty pools, it names the examples."""
         chunk = self.ledger.take()
         self.counts.requested = self.ledger.next_prompt
         if self._pools is None:
@@ -63,15 +71,15 @@ class Collector:
         return replace(chunk, examples=tuple(self._pools.pick(chunk.prompt_indices)))
 
     def put_back(self, chunk: Chunk) -> None:
-        """Takes note that the generator of a chunk was lost: it is sampled once more."""
+        """Return a chunk of a lost generator to the ledger, to be sampled again."""
         self.ledger.put_back(chunk)
         self.counts.redispatched += len(chunk.prompt_indices)
 
     def accept(self, chunk: Chunk, scored: Scored) -> None:
-        """Takes in what came of a chunk.
+        """Take in the results of a chunk.
 
         Raises:
-            ActorFailed: more rewards have failed than the task allows.
+            ActorFailed: More rewards have failed than the task allows.
         """
         groups, counts = scored.groups, self.counts
         accepted = [group for group in groups if self._is_accepted(group)]
@@ -85,7 +93,7 @@ class Collector:
         counts.sampled_tokens += sum(group.num_tokens for group in groups)
 
     def _is_accepted(self, group: RolloutGroup) -> bool:
-        """Whether a scored group is trained on."""
+        """Return True if a scored group may be trained on."""
         return self._config.rollout.zero_advantage == "keep" or group.has_signal
 
     def _count_rewards(self, scored: Scored, prompts: int) -> None:
@@ -104,10 +112,10 @@ class Collector:
     # ---- Training ----------------------------------------------------------------------------
 
     def make_batches(self, round_: int) -> list[list[RolloutGroup]]:
-        """The rollout batches that a round trains on, once the gate has judged each group again.
+        """Return the rollout batches that a round trains on. The gate judges each group once more.
 
-        Batches without any group are left out, and that may be all of them: only the error rate
-        ends a trial.
+        Batches without groups are left out, and the result may be empty. Only the error rate of
+        rewards ends a trial.
         """
         batch_ids = self.ledger.batches_of(round_)
         self._close_draws([self.ledger.batch(batch_id) for batch_id in batch_ids])
@@ -118,7 +126,7 @@ class Collector:
         return batches
 
     def _sample(self, batch_id: BatchId) -> list[RolloutGroup]:
-        """The groups that the replay buffer gives for a rollout batch, fresh ones and older."""
+        """Return the fresh and older groups that the replay buffer selects for a rollout batch."""
         count = self._config.buffer.sample_batches * self._config.rollout.prompts
         rng = np.random.default_rng((self._config.seed, *batch_id, 0, REPLAY))
         fresh = self.ledger.batch(batch_id).accepted
@@ -129,8 +137,7 @@ class Collector:
         return sample.groups
 
     def _close_draws(self, filled: Sequence[FilledBatch]) -> None:
-        """Closes the account of the prompts that were drawn for the batches of a round: their
-        metrics, and the pass rates of their examples."""
+        """Compute the metrics of the prompts drawn for a round, and update pass rates."""
         drawn = [index for batch in filled for index in batch.drawn]
         answers = self._drawn_rewards.answers(drawn)
         self._drawn_row = self._drawn_rewards.take_metrics(filled) | self._by_task.drawn(drawn)
@@ -140,7 +147,7 @@ class Collector:
             self._note_short(filled)
 
     def _note_short(self, batches: Sequence[FilledBatch]) -> None:
-        """Says which rollout batches of a round resampling could not fill."""
+        """Note the rollout batches of a round that resampling could not fill."""
         rollout = self._config.rollout
         short = [batch for batch in batches if len(batch.accepted) < rollout.prompts]
         if not short:
@@ -149,13 +156,18 @@ class Collector:
         groups = sum(len(batch.accepted) for batch in short)
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
-            f"{groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts were "
-            "drawn, and the rewards of the others were all equal or failed "
+            f"only {groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts "
+            "were drawn, and the rewards of the other prompts were all equal or failed "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 
     def _note_missing(self, batches: int, planned: int) -> None:
-        """`batches`: how many of the round's rollout batches have a group to train on."""
+        """Note that rollout batches had no group to train on.
+
+        Args:
+            batches: Number of the round's rollout batches that have a group.
+            planned: Number of rollout batches in a round.
+        """
         why = "had no group left to train on (rewards failed or were equal, or groups were stale)"
         if batches:
             note = f"{planned - batches} of {planned} rollout batches {why} and were left out"
@@ -165,7 +177,7 @@ class Collector:
         self._recorder.note(note)
 
     def evict(self) -> None:
-        """Drops what the learner's next round may not train on any more."""
+        """Drop the groups that the learner's next round may not train on."""
         oldest_round = self._gate.learner_round - (self._config.buffer_capacity - 1)
         closed = self.ledger.close(oldest_round)
         self.counts.dropped_stale += self.buffer.evict(closed, self._gate)
@@ -173,6 +185,7 @@ class Collector:
     # ---- The report --------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
+        """Return the collector's metrics of the round."""
         return {
             **self.counts.metrics(),
             "count/waiting": float(self.buffer.waiting),
@@ -184,7 +197,7 @@ class Collector:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything but the buffer's groups, as plain data."""
+        """Return everything but the buffer's groups, as plain data."""
         return {
             "ledger": self.ledger.state(),
             "counts": vars(self.counts).copy(),
@@ -195,9 +208,15 @@ class Collector:
     def load_state(
         self, state: Mapping[str, Any], groups: Sequence[RolloutGroup], *, same_sampling: bool
     ) -> None:
-        """Goes on from a state. What was in flight then is asked for again. Where the state's
-        settings sampled other work than these, whatever was not trained on is dropped and counted,
-        and new prompts are asked for."""
+        """Continue from a state. Prompts that were in flight are requested again.
+
+        Args:
+            state: The result of `state`, with the learner's round.
+            groups: The buffer's groups.
+            same_sampling: False if the state's settings sample other rollouts than the current
+                ones. Then everything that was not trained on is dropped and counted, and new
+                prompts are requested.
+        """
         self.counts = Counts(**state["counts"])
         if same_sampling:
             self.ledger.load_state(state["ledger"])
@@ -219,31 +238,35 @@ class Collector:
         if lost:
             self._recorder.note(
                 f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings; these "
-                "settings sample others"
+                "settings sample differently"
             )
 
 
 class DrawnRewards:
-    """What scored groups earned, kept until the round that drew their prompts has told of them."""
+    """The rewards of scored groups, kept until the round that drew their prompts reports them."""
 
     def __init__(self, planned: int) -> None:
-        """`planned`: prompts of a rollout batch."""
+        """Create an empty record.
+
+        Args:
+            planned: Number of prompts that a rollout batch draws at first.
+        """
         self._planned = planned
-        # Mean reward and mean answer reward of a group, by prompt index.
+        # Prompt index -> mean reward and mean answer reward of its group.
         self._rewards: dict[int, tuple[float, float]] = {}
 
     def add(self, groups: Sequence[RolloutGroup]) -> None:
-        """Takes note of groups, those included that are left out."""
+        """Record the rewards of groups, including groups that are left out of training."""
         self._rewards |= {
             group.prompt_index: (float(group.rewards.mean()), group.answer_mean) for group in groups
         }
 
     def answers(self, drawn: Iterable[int]) -> dict[int, float]:
-        """The mean answer rewards of those of the prompts `drawn` that were scored."""
+        """Return the mean answer reward of each of the prompts `drawn` that was scored."""
         return {index: self._rewards[index][1] for index in drawn if index in self._rewards}
 
     def take_metrics(self, batches: Sequence[FilledBatch]) -> dict[str, float]:
-        """Metrics of what was drawn for the batches of a round; forgets it."""
+        """Return metrics of the prompts drawn for a round's batches, and forget their rewards."""
         drawn = [index for batch in batches for index in batch.drawn]
         rewards = [self._rewards.pop(index)[0] for index in drawn if index in self._rewards]
         accepted = sum(len(batch.accepted) for batch in batches)
@@ -253,14 +276,16 @@ class DrawnRewards:
             "group/resampled": float(len(drawn) - self._planned * len(batches)),
         }
         if rewards:
-            # fsum is exact, so the order in which groups came does not matter.
+            # fsum is exact, so the order in which groups arrive does not matter.
             row["reward/drawn_mean"] = math.fsum(rewards) / len(rewards)
         return row
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> list[list[Any]]:
+        """Return the rewards as plain data."""
         return [[index, *rewards] for index, rewards in sorted(self._rewards.items())]
 
     def load_state(self, state: Sequence[Sequence[Any]]) -> None:
+        """Continue from the result of `state`."""
         self._rewards = {index: (reward, answer) for index, reward, answer in state}

@@ -24,18 +24,18 @@ class HeldOutChunk:
     stage: ClassVar[str] = "eval"
 
     prompt_indices: tuple[int, ...]
-    examples: None = None  # the prompts are those of their indices
+    examples: None = None  # the same as the prompt indices
 
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """Held-out rewards: those of round 0, and the latest."""
+    """The held-out rewards of round 0 and of the latest evaluation."""
 
     first: float
-    mean: float  # mean over the prompts that could be scored
+    mean: float  # mean over the scored prompts
     round: int
-    unscored: int = 0  # prompts that could not
-    # Label of a task of the mix -> its own figures; empty without a mix.
+    unscored: int = 0  # prompts that could not be scored
+    # Label of a task of the mix -> its figures (`ByTask.held_out`); empty without a mix.
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -48,8 +48,10 @@ class HeldOut:
 
 
 def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
-    """All held-out prompts, in chunks of at most so many `responses`, by default as many as a chunk
-    of training has."""
+    """Return all held-out prompts in chunks of at most `responses` responses.
+
+    By default, a chunk has as many responses as a training chunk.
+    """
     if responses is None:
         responses = schedule.chunk_responses(config)
     size = max(1, responses // config.eval.samples)
@@ -64,12 +66,17 @@ def held_out_rewards(
     answers: Sequence[Scored],
     by_task: ByTask,
 ) -> tuple[Evaluation, HeldOut, list[str]]:
-    """The evaluation of all `answers`, their responses, and what the user should hear of.
+    """Return an evaluation, its responses, and notes for the user.
 
-    `before`: the evaluation before this one, None where this is the first.
+    Args:
+        config: The trial's settings.
+        round_: Number of rounds trained before the evaluation.
+        before: The evaluation before this one, or None.
+        answers: The scored chunks, in any order.
+        by_task: Computes the figures of each task.
 
     Raises:
-        ActorFailed: more rewards failed than the task allows, or one of every prompt.
+        ActorFailed: More rewards failed than the task allows, or at least one of every prompt.
     """
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
     failed = sorted(prompt for scored in answers for prompt in scored.failed)
@@ -91,7 +98,13 @@ def held_out_rewards(
 
 
 def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[tuple[int, str]]) -> list[str]:
-    """A note where prompts could not be scored. `errors`: responses on which the reward failed."""
+    """Return a note if prompts could not be scored.
+
+    Args:
+        config: The trial's settings.
+        errors: Number of responses on which the reward failed.
+        failed: The prompts that could not be scored, each with the reason.
+    """
     if not failed:
         return []
     prompts = config.eval.prompts
@@ -113,7 +126,7 @@ def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[tuple[int, 
 
 
 def _unverified(config: GRPOConfig, responses: int) -> list[str]:
-    """A note where answers to held-out prompts could not be verified."""
+    """Return a note if answers to held-out prompts could not be verified."""
     if not responses:
         return []
     return [

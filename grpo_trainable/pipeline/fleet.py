@@ -1,4 +1,4 @@
-"""The generators of a trial: what work and weights each of them has, and how one is replaced."""
+"""The generators of a trial: the work and weights of each, and replacements for lost ones."""
 
 from __future__ import annotations
 
@@ -15,34 +15,40 @@ from grpo_trainable.protocol.messages import Deposited, Loaded, Published, Sampl
 from grpo_trainable.protocol.rollout import Request
 from grpo_trainable.protocol.versions import StalenessGate, Sync
 
-# Chunks at one generator at a time, until they are scored: while one runs another waits or is
-# scored, so that the generator does not stand still. A third would only be sampled with older
-# weights than necessary. Where a reward takes longer than sampling, generators wait for it.
+# Maximum number of chunks that a generator has at a time, until they are scored. While one is
+# sampled, another waits or is scored, so the generator never stands still. A third would only be
+# sampled with older weights than necessary. If a reward takes longer than sampling, generators wait
+# for it.
 CHUNKS_AHEAD = 2
 
-# A trial fails when a generator was replaced so many times without one chunk of work in between.
+# A trial fails when a generator was replaced this often without finishing a chunk in between.
 REPLACEMENTS_IN_A_ROW = 3
 
 _BUSYNESS = operator.attrgetter("chunks")
 
 
 class Spawn(Protocol):
-    """Starts a generator in place of the one of this name, which was killed."""
+    """Starts a generator in place of a killed one of the same name."""
 
     def __call__(self, name: str, patience_s: float) -> Actor | None:
-        """None where no machine has had room for it for `patience_s`."""
+        """Return the new actor, or None if no machine has had room for it within `patience_s`."""
         ...
 
 
 class RequestSource(Protocol):
+    """Makes requests from the indices of prompts."""
+
     @property
     def train_size(self) -> int | None:
-        """How many training examples there are, where that is known."""
+        """Number of training examples, or None if it is unknown."""
         ...
 
-    def request(
-        self, stream: str, prompt_index: int, example_index: int | None = None
-    ) -> Request: ...
+    def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
+        """Return the request for a prompt of a stream.
+
+        Without `example_index`, `prompt_index` is also the index of its example.
+        """
+        ...
 
 
 class Work(Protocol):
@@ -52,48 +58,50 @@ class Work(Protocol):
     stage: ClassVar[str]  # the call's name
 
     @property
-    def prompt_indices(self) -> tuple[int, ...]: ...
+    def prompt_indices(self) -> tuple[int, ...]:
+        """Indices of the prompts in their stream."""
+        ...
 
     @property
     def examples(self) -> tuple[int, ...] | None:
-        """The examples that the prompts are; None: those of their indices."""
+        """Indices of the prompts' examples. None: the same as `prompt_indices`."""
         ...
 
 
 @dataclass(kw_only=True, eq=False)
 class FleetGenerator:
-    """A generator as the pipeline sees it: what it does and has, whichever actor it is now."""
+    """A generator as the pipeline sees it. Its actor changes when the generator is replaced."""
 
     actor: Actor
-    chunks: int = 0  # submitted and not yet returned
-    version: int = 0  # version of the weights it last reported
-    weights_round: int = 0  # a chunk submitted now starts with these weights, or older ones
+    chunks: int = 0  # submitted and not yet scored
+    version: int = 0  # version of the weights that it last reported
+    weights_round: int = 0  # a chunk submitted now starts with weights of this round or newer
     fetching: int = 0  # loads and deposits submitted and not yet answered
     needs_from: int = 0  # round of the oldest weights that it may still use or fetch
-    replaced: int = 0  # times since its last chunk came back
-    joining: bool = False  # takes the place of a lost one, and has not answered yet
+    replaced: int = 0  # number of replacements since its last chunk came back
+    joining: bool = False  # replaces a lost actor and has not answered yet
 
 
-# ---- What a generator was called for -----------------------------------------------------------
+# ---- Records of the calls of a generator ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Fetch published weights, in turn with the generator's other calls."""
+    """A call that fetches published weights, in turn with the generator's other calls."""
 
     generator: FleetGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
-    """Fetch published weights for the next token, concurrently with the other calls."""
+    """A call that fetches published weights for the next token, concurrently with other calls."""
 
     generator: FleetGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sample the responses to some prompts."""
+    """A call that samples the responses to some prompts."""
 
     generator: FleetGenerator
     work: Work
@@ -101,7 +109,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Score what was sampled, concurrently with the other calls."""
+    """A call that scores sampled responses, concurrently with other calls."""
 
     generator: FleetGenerator
     work: Work
@@ -111,7 +119,7 @@ FleetCall = Load | Deposit | Sample | Score
 
 
 class Fleet:
-    """Submits the calls of all generators, and takes note of their answers."""
+    """Submits the calls of all generators and processes their answers."""
 
     def __init__(
         self,
@@ -122,12 +130,22 @@ class Fleet:
         recorder: Recorder,
         spawn: Spawn | None,
     ) -> None:
-        """The loss of a generator ends the trial without `spawn` or before `has_first_weights`."""
+        """Create a fleet whose generators have no weights yet.
+
+        Args:
+            config: The trial's settings.
+            requests: Makes a request from the index of a prompt.
+            actors: The generators.
+            calls: Receives every call that is submitted.
+            recorder: Receives spans, changes of weights and notes.
+            spawn: Starts a generator in place of a lost one. The loss of a generator ends the trial
+                if this is None, or if it happens before `has_first_weights` is True.
+        """
         self.generators = [FleetGenerator(actor=actor) for actor in actors]
-        # Lost, and no machine has room for others in their place.
+        # Lost generators that no machine has room to replace yet.
         self.absent: list[FleetGenerator] = []
         self._deadline_s = config.resources.deadline_s
-        self.has_first_weights = False  # an actor that cannot even start is not replaced
+        self.has_first_weights = False  # an actor that fails at the start is not replaced
         self._mid_batch = config.in_mid_batch
         self._requests = requests
         self._calls = calls
@@ -140,23 +158,29 @@ class Fleet:
 
     @property
     def fetching(self) -> bool:
-        """Whether a generator has yet to take in weights; one that joins has no work until then."""
+        """True if a generator has yet to take in weights.
+
+        Generators that join do not count: they have no work until they have taken in weights.
+        """
         return any(generator.fetching and not generator.joining for generator in self.generators)
 
     @property
     def needs_from(self) -> int:
-        """The round of the oldest snapshot that a generator may still use or fetch."""
+        """Round of the oldest snapshot that a generator may still use or fetch."""
         return min(generator.needs_from for generator in self.generators)
 
     @property
     def version(self) -> int:
-        """The oldest version that a generator last reported."""
+        """The oldest of the versions that the generators last reported."""
         return min(generator.version for generator in self.generators)
 
     def publish(self, published: Published) -> None:
-        """Sends new weights to every generator, which takes them after its present chunk, or
-        between two tokens of it. One that joins has no chunk, and takes them in turn: what it is
-        asked next starts with them, though it is not waited for."""
+        """Send new weights to every generator.
+
+        A generator takes them in after its current chunk or, in mid-batch, between two tokens. A
+        generator that joins has no chunk and always loads them in turn. Its next call starts with
+        them, but nobody waits for the load.
+        """
         self._publish_s = {r: s for r, s in self._publish_s.items() if r >= self.needs_from}
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
         self._publish_s[published.round] = sum(syncs)
@@ -168,12 +192,16 @@ class Fleet:
                 self._load(generator)
 
     def forget_weights(self) -> None:
-        """Lets go of the published weights, which their transport may keep as long as we do."""
+        """Release the published weights.
+
+        Their transport may keep them for as long as we hold them.
+        """
         self._published = None
 
     def _load(self, generator: FleetGenerator) -> None:
         assert self._published is not None
-        # Calls are worked through in order: whatever is submitted from now on starts with these.
+        # A generator works through its calls in order, so every call submitted from now on starts
+        # with these weights.
         generator.weights_round = self._published.round
         self._fetch(generator, "load", Load(generator))
 
@@ -184,14 +212,17 @@ class Fleet:
         self._calls.add(generator.actor.submit("sync", method, handle), record)
 
     def loaded(self, generator: FleetGenerator, loaded: Loaded) -> None:
-        """A generator has loaded weights."""
+        """Record that a generator has loaded weights."""
         self._fetched(generator, loaded)
         self._uses(generator, loaded)
         self._update_needs(generator)
 
     def deposited(self, generator: FleetGenerator, deposited: Deposited) -> None:
-        """A generator has weights in reach. A deposit overtakes other calls, so only chunks that
-        are submitted from now on are known to start with them."""
+        """Record that a generator has weights in its mailbox.
+
+        A deposit overtakes other calls, so only chunks submitted from now on are sure to start with
+        them.
+        """
         self._fetched(generator, deposited)
         generator.weights_round = max(generator.weights_round, deposited.round)
         self._update_needs(generator)
@@ -203,8 +234,11 @@ class Fleet:
         self._recorder.add_sync_bytes(answer.bytes)
 
     def _uses(self, generator: FleetGenerator, loaded: Loaded) -> None:
-        """A generator computes with these weights. Answers may overtake each other, weights do not:
-        an older answer changes nothing."""
+        """Record that a generator computes with these weights.
+
+        Answers may overtake each other but weights do not, so an older answer leaves the version as
+        it is.
+        """
         if loaded.round >= generator.needs_from:
             generator.version, generator.needs_from = loaded.version, loaded.round
         sync = Sync(
@@ -218,22 +252,27 @@ class Fleet:
 
     @staticmethod
     def _update_needs(generator: FleetGenerator) -> None:
-        """An idle generator needs no older snapshot: its next chunk starts with the weights it
-        has."""
+        """Set `needs_from` of an idle generator to the weights that its next chunk uses."""
         if not generator.chunks and not generator.fetching:
             generator.needs_from = generator.weights_round
 
     # ---- Work --------------------------------------------------------------------------------
 
     def least_busy(self) -> FleetGenerator:
-        """The least busy generator, of those that have joined if any has: the machine on which one
-        joins may be dead."""
+        """Return the least busy generator that has joined, if any has.
+
+        The machine of a generator that is still joining may be dead.
+        """
         joined = [generator for generator in self.generators if not generator.joining]
         return min(joined or self.generators, key=_BUSYNESS)
 
     def free_generator(self, gate: StalenessGate, rounds_ahead: int) -> FleetGenerator | None:
-        """The least busy generator that has room for a chunk and new enough weights for one that is
-        trained on so many rounds ahead."""
+        """Return the least busy generator that may sample another chunk, or None.
+
+        Args:
+            gate: Judges the weights of each generator.
+            rounds_ahead: Number of rounds that will be trained before the chunk.
+        """
         free = (
             generator
             for generator in self.generators
@@ -244,7 +283,7 @@ class Fleet:
         return min(free, key=_BUSYNESS, default=None)
 
     def sample(self, generator: FleetGenerator, work: Work) -> None:
-        """Submits prompts to a generator. They are its work until they are scored."""
+        """Submit prompts to a generator. They count as its work until they are scored."""
         generator.chunks += 1
         indices = work.prompt_indices
         requests = [
@@ -255,13 +294,13 @@ class Fleet:
         self._calls.add(call, Sample(generator, work))
 
     def sampled(self, generator: FleetGenerator, work: Work, sampled: Sampled) -> None:
-        """A generator has sampled its work, and has yet to score it."""
+        """Submit the scoring of work that a generator has sampled."""
         self._answered(generator, sampled)
         call = generator.actor.submit("reward", "score", sampled.number)
         self._calls.add(call, Score(generator, work))
 
     def scored(self, generator: FleetGenerator, scored: Scored) -> None:
-        """A generator is done with a chunk."""
+        """Record that a generator has finished a chunk."""
         self._answered(generator, scored)
         generator.chunks -= 1
         generator.replaced = 0
@@ -275,12 +314,18 @@ class Fleet:
     # ---- Losses ------------------------------------------------------------------------------
 
     def replace(self, generator: FleetGenerator, lost: ActorLost) -> list[Work]:
-        """Starts another generator, which loads the newest weights before anything else. Where no
-        machine has room for it the generator is absent, as long as others are left. Returns the
-        work that the lost one had not finished.
+        """Replace a generator, and return the work that the lost actor had not finished.
+
+        The new actor loads the newest weights before anything else. If no machine has room for it,
+        the generator is absent until there is room, provided that other generators are left.
+
+        Args:
+            generator: The generator whose actor was lost.
+            lost: The loss, for the error.
 
         Raises:
-            ActorFailed: nothing can take its place, or others have failed there as well.
+            ActorFailed: The generator cannot be replaced, or its replacements have failed
+                repeatedly.
         """
         if self._spawn is None or not self.has_first_weights:
             raise lost
@@ -304,17 +349,17 @@ class Fleet:
         return [call.work for call in unfinished if isinstance(call, Sample | Score)]
 
     def told_of(self, generator: FleetGenerator, lost: ActorLost) -> str:
-        """What the user should hear once `replace` has replaced a generator."""
+        """Return a note about the loss of a generator, after `replace`."""
         name = generator.actor.name
         if generator not in self.absent:
             return f"{name} was replaced ({lost})"
         return (
             f"{name} is lost ({lost}) and no machine has room for another: "
-            f"going on with {self._generators_left}"
+            f"continuing with {self._generators_left}"
         )
 
     def fill(self) -> None:
-        """Starts generators in place of those that are absent, where there is room by now."""
+        """Start actors for absent generators if machines have room by now."""
         back = [generator for generator in self.absent if self._join(generator, 0.0)]
         self.absent = [generator for generator in self.absent if generator not in back]
         self.generators += back
@@ -326,15 +371,17 @@ class Fleet:
         return f"{len(self.generators)} of {len(self.generators) + len(self.absent)} generators"
 
     def _join(self, generator: FleetGenerator, patience_s: float) -> bool:
-        """Starts an actor for a generator that has none, and has it load the newest weights; False
-        where no machine has had room for it for so long."""
+        """Start an actor for a generator and have it load the newest weights.
+
+        Return False if no machine has had room for it within `patience_s`.
+        """
         assert self._spawn is not None
         assert self._published is not None
         actor = self._spawn(generator.actor.name, patience_s)
         if actor is None:
             return False
         generator.actor, generator.chunks, generator.fetching, generator.joining = actor, 0, 0, True
-        # Weights under way need not be fetched again: these are the newest.
+        # It need not fetch weights that are in transit, because these are the newest.
         generator.needs_from = self._published.round
         self._load(generator)
         return True

@@ -15,15 +15,16 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.storage.checkpointing import LearnerFiles, read_part, write_messages
 from grpo_trainable.text import plural
 
-# A learner whose partner is gone fails before the partner's death is known: seconds to look for it.
+# Seconds to wait for the news of a learner's death. A learner whose partner died fails before the
+# death of the partner is known.
 LOOK_FOR_LOST_S = 5.0
 
 
 class LearnerGroup:
-    """Calls the learners: waits for everything but `update`, which the pipeline collects.
+    """Calls the learners and waits for their answers, except for `update`.
 
-    All are asked for the same, in the same order, since what they do is collective. The first
-    publishes, and answers for all.
+    The pipeline collects the answers to `update`. All learners get the same calls in the same
+    order, because their work is collective. The first learner publishes and answers for all.
     """
 
     def __init__(
@@ -35,8 +36,16 @@ class LearnerGroup:
         *,
         elastic: bool = False,
     ) -> None:
-        """`staged(round)` gives a reference to the published tensors, where the transport has the
-        learner send them. `elastic`: fewer may go on where one but the first is lost."""
+        """Create a group of running actors.
+
+        Args:
+            actors: The learners, in the order of their ranks.
+            runtime: Waits for calls.
+            deadline_s: How long a learner that owes an answer may be silent.
+            staged: Returns a reference to the tensors published for a round, for transports in
+                which the learner sends them.
+            elastic: True if the others continue when a learner other than the first is lost.
+        """
         self._actors = list(actors)
         self._elastic = elastic
         self._runtime = runtime
@@ -45,19 +54,21 @@ class LearnerGroup:
 
     @property
     def name(self) -> str:
-        """The name of the first learner, which stands for all."""
+        """Name of the first learner, which stands for all."""
         return self._actors[0].name
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> list[Call]:
-        """Submits the round's k gradient steps to every learner. The value of each call is an
-        `Updated`; `agreed` makes one of them."""
+        """Submit the round's k gradient steps to every learner.
+
+        The value of each call is an `Updated`. `agreed` combines them.
+        """
         return self._submit("optimize", "update", self._shared(rollout_batches))
 
     def agreed(self, answers: dict[Actor, Updated]) -> Updated:
-        """What the first answers to `update`, after those of all were compared.
+        """Return the first learner's answer to `update`, after comparing the answers of all.
 
         Raises:
-            ActorFailed: two learners have not taken the same steps.
+            ActorFailed: Two learners have not taken the same steps.
         """
         first, *others = self._actors
         for other in others:
@@ -69,11 +80,14 @@ class LearnerGroup:
         return answers[first]
 
     def go_on_with_fewer(self, failure: ActorFailed) -> str:
-        """Has the learners that are left go back to where the round began, after `update` has
-        failed. What to tell of it, in one line.
+        """Have the remaining learners return to the start of the round, after `update` has failed.
+
+        Returns:
+            A note for the user.
 
         Raises:
-            ActorFailed: `failure`, where the group is not elastic, none is lost, or the first is.
+            ActorFailed: `failure`, if the group is not elastic, no learner is lost, or the first
+                one is.
         """
         if not self._elastic:
             raise failure
@@ -94,11 +108,14 @@ class LearnerGroup:
         for call in calls:
             self._watch.result(call)
         names = " and ".join(actor.name for actor in lost)
-        return f"going on without {names} ({failure}); {plural(size, 'learner')} left"
+        return f"continuing without {names} ({failure}); {plural(size, 'learner')} left"
 
     def publish(self, needed_from: int) -> Published:
-        """Publishes a snapshot of the present weights. Nobody needs one of a round before
-        `needed_from` any more."""
+        """Publish a snapshot of the current weights, and return the handle to fetch it with.
+
+        Args:
+            needed_from: Snapshots of rounds before this one are no longer needed.
+        """
         published: Published = self._await("sync", "publish", needed_from)
         if self._staged is None:
             return published
@@ -107,16 +124,21 @@ class LearnerGroup:
         return replace(published, handle=handle)
 
     def state(self) -> LearnerState:
-        """What a checkpoint keeps of the learners, all of it in this process."""
+        """Return the learners' part of a checkpoint, gathered in this process."""
         return self._await("checkpoint", "state")
 
     def write(self, directory: str, seen_by: str) -> list[LearnerFiles]:
-        """Has each learner write what a checkpoint keeps of it, as `write_learner_files` does, and
-        writes here what a learner cannot.
+        """Have each learner write its part of a checkpoint, as `write_learner_files` does.
+
+        Parts of learners that do not see the directory are written here.
+
+        Args:
+            directory: The checkpoint's directory.
+            seen_by: A file in the directory; a learner that finds it sees the directory.
 
         Raises:
-            OSError: one of an elastic group is lost, so that its part is, or this process cannot
-                write.
+            OSError: This process cannot write, or a learner of an elastic group is lost with its
+                part.
         """
         try:
             found = self._await_all("checkpoint", "write", directory, seen_by)
@@ -140,11 +162,18 @@ class LearnerGroup:
     def read_state(
         self, directory: Path, digests: Mapping[str, str], counters: dict[str, Any]
     ) -> None:
-        """Has the learners go on from the files of a checkpoint, and sends them the content where
-        one cannot read these, as on another machine. `digests`: SHA-256 by file.
+        """Have the learners continue from the files of a checkpoint.
+
+        If a learner cannot read the files, for example on another machine, their content is sent to
+        all.
+
+        Args:
+            directory: The checkpoint's directory.
+            digests: SHA-256 of each file.
+            counters: The learners' counters in the checkpoint.
 
         Raises:
-            CheckpointError: a file has changed since it was verified.
+            CheckpointError: A file has changed since it was verified.
         """
         if all(self._await_all("restore", "read_state", str(directory), digests, counters)):
             return
@@ -153,15 +182,15 @@ class LearnerGroup:
         self.load_state(LearnerState(policy=policy, optimizer=optimizer, counters=counters))
 
     def load_state(self, state: LearnerState) -> None:
-        """Puts the learners where `state` was taken, by however many."""
+        """Have the learners continue from `state`, written by any number of learners."""
         self._await("restore", "load_state", self._shared(state))
 
     @contextmanager
     def naming_the_lost(self, stage: str) -> Iterator[None]:
-        """Blames the death of a learner for what another one fails with in this stage.
+        """Replace the error of a learner by the death of another one that caused it.
 
         Raises:
-            ActorLost: of the learner that is dead.
+            ActorLost: A learner died while another one failed in this stage.
         """
         try:
             yield
@@ -172,12 +201,13 @@ class LearnerGroup:
             raise lost from failure
 
     def _lost(self, stage: str) -> ActorLost | None:
-        """The first death among several learners; None where all live."""
+        """Return the death of the first dead learner, or None if all live or there is only one."""
         actors = self._actors if len(self._actors) > 1 else ()
         deaths = (self._death_of(actor, stage) for actor in actors)
         return next(filter(None, deaths), None)
 
     def _death_of(self, actor: Actor, stage: str) -> ActorLost | None:
+        """Return the death of a learner, or None if it answers or stays silent."""
         question = actor.submit(stage, "progress")
         try:
             if self._runtime.wait([question], LOOK_FOR_LOST_S):
@@ -193,8 +223,11 @@ class LearnerGroup:
         return [actor.submit(stage, method, *args) for actor in self._actors]
 
     def _await(self, stage: str, method: str, *args: Any) -> Any:
-        """What the first answers, once all have. The loss of another one shows in the next round
-        at the latest, which an elastic group can take up again."""
+        """Return the first learner's answer, once all have answered.
+
+        In an elastic group, the loss of another learner is ignored here. It shows in the next round
+        at the latest, which the group can repeat.
+        """
         with self.naming_the_lost(stage):
             first, *others = self._submit(stage, method, *args)
             answer = self._watch.result(first)
@@ -209,5 +242,5 @@ class LearnerGroup:
 
 
 def _steps(updated: Updated) -> str:
-    """The steps as text, in which a loss that is no number is like another."""
+    """Return the steps as text. In text, NaN losses compare as equal."""
     return repr((updated.version, updated.skipped_steps, updated.steps))

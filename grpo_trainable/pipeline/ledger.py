@@ -1,4 +1,4 @@
-"""Which prompts belong to which rollout batch, and how far each batch has come."""
+"""The ledger: which prompts belong to which rollout batch, and how far each batch is filled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_trainable.config import GRPOConfig, schedule
 
 
 class BatchId(NamedTuple):
-    """Names a rollout batch by the round that trains on it first."""
+    """Identifies a rollout batch by the round that trains on it first and its place there."""
 
     round: int
     place: int  # index among the rollout batches of that round
@@ -19,22 +19,23 @@ class BatchId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompts that one call of a generator samples to train on."""
+    """Prompts that one call of a generator samples for training."""
 
     stream: ClassVar[str] = "train"
     stage: ClassVar[str] = "rollout"
 
     prompt_indices: tuple[int, ...]  # consecutive
-    examples: tuple[int, ...] | None = None  # the prompts' examples; None: those of their indices
+    examples: tuple[int, ...] | None = None  # None: the same indices
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """How many prompts of the stream a rollout batch takes.
+    """The rule for how many prompts of the stream a rollout batch takes.
 
-    A batch draws `size` prompts, then as many as were left out of these, then as many as were left
-    out of those, and so on: at most `redraws` times, and at most `most` prompts in all. Without
-    redraws it has `size` prompts, whatever becomes of them.
+    A batch draws `size` prompts. Then it draws one for each prompt that was left out, then one for
+    each of the new prompts that was left out, and so on. It draws again at most `redraws` times and
+    takes at most `most` prompts in all. Without redraws it takes `size` prompts, whatever becomes
+    of them.
     """
 
     size: int
@@ -42,16 +43,19 @@ class BatchRule:
     redraws: int
 
     def end(self, start: int, left_out: Sequence[int]) -> int:
-        """The prompt index after the last one of a batch that begins at `start`, where the prompts
-        `left_out`, ascending, are left out and all others accepted.
+        """Return the index after the last prompt of a batch that begins at prompt `start`.
 
-        With T(0) = size and R(T) the prompts left out among the first T, the batch has T(redraws)
-        prompts, where T(n + 1) = min(size + R(T(n)), most). One more prompt that is left out, or a
-        later start, never makes it end earlier. So what is still unknown may be taken for accepted.
+        The prompts `left_out`, in ascending order, are left out; all others count as accepted.
 
-        Example: size 4, most 8, redraws 2, and the prompts 1, 3 and 5 are left out. From 0 the
-        batch has T(0) = 4 prompts, of which 2 are left out. So T(1) = 4 + 2 = 6, of which 3 are,
-        and T(2) = 4 + 3 = 7. It ends before prompt 7 and has the prompts 0, 2, 4 and 6.
+        With T(0) = size and R(T) the number of prompts left out among the first T, the batch takes
+        T(redraws) prompts, where T(n + 1) = min(size + R(T(n)), most). One more prompt left out, or
+        a later start, never makes the batch end earlier. So prompts whose fate is still unknown may
+        count as accepted.
+
+        Example: size 4, most 8, redraws 2, and the prompts 1, 3 and 5 are left out. From 0, the
+        batch takes T(0) = 4 prompts, of which 2 are left out. So T(1) = 4 + 2 = 6, of which 3 are
+        left out, and T(2) = 4 + 3 = 7. The batch ends before prompt 7 and has the prompts 0, 2, 4
+        and 6.
         """
         first, end = bisect_left(left_out, start), start + self.size
         for _ in range(self.redraws):
@@ -65,26 +69,26 @@ class BatchRule:
 
 @dataclass(frozen=True, slots=True)
 class FilledBatch:
-    """A rollout batch that takes no further prompt."""
+    """A rollout batch that takes no further prompts."""
 
     drawn: range  # prompt indices
     accepted: list[int]  # the accepted ones, ascending
 
 
 class Ledger:
-    """Hands out prompts in chunks, and gives each rollout batch those that were accepted.
+    """Hands out prompts in chunks, and assigns the accepted ones to rollout batches.
 
-    Prompts are handed out in the order of their stream, a round at a time. Batches are filled in
-    the order of the stream as well, each where the one before ends: which batch takes a prompt
-    follows from what was accepted before it in the stream (`BatchRule`), and not from who sampled
-    what when. Prompts that take longer are waited for, never passed over.
+    Prompts are handed out round by round, in the order of their stream. Batches take prompts in
+    that order too, and each begins where the one before ends. So the batch of a prompt depends on
+    which prompts before it were accepted (`BatchRule`), and never on timing. Slow prompts are
+    waited for, never passed over.
 
-    A prompt counts as accepted until it is known to be left out. What turns out to be missing is
-    drawn from the end of the stream. At lag 0 that happens once everything else has come back, so
-    that the same chunks are sampled whatever the timing; with a lag, as soon as it makes a chunk.
+    A prompt counts as accepted until it is known to be left out. Missing prompts are then drawn
+    from the end of the stream. At lag 0 that happens once all other prompts have come back, so the
+    chunks do not depend on timing. With a lag, it happens as soon as a whole chunk is missing.
 
-    Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0; where the batch ends, as far as
-    that is known (`_ends`), stands on the right:
+    Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0. The column on the right has the
+    end of the batch (`_ends`), as far as it is known:
 
         take()                            gives (0, 1)              4
         take()                            gives (2, 3)              4
@@ -97,8 +101,13 @@ class Ledger:
     """
 
     def __init__(self, config: GRPOConfig, *, first_round: int = 0, next_prompt: int = 0) -> None:
-        """`first_round`: the round of the first batch. `next_prompt`: the index of its first
-        prompt."""
+        """Create a ledger without batches.
+
+        Args:
+            config: The trial's settings.
+            first_round: The round of the first batch.
+            next_prompt: The index of the first prompt of that batch.
+        """
         self._config = config
         self._rule = BatchRule(
             config.rollout.prompts, schedule.most_drawn(config), schedule.redraws(config)
@@ -108,12 +117,12 @@ class Ledger:
         self._filled: dict[BatchId, FilledBatch] = {}
         self._filling = BatchId(first_round, 0)  # the first batch that is not filled
         self._start = next_prompt  # the first prompt of that batch
-        self._next_round = first_round  # the first round of which nothing was asked for yet
+        self._next_round = first_round  # the first round that has not been planned yet
         self._next_prompt = next_prompt
         self._to_ask: list[int] = []  # sizes of the next chunks of new prompts
-        # Chunks in ascending order; those with prompts that are in no filled batch.
+        # In ascending order. These four lists have only prompts that are in no filled batch.
         self._in_flight: list[tuple[int, ...]] = []
-        self._lost: list[tuple[int, ...]] = []  # prompts to be asked for once more
+        self._lost: list[tuple[int, ...]] = []  # chunks to be handed out again
         self._accepted: list[int] = []
         self._left_out: list[int] = []
 
@@ -121,10 +130,11 @@ class Ledger:
 
     @property
     def due_round(self) -> int:
-        """The round by which the next chunk is trained on first.
+        """The round by which the next chunk is first trained on, at the latest.
 
-        It may be trained on earlier. Take batches of 4 prompts, one a round: prompt 5 is due in
-        round 1. Should the prompts 1 and 3 turn out to be left out, round 0 takes 4 and 5 instead.
+        It may be trained on earlier. For example, with batches of 4 prompts and one batch a round,
+        prompt 5 is due in round 1. If the prompts 1 and 3 are left out, round 0 takes the prompts 4
+        and 5 instead.
         """
         if self._lost:
             return self._round_of(self._lost[0][-1])
@@ -134,11 +144,11 @@ class Ledger:
 
     @property
     def next_prompt(self) -> int:
-        """The index of the first prompt that was never asked for: how many were."""
+        """Index of the first prompt never handed out, and so the number of prompts handed out."""
         return self._next_prompt
 
     def take(self) -> Chunk:
-        """The next chunk, which is in flight from now on. Lost ones come first."""
+        """Return the next chunk, which is in flight from now on. Lost chunks come first."""
         if self._lost:
             indices = self._lost.pop(0)
         else:
@@ -158,13 +168,16 @@ class Ledger:
         return tuple(range(first, self._next_prompt))
 
     def _round_of(self, prompt_index: int) -> int:
-        """The round by which a prompt is trained on first, as `due_round`."""
+        """Return the round by which a prompt is first trained on, as in `due_round`."""
         return self._after(bisect_right(self._ends(), prompt_index)).round
 
     # ---- Answers ------------------------------------------------------------------------------
 
     def settle(self, chunk: Chunk, accepted: Iterable[int]) -> None:
-        """A chunk came back. The prompts `accepted` are trained on; the others are left out."""
+        """Record that a chunk came back.
+
+        Prompts in `accepted` are trained on; the others are left out.
+        """
         self._in_flight.remove(chunk.prompt_indices)
         taken = set(accepted)
         for index in chunk.prompt_indices:
@@ -173,26 +186,28 @@ class Ledger:
         self._plan_redraws()
 
     def put_back(self, chunk: Chunk) -> None:
-        """A chunk was lost with its generator, and is asked for once more."""
+        """Record that a chunk was lost with its generator. It will be handed out again."""
         self._in_flight.remove(chunk.prompt_indices)
         insort(self._lost, chunk.prompt_indices)
 
     @property
     def in_flight(self) -> int:
-        """Prompts asked for of which nothing has come back yet, lost ones included."""
+        """Number of prompts that were handed out and have not come back, including lost ones."""
         return sum(len(indices) for indices in (*self._in_flight, *self._lost))
 
     # ---- Filling batches -----------------------------------------------------------------------
 
     def _after(self, count: int) -> BatchId:
-        """The batch so many places after the first that is not filled."""
+        """Return the id of the batch `count` places after the first batch that is not filled."""
         a_round = schedule.batches_per_round(self._config)
         round_, place = self._filling
         return BatchId(*divmod(round_ * a_round + place + count, a_round))
 
     def _ends(self) -> list[int]:
-        """The prompt index after the last of each batch that was begun and is not filled, as far as
-        it is known by now."""
+        """Return, for each batch that was begun and is not filled, the index after its last prompt.
+
+        The indices are as known so far; prompts that have not come back count as accepted.
+        """
         a_round = schedule.batches_per_round(self._config)
         begun = (self._next_round - self._filling.round) * a_round - self._filling.place
         ends, start = [], self._start
@@ -202,9 +217,9 @@ class Ledger:
         return ends
 
     def _fill(self) -> None:
-        """Fills the next batches as far as their prompts are settled."""
+        """Fill the next batches as far as the fate of their prompts is known."""
         waited_for = [indices[0][0] for indices in (self._in_flight, self._lost) if indices]
-        settled = min(waited_for, default=self._next_prompt)  # all prompts before it are
+        settled = min(waited_for, default=self._next_prompt)  # all earlier prompts came back
         for end in self._ends():
             if end > settled:
                 return
@@ -214,7 +229,7 @@ class Ledger:
             self._start, self._filling = end, self._after(1)
 
     def _plan_redraws(self) -> None:
-        """Plans the chunks in place of prompts that were left out."""
+        """Plan chunks in place of prompts that were left out."""
         ends = self._ends()
         if not ends:
             return
@@ -228,18 +243,19 @@ class Ledger:
     # ---- Batches -----------------------------------------------------------------------------
 
     def batches_of(self, round_: int) -> list[BatchId]:
-        """The rollout batches that a round trains on first."""
+        """Return the ids of the rollout batches that a round trains on first."""
         return [BatchId(round_, place) for place in range(schedule.batches_per_round(self._config))]
 
     def complete(self, round_: int) -> bool:
-        """Whether every batch of a round is filled."""
+        """Return True if every batch of a round is filled."""
         return all(batch_id in self._filled for batch_id in self.batches_of(round_))
 
     def batch(self, batch_id: BatchId) -> FilledBatch:
+        """Return a filled batch."""
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """The prompt indices of the batches kept that had this place in earlier rounds."""
+        """Return the accepted prompts of kept batches that had this place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()
@@ -248,14 +264,14 @@ class Ledger:
         ]
 
     def close(self, before_round: int) -> list[int]:
-        """Forgets the batches of rounds before this one. Returns their prompt indices."""
+        """Forget the batches of rounds before `before_round`, and return their accepted prompts."""
         closed = [batch_id for batch_id in self._filled if batch_id.round < before_round]
         return [index for batch_id in closed for index in self._filled.pop(batch_id).accepted]
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return everything as plain data."""
         return {
             "next_prompt": self._next_prompt,
             "next_round": self._next_round,
@@ -276,7 +292,10 @@ class Ledger:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state`, of equal settings. What was in flight then counts as lost."""
+        """Continue from the result of `state` under equal settings.
+
+        Chunks that were in flight count as lost.
+        """
         self._next_prompt = state["next_prompt"]
         self._next_round = state["next_round"]
         self._filling = BatchId(*state["filling"])
@@ -293,7 +312,7 @@ class Ledger:
 
 
 def _cut(indices: list[int], end: int) -> list[int]:
-    """Takes those below `end` out of an ascending list."""
+    """Remove the indices below `end` from an ascending list, and return them."""
     count = bisect_left(indices, end)
     taken, indices[:count] = indices[:count], []
     return taken

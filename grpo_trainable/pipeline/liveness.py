@@ -1,4 +1,4 @@
-"""Tells actors that work from those that hang: by their answers, and by progress meanwhile."""
+"""Detection of actors that hang: an actor that works answers calls or makes progress."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import Actor, ActorLost, Call, Runtime, no_answer
 
-# How often an actor is asked for its progress within a deadline. A call that takes less than a
-# deadline divided by this is never asked about.
+# Number of questions about its progress that an actor gets within a deadline. An actor that answers
+# its call within `deadline / QUESTIONS` is never asked.
 QUESTIONS = 4
 
 
 @dataclass(kw_only=True, eq=False)
 class _Silence:
-    """How long an actor has not been heard of."""
+    """The silence of an actor since it was last heard from."""
 
-    ask_at_s: float  # seconds of silence after which the next question is due
+    ask_at_s: float  # seconds of silence after which a question is due
     seconds: float = 0.0
-    question: Call | None = None  # asked and not yet answered
+    question: Call | None = None  # not yet answered
     progress: Any = None  # the last answer
 
 
 class Watch:
-    """Waits for calls, and tells which of their actors are silent.
+    """Waits for calls and detects silent actors.
 
-    An actor is heard of when it answers a call, or when its progress has changed. It is silent when
-    it owes an answer and was not heard of for `deadline_s`, whatever other actors did. Only time
+    An actor is heard from when it answers a call or when its progress has changed. It is silent if
+    it owes an answer and was not heard from for `deadline_s`, whatever other actors do. Only time
     spent waiting for the actor counts: between two rounds nobody listens.
     """
 
@@ -37,7 +37,11 @@ class Watch:
         self._silences: dict[Actor, _Silence] = {}
 
     def wait(self, calls: Sequence[Call]) -> tuple[list[Call], list[Actor]]:
-        """Waits until a call is done or an actor is silent. Returns both kinds."""
+        """Wait until a call is done or an actor is silent.
+
+        Returns:
+            The calls that are done, and the actors that are silent.
+        """
         owing = list(dict.fromkeys(call.actor for call in calls))
         while True:
             questions = self._ask(owing)
@@ -52,18 +56,23 @@ class Watch:
                 return answered, silent
 
     def result(self, call: Call) -> Any:
-        """The value of one call. ActorLost when its actor is silent."""
+        """Return the value of one call.
+
+        Raises:
+            ActorLost: Its actor is silent or gone.
+            ActorFailed: The call raised an exception.
+        """
         answered, _ = self.wait([call])
         if not answered:
             raise no_answer([call], self._deadline_s)
         return self._runtime.result(call)
 
     def forget(self, actor: Actor) -> None:
-        """Forgets an actor that was replaced."""
+        """Forget an actor that was replaced."""
         self._silences.pop(actor, None)
 
     def _ask(self, actors: Iterable[Actor]) -> list[Call]:
-        """Asks every actor that is due. Returns all questions not yet answered."""
+        """Ask every actor that is due. Return all questions that are not answered yet."""
         for actor in actors:
             silence = self._silences.setdefault(actor, _Silence(ask_at_s=self._interval_s))
             if silence.question is None and silence.seconds >= silence.ask_at_s:
@@ -71,19 +80,19 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Waits until a call is done or an actor is due, and adds that time to the silences."""
+        """Wait until a call is done or an actor is due, and add the time to the silences."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()
         done = self._runtime.wait(calls, due_s)
-        # A longer wait than asked for means that this process stood still; others may have as well.
+        # A longer wait than requested means that this process stood still, and others may have too.
         waited_s = min(due_s, self._runtime.now() - start) if done else due_s
         for silence in silences:
             silence.seconds += waited_s
         return done
 
     def _due_s(self, silence: _Silence) -> float:
-        """Seconds until the actor has to be asked, or counts as silent."""
+        """Return the seconds until the actor must be asked or counts as silent."""
         at_s = self._deadline_s
         if silence.question is None:
             at_s = min(at_s, silence.ask_at_s)
@@ -96,7 +105,7 @@ class Watch:
         try:
             progress = self._runtime.result(question)
         except ActorLost:
-            return  # the call that it was asked about tells the same
+            return  # the pending call reports the same loss
         if progress != silence.progress:
             silence.progress = progress
             self._heard(question.actor)

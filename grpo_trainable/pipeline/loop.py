@@ -1,10 +1,10 @@
-"""One round over actor handles, synchronous and asynchronous alike.
+"""The loop that runs rounds over actor handles, both synchronous and asynchronous.
 
-Synchronous is `lag = 0`: the gate then admits a round's rollouts only once the generators have the
-weights of the round before. With `lag >= 1` the generators are already at work on the next rounds
-while the learner trains, across calls of `run_round`.
+Synchronous means `lag = 0`: the gate then admits the rollouts of a round only when the generators
+have the weights of the round before. With `lag >= 1`, generators already sample the next rounds
+while the learner trains, and continue between calls of `run_round`.
 
-Nothing here imports Ray: actors, calls, waiting and the time come in from outside.
+Nothing here imports Ray. Actors, calls, waiting and the time come in as arguments.
 """
 
 from __future__ import annotations
@@ -58,13 +58,16 @@ from grpo_trainable.text import plural
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Take a round's gradient steps: what a learner was called for."""
+    """The record of a call that takes a round's gradient steps."""
 
     learner: Actor
 
 
 class Pipeline:
-    """Runs the rounds of a trial: decides what is sampled, trained on and evaluated when."""
+    """Runs the rounds of a trial.
+
+    It decides what is sampled, trained on and evaluated, and when.
+    """
 
     def __init__(
         self,
@@ -76,12 +79,23 @@ class Pipeline:
         clock: Callable[[], float] = now,
         spawn: Spawn | None = None,
     ) -> None:
-        """`clock` tells the time of the actors' spans: seconds since 1970. Without `spawn`, as
-        where the learner is lost with the generator, the loss of a generator ends the trial."""
+        """Create a pipeline at round 0.
+
+        Args:
+            config: The trial's settings.
+            requests: Makes a request from the index of a prompt.
+            generators: The actors that sample.
+            learners: The actors that train.
+            runtime: Waits for calls.
+            clock: Returns seconds since 1970, by the clock of the trial's process.
+            spawn: Starts a generator in place of a lost one. None: any loss of a generator ends the
+                trial, as it must if the learner is lost with it.
+        """
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
         self.evaluation: Evaluation | None = None
-        # Actor -> seconds that the clock of its machine is ahead of ours, where that is another.
+        # Actor -> seconds that its machine's clock is ahead of ours. Actors on our machine are
+        # missing.
         self.clock_offsets: dict[str, float] = {}
         self._recorder = Recorder(self.clock_offsets)
         self._by_task = ByTask(config)
@@ -93,57 +107,58 @@ class Pipeline:
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
         self._clock = clock
-        self._first_sync_s = 0.0  # seconds of the first publication, with all that it sets up
+        self._first_sync_s = 0.0  # seconds of the first publication, including set-up
         self._version = 0  # version of the newest weights
-        self._dispatching = False  # whether each answer that arrives is followed by more work
-        self._updated: dict[Actor, Updated] = {}  # the learners' answers of this round
-        self._held_out: list[Scored] = []  # answers of the evaluation under way
-        self._stopped = False  # whether the trial ended before its rounds were over
+        self._dispatching = False  # True: submit more work after every answer
+        self._updated: dict[Actor, Updated] = {}  # the learners' answers in this round
+        self._held_out: list[Scored] = []  # answers of the current evaluation
+        self._stopped = False  # True if the trial ended before its last round
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """The groups that wait to be trained on, or may be used again."""
+        """The groups that wait to be trained on or may be used again."""
         return self._collector.buffer
 
     @property
     def counts(self) -> Counts:
-        """What became of the prompts asked for, over the whole trial."""
+        """Counts over the whole trial: prompts requested, trained on, dropped and so on."""
         return self._collector.counts
 
     def abandon(self) -> None:
-        """Lets go of everything under way, because another pipeline takes over the actors.
+        """Forget all calls in flight, because another pipeline takes over the actors.
 
-        Calls that run concurrently with others are waited for: they could end after what the actor
-        is asked to do next.
+        Wait only for calls that run concurrently with others. They could otherwise end after the
+        actor's next calls.
         """
         self._calls.abandon(lambda call: isinstance(call, Deposit | Score))
         self._fleet.forget_weights()
 
     @property
     def ended(self) -> bool:
-        """Whether no round follows."""
+        """True if no round follows."""
         return self._stopped or self.gate.learner_round >= self.config.rounds
 
     # ---- The round ---------------------------------------------------------------------------
 
     def send_first_weights(self, set_up_s: float = 0.0) -> None:
-        """Brings the learner's weights into every generator, before the first round.
+        """Send the learner's weights to every generator, before the first round.
 
-        `set_up_s`: seconds that setting up the transport took.
+        Args:
+            set_up_s: Seconds that setting up the transport took.
         """
         self._publish()
         self._finish_everything()
         syncs = [change.sync for change in self._recorder.versions if change.sync is not None]
         self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
-        # The first round tells of these weights, though their time is not part of it.
+        # The first round reports these weights, but their transfer is not part of its time.
         self._recorder.forget_transfers()
         self._fleet.has_first_weights = True
 
     def run_round(self) -> RoundReport:
-        """Rollouts in, k gradient steps, weights out; and an evaluation when it is due.
+        """Run one round: rollouts in, k gradient steps, weights out, and an evaluation if due.
 
         Raises:
-            ActorFailed: an actor died, raised, or did not answer in time.
+            ActorFailed: An actor died, raised an exception or did not answer in time.
         """
         start = self._clock()
         round_ = self.gate.learner_round
@@ -152,8 +167,9 @@ class Pipeline:
         self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()
-        # What is sampled during an evaluation would be in no wall-clock, so nothing began earlier.
-        # From here on chunks go out whenever an answer arrives, also while the learner trains.
+        # Submit no chunks before this point: the wall clock leaves out evaluations, so it would
+        # miss what is sampled during one. From here on, chunks are submitted after every answer,
+        # also while the learner trains.
         self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
         batches = self._collector.make_batches(round_)
@@ -164,8 +180,8 @@ class Pipeline:
         self.gate.learner_round += 1
         self._collector.evict()
         self._publish()
-        # A synchronous run leaves nothing under way between two rounds; in any run, an evaluation
-        # waits for no rollout that has not begun.
+        # A synchronous run has no calls in flight between two rounds. In any run, an evaluation
+        # starts before further rollouts do.
         self._dispatching = False
         if self.config.lag == 0:
             self._finish_everything()
@@ -180,7 +196,7 @@ class Pipeline:
         return self._report(start, groups, row, updated, last=last)
 
     def _group_metrics(self, groups: list[RolloutGroup], round_: int) -> dict[str, float]:
-        """Metrics of what the round trained on; none where that is nothing."""
+        """Return the metrics of the groups that the round trained on; empty without groups."""
         if not groups:
             return {}
         oldest_version = min(group.oldest_version for group in groups)
@@ -191,15 +207,18 @@ class Pipeline:
         return row
 
     def _drifted(self, updated: Updated) -> bool:
-        """Whether the policy is so far from the reference that the trial ends."""
+        """Return True if the policy is so far from the reference that the trial ends."""
         limit = self.config.callbacks.kl_stop
-        drift = updated.kl.get("reference")  # a skipped round has none
+        drift = updated.kl.get("reference")  # None in a skipped round
         return limit is not None and drift is not None and drift.k1 > limit
 
     # ---- Training ----------------------------------------------------------------------------
 
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
-        """The learners' k steps. Meanwhile generators answer and are given more work (`_wait`)."""
+        """Have the learners take k steps.
+
+        Meanwhile, give more work to generators that answer (`_wait`).
+        """
         while (answers := self._answers_to_update(batches)) is None:
             pass
         updated = self._learners.agreed(answers)
@@ -209,7 +228,7 @@ class Pipeline:
         return updated
 
     def _answers_to_update(self, batches: list[list[RolloutGroup]]) -> dict[Actor, Updated] | None:
-        """What each learner answers; None where one was lost and the others are ready again."""
+        """Return each learner's answer, or None if one was lost and the others can try again."""
         self._updated = {}
         calls = self._learners.update(batches)
         for call in calls:
@@ -225,7 +244,7 @@ class Pipeline:
         return self._updated
 
     def _publish(self) -> None:
-        """Publishes the learner's weights to every generator."""
+        """Publish the learner's weights to every generator."""
         published = self._learners.publish(self._fleet.needs_from)
         name = self._learners.name
         self._recorder.add_spans("learner", name, published.spans)
@@ -236,12 +255,12 @@ class Pipeline:
     # ---- Rollouts ----------------------------------------------------------------------------
 
     def _start_dispatching(self) -> None:
-        """Submits chunks now, and from now on after every answer (`_wait`)."""
+        """Submit chunks now and, from now on, after every answer (`_wait`)."""
         self._dispatching = True
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Submits every chunk that the gate admits and that a generator has room for."""
+        """Submit every chunk that the gate admits and that a generator has room for."""
         ledger = self._collector.ledger
         while ledger.due_round < self.config.rounds:
             rounds_ahead = ledger.due_round - self.gate.learner_round
@@ -253,24 +272,25 @@ class Pipeline:
     # ---- Evaluation --------------------------------------------------------------------------
 
     def evaluate(self) -> Evaluation:
-        """The held-out rewards under the present weights, asked for between two rounds. What was
-        measured already is not sampled again.
+        """Return the held-out rewards under the current weights. Call it between two rounds.
+
+        If they have been measured since the last round, nothing is sampled again.
 
         Raises:
-            ActorFailed: as `run_round`.
+            ActorFailed: As in `run_round`.
         """
         if self.evaluation is None or self.evaluation.round != self.gate.learner_round:
             was_dispatching, self._dispatching = self._dispatching, False
             self._evaluate()
-            self._recorder.forget_spans(HeldOutChunk.stage)  # they are part of no round
+            self._recorder.forget_spans(HeldOutChunk.stage)  # they do not belong to a round
             if was_dispatching:
                 self._start_dispatching()
         assert self.evaluation is not None
         return self.evaluation
 
     def _evaluate(self) -> None:
-        """Scores the held-out prompts under the weights last published."""
-        # Every generator takes in the newest weights first, so that none arrive in mid-evaluation.
+        """Score the held-out prompts under the weights that were last published."""
+        # Every generator takes in the newest weights first, so none arrive during the evaluation.
         self._work_until(lambda: not self._fleet.fetching)
         chunks = held_out_chunks(self.config)
         for chunk in chunks:
@@ -294,14 +314,14 @@ class Pipeline:
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for the next answers; then hands out more work, if it is the time for that."""
+        """Wait for the next answers, then submit more work if dispatching is on."""
         for call, answer in self._calls.arrivals():
             self._arrived(call, answer)
         if self._dispatching:
             self._dispatch()
 
     def _arrived(self, call: Update | FleetCall, answer: Any) -> None:
-        """Hands an answer to whoever waits for it. A lost learner ends the update."""
+        """Hand an answer to the part that waits for it. A lost learner ends the update."""
         match call, answer:
             case Update(), ActorLost():
                 raise answer
@@ -325,7 +345,11 @@ class Pipeline:
                 raise AssertionError(f"{call} was answered by {answer}")
 
     def _replace(self, generator: FleetGenerator, lost: ActorLost) -> None:
-        """Replaces a generator, and has its unfinished work done by whoever is free."""
+        """Replace a generator, and submit its unfinished work again.
+
+        Chunks to train on return to the ledger. Held-out chunks go to the generators with the least
+        to do.
+        """
         before = self.counts.redispatched
         for work in self._fleet.replace(generator, lost):
             if isinstance(work, Chunk):
@@ -334,7 +358,7 @@ class Pipeline:
                 self._fleet.sample(self._fleet.least_busy(), work)
         redispatched = self.counts.redispatched - before
         told = self._fleet.told_of(generator, lost)
-        self._recorder.note(f"{told}; asking again for {plural(redispatched, 'prompt')}")
+        self._recorder.note(f"{told}; sampling {plural(redispatched, 'prompt')} again")
 
     # ---- The report --------------------------------------------------------------------------
 
@@ -347,7 +371,15 @@ class Pipeline:
         *,
         last: bool,
     ) -> RoundReport:
-        """Closes the round's record. `row`: metrics of what it trained on."""
+        """Complete the round's metrics and return its report.
+
+        Args:
+            start: When the round began, in seconds since 1970.
+            groups: The groups that the round trained on.
+            row: Metrics of these groups; further metrics are added to it.
+            updated: The learners' answer.
+            last: True if no round follows.
+        """
         recorder, end = self._recorder, self._clock()
         assert self.evaluation is not None
         row |= update_metrics(updated, groups)
@@ -364,7 +396,7 @@ class Pipeline:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything but the buffer's groups, as plain data; between two rounds."""
+        """Return everything but the buffer's groups, as plain data. Call it between two rounds."""
         return {
             "work": sampling_settings(self.config),
             **self._collector.state(),
@@ -375,10 +407,17 @@ class Pipeline:
         }
 
     def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
-        """Goes on from `state`, before `send_first_weights`. What was in flight is asked for again.
+        """Continue from a state, before `send_first_weights`.
 
-        Where the state's settings sampled other work than these would, as after PBT changed `k`,
-        what was waiting or in flight is dropped and counted, and new prompts are asked for.
+        Prompts that were in flight are requested again.
+
+        The state's settings may sample other rollouts than the current ones, for example after PBT
+        has changed `k`. Then groups that waited or were in flight are dropped and counted, and new
+        prompts are requested.
+
+        Args:
+            state: The result of `state`.
+            groups: The buffer's groups.
         """
         assert not self._calls
         self.gate.learner_round = state["learner_round"]

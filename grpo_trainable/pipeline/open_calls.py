@@ -13,10 +13,15 @@ Record = TypeVar("Record")
 
 
 class OpenCalls(Generic[Record]):
-    """Open calls, each with a record of what it was submitted for."""
+    """Open calls, each with a record of its purpose."""
 
     def __init__(self, runtime: Runtime, deadline_s: float) -> None:
-        """`deadline_s`: how long an actor that owes an answer may be silent."""
+        """Create an empty collection.
+
+        Args:
+            runtime: Waits for calls.
+            deadline_s: How long an actor that owes an answer may be silent.
+        """
         self._runtime = runtime
         self._deadline_s = deadline_s
         self._watch = Watch(runtime, deadline_s)
@@ -26,21 +31,25 @@ class OpenCalls(Generic[Record]):
         return len(self._open)
 
     def add(self, call: Call, record: Record) -> None:
+        """Add a call with its record."""
         self._open[call] = record
 
     def arrivals(self) -> Iterator[tuple[Record, Any]]:
-        """Waits until something arrives, and gives all that has: the record of a call and its
-        answer, which is an `ActorLost` where the actor died or stayed silent too long.
+        """Wait until at least one answer arrives, and yield every answer that has arrived.
+
+        Yields:
+            The record of a call, and its answer. The answer is an `ActorLost` if the actor died or
+            was silent for too long.
 
         Raises:
-            ActorFailed: a call raised in its actor.
+            ActorFailed: A call raised an exception in its actor.
         """
         done, silent = self._watch.wait(list(self._open))
         for actor in silent:
             calls = [call for call in self._open if call.actor is actor]
             yield self._open[calls[0]], no_answer(calls, self._deadline_s)
         for call in done:
-            # Whoever handled an arrival before this one may have dropped the actor and its calls.
+            # The handler of an earlier answer may have dropped this actor and its calls.
             if call in self._open:
                 yield self._open[call], self._answer(call)
 
@@ -53,12 +62,12 @@ class OpenCalls(Generic[Record]):
         return answer
 
     def drop(self, actor: Actor) -> list[Record]:
-        """Forgets an actor that was killed. Returns the records of its open calls."""
+        """Forget an actor that was killed, and return the records of its open calls."""
         self._watch.forget(actor)
         return [self._open.pop(call) for call in list(self._open) if call.actor is actor]
 
     def abandon(self, awaited: Callable[[Record], bool]) -> None:
-        """Forgets every call, after those `awaited` have ended."""
+        """Forget every call, after waiting for those whose record satisfies `awaited`."""
         for call, record in self._open.items():
             if awaited(record):
                 with contextlib.suppress(ActorFailed):

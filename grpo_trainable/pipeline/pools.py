@@ -1,4 +1,4 @@
-"""Difficulty pools: which training example a prompt is, by how often the policy has solved it."""
+"""Difficulty pools, which choose a prompt's training example by how often the policy solves it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Ends the key of a draw from the pools, which is longer than that of any other draw: numpy fills
-# shorter keys up with zeros.
+# Last number of the key for draws from the pools. The key is longer than that of any other draw,
+# because numpy pads shorter keys with zeros.
 POOLS = 3
 
 NAMES = ("easy", "mid", "hard")
@@ -24,28 +24,34 @@ class Pick(NamedTuple):
 
 
 class DifficultyPools:
-    """The training examples by their running pass rate: easy, hard, or between the two.
+    """The training examples by their running pass rate: easy, hard, or in between.
 
-    An example that was never scored is in the middle. For each prompt a pool is drawn by the shares
-    of the settings, among those that hold an example, and in it one of the examples that were
-    picked least often. The random draws are keyed by (seed, prompt index). Rates change where a
-    round is trained, never in between: at lag 0 what is picked does not depend on timing.
+    An example that was never scored is in the middle pool. For each prompt, a pool is drawn by the
+    shares in the settings, among the pools that are not empty. Then one of its least often picked
+    examples is drawn. The random draws are keyed by (seed, prompt index). Rates change only when a
+    round is trained, so at lag 0 the picks do not depend on timing.
 
-    The rate of an example is the mean answer reward of its first group, r; each further group moves
-    it by `pools.memory`: rate ← memory · rate + (1 − memory) · r.
+    The rate of an example starts as the mean answer reward of its first group. Each further group,
+    with mean answer reward r, moves it: rate ← memory · rate + (1 − memory) · r, where memory is
+    `pools.memory`.
     """
 
     def __init__(self, config: GRPOConfig, size: int) -> None:
-        """`size`: how many training examples there are."""
+        """Create pools in which no example was scored.
+
+        Args:
+            config: The trial's settings.
+            size: Number of training examples.
+        """
         self._settings, self._seed = config.pools, config.seed
         self._rates = np.full(size, np.nan)  # NaN: never scored
         self._times_picked = np.zeros(size, dtype=np.int64)
-        self._picks: dict[int, Pick] = {}  # by prompt index, until a round has told of them
+        self._picks: dict[int, Pick] = {}  # by prompt index, until a round has reported them
 
     # ---- Picking -----------------------------------------------------------------------------
 
     def pick(self, prompt_indices: Sequence[int]) -> list[int]:
-        """The example of each prompt; picked once, and the same when asked for again."""
+        """Return the example of each prompt. A repeated call returns the same examples."""
         for index in prompt_indices:
             if index not in self._picks:
                 self._picks[index] = self._pick(index)
@@ -55,7 +61,7 @@ class DifficultyPools:
         rng = np.random.default_rng((self._seed, prompt_index, 0, 0, 0, POOLS))
         members = {pool: examples for pool in NAMES if len(examples := self._members(pool))}
         shares = np.array([self._shares[pool] for pool in members])
-        if not shares.any():  # all that have a share are empty
+        if not shares.any():  # every pool with a share is empty
             shares = np.ones(len(members))
         pool = list(members)[rng.choice(len(members), p=shares / shares.sum())]
         times = self._times_picked[members[pool]]
@@ -68,7 +74,7 @@ class DifficultyPools:
         return {pool: getattr(self._settings, pool) for pool in NAMES}
 
     def _members(self, pool: str) -> np.ndarray:
-        """The examples of a pool, ascending."""
+        """Return the examples of a pool, in ascending order."""
         easy = self._rates > self._settings.easy_above
         hard = self._rates < self._settings.hard_below
         mask = {"easy": easy, "mid": ~(easy | hard), "hard": hard}[pool]
@@ -77,10 +83,14 @@ class DifficultyPools:
     # ---- Learning ----------------------------------------------------------------------------
 
     def settle(self, drawn: Sequence[int], answers: Mapping[int, float]) -> dict[str, float]:
-        """Moves the rates by what became of the prompts `drawn` for a round, in their order, and
-        returns metrics of these and of the pools after them.
+        """Update the rates with the results of a round's prompts, and return the pools' metrics.
 
-        `answers`: the mean answer reward by prompt index; those whose reward failed have none.
+        The metrics count the prompts drawn from each pool, and the examples in each pool
+        afterwards.
+
+        Args:
+            drawn: Indices of the prompts drawn for the round, in order.
+            answers: Prompt index -> mean answer reward. Prompts whose reward failed are missing.
         """
         of_round = [self._picks.pop(index) for index in drawn]
         for index, pick in zip(drawn, of_round, strict=True):
@@ -100,7 +110,7 @@ class DifficultyPools:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return everything as plain data."""
         seen = self._times_picked.nonzero()[0]
         return {
             "size": len(self._rates),
@@ -112,8 +122,8 @@ class DifficultyPools:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from the state of as many examples."""
-        assert state["size"] == len(self._rates), "of other examples"
+        """Continue from a state with the same number of examples."""
+        assert state["size"] == len(self._rates), "the state has another number of examples"
         for example, times, rate in state["examples"]:
             self._times_picked[example] = times
             self._rates[example] = np.nan if rate is None else rate

@@ -1,4 +1,4 @@
-"""Scored groups between generation and training, and for how long they are used again."""
+"""The replay buffer: scored groups that wait to be trained on or may be used again."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Groups = list[RolloutGroup]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySample:
-    """What one gradient step, or a round's passes over one batch, trains on."""
+    """The groups that one gradient step, or all passes over one batch, trains on."""
 
-    groups: Groups  # sorted by prompt index; this use is counted in them
-    first_used: int  # groups that are used for the first time
-    stale: int  # groups that the gate refused before they were ever trained on
+    groups: Groups  # sorted by prompt index; `uses` includes this use
+    first_used: int  # groups used for the first time
+    stale: int  # groups that the gate refused and that were never trained on
 
 
 class ReplayBuffer:
-    """Scored groups, each found by the index of its prompt.
+    """Scored groups by the index of their prompt.
 
-    `sample` sees the fresh rollout batch of its round and the older ones that are kept, and takes
-    `count` groups of them without replacement (`buffer_sampling`). What is seen passes the gate
-    once more: a group that fails is removed, and counted when nothing was ever trained on it. With
-    one rollout batch to see and `count` groups in it, that batch is what comes out: no replay.
+    `sample` considers the fresh rollout batch of its round and older batches that are kept. It
+    takes `count` of their groups without replacement, as `buffer_sampling` says. The gate judges
+    each of these groups once more. A group that fails is removed, and counted if it was never
+    trained on. With only one rollout batch, of `count` groups, the sample is that batch: there is
+    no replay.
     """
 
     def __init__(self, sampling: str = "recency", fresh_fraction: float = 0.5) -> None:
@@ -42,10 +43,11 @@ class ReplayBuffer:
 
     @property
     def waiting(self) -> int:
-        """Groups that nothing was trained on yet."""
+        """Number of groups that have not been trained on yet."""
         return sum(group.uses == 0 for group in self._groups.values())
 
     def add(self, groups: Sequence[RolloutGroup]) -> None:
+        """Add scored groups with new prompt indices."""
         for group in groups:
             assert group.prompt_index not in self._groups, group.prompt_index
             self._groups[group.prompt_index] = group
@@ -58,7 +60,15 @@ class ReplayBuffer:
         gate: StalenessGate,
         rng: np.random.Generator,
     ) -> ReplaySample:
-        """Takes some of the groups of the prompts `fresh` and `older`, and counts one use more."""
+        """Select groups to train on, and increase their number of uses by one.
+
+        Args:
+            fresh: Prompt indices of the fresh rollout batch.
+            older: Prompt indices of older batches.
+            count: Maximum number of groups to take.
+            gate: Judges each group before it is used.
+            rng: Source of the random draws.
+        """
         stale = self._remove_not_admitted([*older, *fresh], gate)
         chosen = self._sampling(
             self._held(fresh), self._held(older), count, self._fresh_fraction, rng
@@ -70,22 +80,28 @@ class ReplayBuffer:
         return ReplaySample(groups=groups, first_used=first_used, stale=stale)
 
     def evict(self, closed: Iterable[int], gate: StalenessGate) -> int:
-        """Removes the groups of the prompts `closed`, and those that the gate will not let the next
-        round train on. Returns how many of them were never trained on."""
+        """Remove groups that will not be used again, and return how many were never trained on.
+
+        Args:
+            closed: Prompt indices of the batches that are no longer kept.
+            gate: Groups that it will not let the next round train on are removed as well.
+        """
         removed = [self._groups.pop(index) for index in closed if index in self._groups]
         unused = sum(group.uses == 0 for group in removed)
         return unused + self._remove_not_admitted(list(self._groups), gate)
 
     def groups(self) -> Groups:
-        """All groups by prompt index, for a checkpoint."""
+        """Return all groups by prompt index, for a checkpoint."""
         return [self._groups[index] for index in sorted(self._groups)]
 
     def _held(self, prompt_indices: Sequence[int]) -> Groups:
         return [self._groups[i] for i in sorted(prompt_indices) if i in self._groups]
 
     def _remove_not_admitted(self, prompt_indices: Sequence[int], gate: StalenessGate) -> int:
-        """Removes the groups that the gate will not let the next round train on. Returns how many
-        of them were never trained on."""
+        """Remove the groups that the gate will not let the next round train on.
+
+        Return how many of them were never trained on.
+        """
         stale = 0
         for group in self._held(prompt_indices):
             if not gate.may_train(group.oldest_round, first_use=group.uses == 0):
@@ -94,7 +110,7 @@ class ReplayBuffer:
         return stale
 
 
-# ---- Sampling: (fresh, older, how many, fresh fraction, rng) -> groups, by prompt index -------
+# ---- Sampling: (fresh, older, count, fresh fraction, rng) -> groups ----------------------------
 
 Sampling = Callable[[Groups, Groups, int, float, np.random.Generator], Groups]
 
@@ -102,26 +118,31 @@ Sampling = Callable[[Groups, Groups, int, float, np.random.Generator], Groups]
 def newest(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
+    """Return the newest groups."""
     return [*older, *fresh][-count:]
 
 
 def least_used_then_oldest(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
+    """Return the least used groups; among equally used ones, the oldest."""
     return sorted([*older, *fresh], key=lambda group: (group.uses, group.prompt_index))[:count]
 
 
 def uniform(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
+    """Return groups drawn uniformly from fresh and older ones."""
     return _some([*older, *fresh], count, rng)
 
 
 def fresh_and_older(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """ceil(fraction · count) fresh ones, and the rest uniformly of the older; where there are too
-    few of one kind, more of the other."""
+    """Return ceil(fraction · count) fresh groups, and the rest drawn uniformly from older ones.
+
+    If there are too few groups of one kind, take more of the other.
+    """
     wanted = max(fresh_wanted(fraction, count), count - len(older))
     some_fresh = _some(fresh, wanted, rng)
     return [*some_fresh, *_some(older, count - len(some_fresh), rng)]
@@ -136,8 +157,10 @@ SAMPLINGS: Mapping[str, Sampling] = {
 
 
 def _some(groups: Groups, count: int, rng: np.random.Generator) -> Groups:
-    """`count` of the groups without replacement; all of them, and no draw, where there are no
-    more."""
+    """Draw `count` groups without replacement.
+
+    If there are no more than `count`, return all of them without a draw.
+    """
     if count >= len(groups):
         return groups
     return [groups[i] for i in rng.choice(len(groups), size=count, replace=False)]

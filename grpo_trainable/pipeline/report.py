@@ -1,4 +1,4 @@
-"""What a round reports: its metrics, and what else happened meanwhile."""
+"""The report of a round: its metrics, and a record of everything else that happened."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 @dataclass(kw_only=True)
 class Counts:
-    """Groups over the whole trial: requested = trained + dropped + waiting + in flight."""
+    """Counts over the whole trial, of prompts unless a comment says otherwise.
+
+    Each requested prompt becomes one group: requested = trained + dropped + waiting + in flight.
+    """
 
     requested: int = 0
-    redispatched: int = 0  # asked for once more, because their generator was lost
-    trained: int = 0  # groups that were trained on at least once
+    redispatched: int = 0  # requested again because their generator was lost
+    trained: int = 0  # trained on at least once
     dropped_stale: int = 0
     dropped_reward: int = 0
     dropped_lost: int = 0
@@ -30,14 +33,15 @@ class Counts:
     unverified: int = 0  # responses
     scored_responses: int = 0
     checkpoint_failures: int = 0
-    skipped_rounds: int = 0  # rounds with nothing to train on
-    short_batches: int = 0  # batches that resampling could not fill
+    skipped_rounds: int = 0  # rounds without a group to train on
+    short_batches: int = 0  # rollout batches that resampling could not fill
     sampled_responses: int = 0  # responses in training groups
     sampled_tokens: int = 0
-    completions: int = 0  # responses sampled to value states
+    completions: int = 0  # responses sampled to estimate values of states
 
     @property
     def dropped(self) -> int:
+        """Number of prompts dropped for any reason."""
         return (
             self.dropped_stale
             + self.dropped_reward
@@ -46,6 +50,7 @@ class Counts:
         )
 
     def metrics(self) -> dict[str, float]:
+        """Return the counts as metrics."""
         names = ("requested", "redispatched", "trained", "dropped", "reward_errors", "completions",
                  "unverified", "checkpoint_failures", "skipped_rounds", "short_batches",
                  "dropped_stale", "dropped_reward", "dropped_lost",
@@ -55,27 +60,36 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What a round trained on, measured and has to tell. `Pipeline.run_round` returns it; a trial
-    adds what it measures itself, its own spans and its notes."""
+    """The result of a round: the groups it trained on, its metrics, and a record of what happened.
 
-    round: int  # rounds trained so far
-    last: bool  # the trial is over
+    `Pipeline.run_round` returns it. A trial adds its own measurements, spans and notes.
+    """
+
+    round: int  # number of rounds trained so far
+    last: bool  # no round follows
     start: float  # seconds since 1970
     end: float
     metrics: dict[str, float]  # keys are those of `metrics.NAMES`
-    groups: list[RolloutGroup]  # those trained on
+    groups: list[RolloutGroup]  # the groups that the round trained on
     updated: Updated
     spans: list[ActorSpan]
     versions: list[VersionChange]
     evaluations: list[HeldOut]
-    notes: list[str]  # what the user should hear of, in one line each
+    notes: list[str]  # notes for the user, one line each
 
 
 class Recorder:
-    """Collects what happens until the round reports it, all by the clock of the trial's process."""
+    """Collects what happens until the round reports it.
+
+    Times are by the clock of the trial's process.
+    """
 
     def __init__(self, offsets: Mapping[str, float] | None = None) -> None:
-        """`offsets`: actor -> seconds that its clock is ahead of ours, where that is known."""
+        """Create an empty record.
+
+        Args:
+            offsets: Actor -> seconds that its clock is ahead of ours, where that is known.
+        """
         self._offsets = {} if offsets is None else offsets
         self._begin()
 
@@ -83,7 +97,7 @@ class Recorder:
         self.spans: list[ActorSpan] = []
         self.versions: list[VersionChange] = []
         self.evaluations: list[HeldOut] = []
-        self.notes: list[str] = []  # what the user should hear of, in one line each
+        self.notes: list[str] = []  # notes for the user, one line each
         self.sync_bytes = 0
 
     def report(
@@ -96,7 +110,7 @@ class Recorder:
         end: float,
         last: bool,
     ) -> RoundReport:
-        """Return the report of a round that has trained on `groups`, and begin the next."""
+        """Return the report of a round that has trained on `groups`, and start an empty record."""
         report = RoundReport(
             round=updated.round,
             last=last,
@@ -114,39 +128,48 @@ class Recorder:
         return report
 
     def add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
+        """Add an actor's spans, converted to our clock."""
         ahead_s = self._ahead_s(actor)
         self.spans += [ActorSpan(role, actor, span.earlier(ahead_s)) for span in spans]
 
     def handle_for(self, actor: str, handle: Any) -> Any:
-        """A handle of our clock by that of the actor."""
+        """Convert a handle from our clock to the actor's."""
         return handle.later(self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
 
     def handle_of(self, actor: str, handle: Any) -> Any:
-        """A handle of the actor's clock by ours."""
+        """Convert a handle from the actor's clock to ours."""
         return handle.later(-self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
 
     def _ahead_s(self, actor: str) -> float:
         return self._offsets.get(actor, 0.0)
 
     def forget_transfers(self) -> None:
-        """Forget how long everything took so far, and what has travelled."""
+        """Forget all spans and the number of bytes transferred so far."""
         self.spans, self.sync_bytes = [], 0
 
     def forget_spans(self, stage: str) -> None:
-        """Drops what was recorded of a stage in this round."""
+        """Forget the spans of a stage in this round."""
         self.spans = [item for item in self.spans if item.span.stage != stage]
 
     def note(self, text: str) -> None:
-        """Tells the user something, in one line."""
+        """Add a note for the user, in one line."""
         self.notes.append(text)
 
     def add_sync_bytes(self, count: int) -> None:
+        """Add to the number of bytes transferred."""
         self.sync_bytes += count
 
     def add_version(
         self, role: str, actor: str, answer: Updated | Loaded, sync: Sync | None = None
     ) -> None:
-        """An actor has other weights; `sync` is how they came, None in the learner."""
+        """Record that an actor has new weights.
+
+        Args:
+            role: "generator" or "learner".
+            actor: The actor's name.
+            answer: The actor's answer, which has the version and the time.
+            sync: How the weights arrived; None for the learner.
+        """
         self.versions.append(
             VersionChange(
                 at=answer.at - self._ahead_s(actor),
@@ -163,6 +186,7 @@ class Recorder:
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Return the metrics of the latest evaluation."""
     return {
         "reward/eval_mean": evaluation.mean,
         "reward/eval_first": evaluation.first,
@@ -177,8 +201,10 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Figures of the learner and of the `groups` trained on; a round without any has no gradient
-    step either."""
+    """Return metrics of the learner and of the `groups` that it trained on.
+
+    A round without groups has no gradient step and no metrics of steps.
+    """
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
         "version/learner": float(updated.version),
@@ -202,7 +228,7 @@ def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str
 
 
 def _critic_metrics(updated: Updated) -> dict[str, float]:
-    """Figures of a critic; means over the round's gradient steps where they are of a step."""
+    """Return metrics of the critic. Those of a gradient step are means over the round's steps."""
     figures, steps = updated.critic, [step.critic for step in updated.steps if step.critic]
     if figures is None or not steps:
         return {}
@@ -219,7 +245,11 @@ def _critic_metrics(updated: Updated) -> dict[str, float]:
 
 
 def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
-    """Means over a round's gradient steps, but for the largest ratio and the counts."""
+    """Return metrics of a round's gradient steps.
+
+    They are means over the steps, except for the largest ratio, the counted tokens and the last
+    learning rate.
+    """
     return {
         "loss/policy": _mean([step.loss for step in steps]),
         "loss/clip_fraction": _mean([step.clip_fraction for step in steps]),
@@ -235,7 +265,14 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
 def time_metrics(
     spans: Sequence[ActorSpan], sync_bytes: int, start: float, end: float
 ) -> dict[str, float]:
-    """Seconds of each stage between `start` and `end`, and what weights took on their way."""
+    """Return the seconds of each stage of a round, and the size and speed of its transfers.
+
+    Args:
+        spans: The spans of all actors.
+        sync_bytes: Bytes of weights that were transferred.
+        start: When the round began, in seconds since 1970.
+        end: When the round ended.
+    """
     busy = [item.span for item in spans if item.span.stage != "idle"]
     row = stage_seconds(spans)
     row["time/step_s"] = end - start
@@ -246,5 +283,5 @@ def time_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Sorted: several generators answer in any order, and a sum of floats depends on it."""
+    """Return the mean. Sort first, because a sum of floats depends on the order of the answers."""
     return sum(sorted(values)) / len(values)

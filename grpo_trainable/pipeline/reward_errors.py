@@ -1,4 +1,4 @@
-"""How many failed rewards a trial bears."""
+"""The limit on failed rewards in a trial."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import ActorFailed
 
-# Failed rewards are judged as a share of the responses to at least so many prompts: a few failures
-# among few responses say nothing of the rate.
+# Failed rewards are judged as a share of the responses to at least this many prompts. A few
+# failures among few responses do not show the rate.
 JUDGED_PROMPTS = 32
 
 
 def what_scores(config: GRPOConfig) -> str:
-    """Return what gives the rewards of a trial, for messages about rewards that failed."""
+    """Return who gives the rewards of a trial, for messages about failed rewards."""
     acts = config.env.plays or config.model.env is not None
     return "the environment" if acts else "the reward function"
 
@@ -21,16 +21,17 @@ def what_scores(config: GRPOConfig) -> str:
 def refuse_reward_errors(
     config: GRPOConfig, told: str, errors: int, responses: int, failed: Sequence[tuple[int, str]]
 ) -> None:
-    """Ends the trial where more rewards failed than its task allows.
+    """End the trial if more rewards failed than its task allows.
 
     Args:
-        told: how many failed on what, for the message.
-        errors: responses on which the reward function failed, of `responses`, which are those to
-            `JUDGED_PROMPTS` prompts at least.
-        failed: the prompts that are new among them, each with the reason.
+        config: The trial's settings.
+        told: The start of the message, with the numbers of failed rewards and of responses.
+        errors: Number of responses on which the reward function failed.
+        responses: Number of responses to compare it with, of at least `JUDGED_PROMPTS` prompts.
+        failed: Prompts that failed since the last check, each with the reason.
 
     Raises:
-        ActorFailed: the limit is exceeded; names it, and the first of the prompts.
+        ActorFailed: The limit is exceeded. The message names it and the first of the prompts.
     """
     task = config.task
     if not failed:

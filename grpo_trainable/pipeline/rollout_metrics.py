@@ -1,4 +1,4 @@
-"""The metrics of what a round trained on."""
+"""Metrics of the groups that a round trained on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from grpo_trainable.protocol.rollout import RolloutGroup, extents
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
-    """Metrics of what one round trained on. `learner_round`: rounds trained before it."""
+    """Return metrics of the groups that one round trained on.
+
+    Args:
+        groups: The groups.
+        learner_round: Number of rounds trained before this one.
+    """
     rewards = torch.stack([group.rewards for group in groups])
     lengths = torch.cat([group.response_mask.sum(dim=1) for group in groups]).float()
     finished = torch.cat([group.finished for group in groups]).float()
@@ -33,15 +38,18 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 
 
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
-    """The share of responses that were fed a text in the middle: a hole in what they sampled. None
-    of them is an episode."""
+    """Return the share of responses that were fed tokens in the middle.
+
+    Such a response has a hole in its mask. The groups must not be episodes, whose masks have holes
+    too.
+    """
     masks = [group.response_mask for group in groups]
     holes = torch.cat([extents(mask) > mask.sum(dim=1) for mask in masks])
     return float(holes.float().mean())
 
 
 def _turns(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Actions of an episode that its environment has answered; nothing without episodes."""
+    """Return the mean number of actions answered by an environment; empty without episodes."""
     played = [group.turn_rewards for group in groups if group.turn_rewards is not None]
     if not played:
         return {}

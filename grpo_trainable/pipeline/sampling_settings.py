@@ -1,4 +1,7 @@
-"""Which settings say what a trial samples: others may not use the rollouts of its checkpoints."""
+"""The settings that decide what a trial samples.
+
+Trials in which they differ may not use the rollouts of each other's checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +24,37 @@ SECTIONS = (
     "buffer",
 )
 
-# Keys that only training reads, but for responses that are interrupted.
+# Keys that only training reads, except if responses are interrupted.
 OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
 
 
 def sampling_settings(config: GRPOConfig) -> dict[str, Any]:
-    """The settings that decide which prompts a round trains on and how they are sampled, as plain
-    data."""
+    """Return the settings that decide which prompts a round trains on and how they are sampled.
+
+    The result is plain data.
+    """
     settings = config.to_dict()
     return {
         "batches_per_round": schedule.batches_per_round(config),
         "units_per_batch": len(schedule.chunks(config)),
         "groups_bring_reference": config.reference_role == "generator",
         **{section: settings[section] for section in SECTIONS},
-        # Groups bring the values of their states; other trials have no such key.
+        # With `vine`, groups contain the values of their states. Other trials do not have this key.
         **({"vine": settings["vine"]} if config.loss.advantage == "vine" else {}),
     }
 
 
 def is_same_sampling(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two results of `sampling_settings` ask for the same rollouts."""
+    """Return True if two results of `sampling_settings` lead to the same rollouts."""
     return _of_sampling(one) == _of_sampling(other)
 
 
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
-    """`work`, dotted, without settings that only training reads and those that have their default,
-    which the state of an earlier version may lack."""
+    """Return the settings of `work` that influence sampling, under dotted keys.
+
+    Settings that only training reads are left out. So are settings at their default, which the
+    state of an earlier version may lack.
+    """
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"
     unread = {*OF_TRAINING} - {*(OF_INTERRUPTION if interrupts else ())}

@@ -1,4 +1,4 @@
-"""Tells that rewards no longer teach a trial anything."""
+"""A warning that the rewards have stopped teaching the trial anything."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.telemetry.metrics import without_signal
 from grpo_trainable.text import plural
 
-PATIENCE = 4  # rounds in a row without signal, after which it is told
+PATIENCE = 4  # consecutive rounds without signal before the warning
 
 
 class Standstill:
-    """Counts rounds in a row that had no group of unequal rewards to train on. What learns from
-    equal rewards too (`loss.advantage=batch`, critics, teachers, penalties of length) never stands
-    still."""
+    """Counts consecutive rounds that had no group of unequal rewards to train on.
+
+    A trial that also learns from equal rewards never stands still (`loss.advantage=batch`, critics,
+    teachers, penalties of length).
+    """
 
     def __init__(self, config: GRPOConfig) -> None:
-        self.rounds = 0  # rounds in a row, up to now
+        self.rounds = 0  # consecutive rounds without signal so far
         self._watched = config.taught_by_rewards_alone
         draws_others = config.rollout.zero_advantage == "resample"
         self._or_draw = "" if draws_others else ", draw others (rollout.zero_advantage=resample)"
 
     def note(self, row: Mapping[str, float]) -> str | None:
-        """Takes in the metrics of the next round, and says what the user should hear: once for
-        each standstill, after `PATIENCE` rounds of it."""
+        """Add the metrics of the next round, and return a warning once per standstill.
+
+        The warning comes after `PATIENCE` consecutive rounds without signal. Otherwise return None.
+        """
         self.rounds = self.rounds + 1 if self._watched and without_signal(row) else 0
         if self.rounds != PATIENCE:
             return None

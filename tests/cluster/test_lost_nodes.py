@@ -66,7 +66,7 @@ def test_a_trial_goes_on_without_a_lost_machine_and_uses_the_one_that_comes(
         running.send_signal(signal.SIGINT)
         told, _ = running.communicate()
     assert running.returncode == 130, told
-    assert "and no machine has room for another: going on with 1 of 2 generators" in told
+    assert "and no machine has room for another: continuing with 1 of 2 generators" in told
     assert "is back: 2 of 2 generators" in told
     rounds = [row["training_iteration"] for row in rows(tmp_path)]
     assert rounds == list(range(1, len(rounds) + 1))

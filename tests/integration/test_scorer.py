@@ -179,7 +179,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.5)) as scorer:
         answers = scorer.score(requests(*["hang"] * 12, "x"))
         hung = RewardError("no reward within 0.5 s")
-        left_out = RewardError("not asked for: 10 others of its chunk hung")
+        left_out = RewardError("not scored: 10 other responses of its chunk hung")
         assert answers == [hung] * 10 + [left_out] * 3
         assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
 

@@ -53,7 +53,7 @@ def test_a_trial_goes_on_with_the_generators_that_are_left(lag: int) -> None:
     assert note.startswith(
         "generator-1 is lost (rollout: generator-1 died (killed)) and no machine"
     )
-    assert "going on with 2 of 3 generators; asking again for" in note
+    assert "continuing with 2 of 3 generators; sampling" in note
     assert trained(w) == all_prompts(config)
     ((name, at_s),) = w.runtime.kills
     assert not [c for c in w.generated if c.actor == name and c.start > at_s]

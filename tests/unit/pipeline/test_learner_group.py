@@ -72,9 +72,9 @@ def test_an_elastic_group_takes_the_round_up_again_with_those_who_are_left(lag: 
         ["learner-0", "learner-1", "learner-2"] if i < after else ["learner-0", "learner-2"]
         for i in range(4)
     ]
-    notes = [note for report in reports for note in report.notes if "going on without" in note]
+    notes = [note for report in reports for note in report.notes if "continuing without" in note]
     assert len(notes) == 1
-    assert notes[0].startswith("going on without learner-1 (optimize: learner-1 died")
+    assert notes[0].startswith("continuing without learner-1 (optimize: learner-1 died")
     assert notes[0].endswith("2 learners left")
 
 

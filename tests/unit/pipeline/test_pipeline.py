@@ -1131,7 +1131,7 @@ def test_generator_that_hangs_is_replaced_after_the_deadline() -> None:
     reports = w.run(3)
     (note,) = [note for report in reports for note in report.notes]
     assert "generator-0 was replaced (no answer within resources.deadline_s=30 s" in note
-    assert note.endswith("; asking again for 2 prompts")
+    assert note.endswith("; sampling 2 prompts again")
     assert reports[-1].metrics["count/redispatched"] == 2
     assert w.runtime.now() > 30
 
