@@ -133,7 +133,7 @@ def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> Store
     found = URI.fullmatch(uri)
     if found is None:
         raise ValueError(
-            "must be s3://BUCKET/PATH; credentials and endpoint belong into the environment "
+            "must be s3://BUCKET/PATH; set credentials and endpoint in the environment "
             "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
         )
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")

@@ -111,7 +111,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
         (["--out", "full"], ["full: is not empty"]),
         (["--out", "full/file"], ["full/file: cannot be used"]),
         (["--against", "empty"], ["empty: holds no evaluation"]),
-        (["--out", "s3://bucket"], ["--out s3://bucket", "a directory of this machine"]),
+        (["--out", "s3://bucket"], ["--out s3://bucket", "a directory on this machine"]),
         (["--set", "engine=nowhere:E"], ["engine=nowhere:E", "cannot be imported"]),
         (["--bogus"], ["--bogus", "--help"]),
     ],

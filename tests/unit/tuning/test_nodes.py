@@ -75,14 +75,15 @@ def test_a_trial_that_fits_no_node_is_refused_though_the_cluster_has_enough():
     with pytest.raises(UsageError) as caught:
         check_resources([wide], cpus(2, 2, 2), "the cluster")
     assert str(caught.value) == (
-        f"arm {wide.arm} has actors of 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, for which the "
-        "nodes of the cluster have no room: 2 CPUs, 2 CPUs, 2 CPUs; lower resources.generator_cpus "
+        f"arm {wide.arm} has actors of 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, but the nodes of "
+        "the cluster have no room for them: 2 CPUs, 2 CPUs, 2 CPUs; lower resources.generator_cpus "
         "or resources.learner_cpus"
     )
 
 
 def test_a_trial_that_needs_more_than_there_is_is_told_how_much():
-    with pytest.raises(UsageError, match=r"needs 4\.1 CPUs, this machine has 2; lower resources"):
+    needs = r"needs 4\.1 CPUs, but this machine has 2; lower resources"
+    with pytest.raises(UsageError, match=needs):
         check_resources([trial(learner_cpus=3, generator_cpus=1)], cpus(2), "this machine")
 
 
