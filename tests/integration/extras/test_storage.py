@@ -99,7 +99,7 @@ def test_files_are_written_whole_listed_and_removed(store: Store, tmp_path: Path
     "uri", ["s3://", "s3://key:secret@bucket/a", "s3://bucket?region=x", "s3:/bucket", "s3://b#c"]
 )
 def test_what_is_no_plain_address_of_a_directory_is_refused(uri: str) -> None:
-    with pytest.raises(ValueError, match="must be s3://BUCKET/PATH; credentials and endpoint"):
+    with pytest.raises(ValueError, match="must be s3://BUCKET/PATH; set credentials and endpoint"):
         stored_path(uri)
 
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_is_read_from_the_store(store: Store, tmp_path: Path) -> No
     [
         ("s3://nobody/trial", "a-key", "s3://nobody/trial: is no directory"),
         ("s3://bucket/trial", "another", "s3://bucket/trial: cannot be read (ACCESS_DENIED)"),
-        ("s3://key:secret@bucket/trial", "a-key", "credentials and endpoint belong into the"),
+        ("s3://key:secret@bucket/trial", "a-key", "set credentials and endpoint in the"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_had_from_a_store_is_one_line(
@@ -288,12 +288,12 @@ def test_a_store_that_fails_holds_nobody_up_and_gets_everything_later(
     mirror = Mirror(local, stored)
     (local / "result.json").write_bytes(b"row 1\n")
     wait_for(lambda: caplog.records, 20.0)
-    assert "does not take the files of a trial" in caplog.text
+    assert "does not accept the files of a trial" in caplog.text
     assert str(local) in caplog.text
     store.refuses = lambda method, path: None
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\n"
-    assert "takes files again" in caplog.text
+    assert "accepts files again" in caplog.text
     assert len(caplog.records) == 2  # each is told once
 
 
@@ -390,7 +390,7 @@ def killed_at_the_end() -> Iterator[Callable[[Process], Process]]:
     [
         ("s3://nobody/runs", "a-key", "s3://nobody/runs: there is no bucket nobody; make it first"),
         ("s3://bucket/runs", "another", "ACCESS_DENIED"),
-        ("s3://key:secret@bucket/runs", "a-key", "credentials and endpoint belong into the"),
+        ("s3://key:secret@bucket/runs", "a-key", "set credentials and endpoint in the"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_one_line(

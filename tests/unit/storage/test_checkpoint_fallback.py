@@ -187,7 +187,7 @@ def test_last_checkpoint_that_was_not_written_is_told_at_the_end(trial, tmp_path
             callback.on_trial_save(**hooks)
     callback.on_experiment_end(trials=[trial, other])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == "sync/0: its last checkpoint could not be written; the one before stays"
+    assert line == "sync/0: its last checkpoint could not be written; the previous one remains"
 
 
 def test_tune_neither_offers_nor_removes_what_the_trial_has_removed(trial):
