@@ -106,6 +106,8 @@ def test_files_of_the_first_machine_are_brought_to_the_others(cluster: Cluster, 
     others[0].run(["sh", "-c", f"echo cat > {words}"], {})
     status, printed = cluster.tune(*reading, "--storage", str(tmp_path / "again"))
     assert status == 2
-    told = f"node {others[0].address} of the cluster has another file at {words}; remove it there"
+    told = (
+        f"node {others[0].address} of the cluster has a different file at {words}; remove it there"
+    )
     assert told in printed.splitlines()[-1]
     assert others[0].run(["cat", str(words)], {}) == (0, "cat\n")

@@ -307,9 +307,9 @@ APART = {"placement": "disaggregated"}
         (APART, ["a", "a"], "shm", "one machine"),
         (APART, ["a", "b", "c"], "object_store", "no generator is on the learner's machine"),
         (APART, ["a", "b", "a"], "by_machine", "shm on the learner's machine, object_store on"),
-        (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "asked for"),
-        (APART | {"transport": "object_store"}, ["a"], "object_store", "asked for"),
-        (APART | {"transport": "shm"}, ["a"], "shm", "asked for"),
+        (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "as configured"),
+        (APART | {"transport": "object_store"}, ["a"], "object_store", "as configured"),
+        (APART | {"transport": "shm"}, ["a"], "shm", "as configured"),
         (APART | {"transport": "nixl"}, ["a"], "nixl", "nearly a CPU core in each process"),
     ],
 )
@@ -385,7 +385,7 @@ def chosen(reference: str, nodes: list[str]) -> Choice:
 def test_a_users_record_is_chosen_by_name_and_tells_its_cost(mine: Path) -> None:
     choice = chosen(f"{mine}:MINE", ["a", "b"])
     assert (choice.key, choice.transport.name) == (f"{mine}:MINE", "mine")
-    assert choice.why == "asked for; slow"
+    assert choice.why == "as configured; slow"
 
 
 def test_the_ends_of_a_users_transport_are_made_by_its_record(mine: Path) -> None:
