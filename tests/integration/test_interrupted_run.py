@@ -148,7 +148,7 @@ def test_actors_end_with_a_killed_driver(killed):
 
 def test_damaged_checkpoints_give_way_to_the_newest_whole_one(ended):
     last_whole = 2 * BETWEEN
-    assert f"going on from checkpoint_000001 (round {last_whole})" in ended.printed
+    assert f"continuing from checkpoint_000001 (round {last_whole})" in ended.printed
     assert rows(ended.first)[last_whole]["iterations_since_restore"] == 1
 
 

@@ -108,7 +108,7 @@ def test_a_store_says_in_one_line_why_nothing_can_be_kept_there(
 ) -> None:
     assert refusal(stored_path("s3://bucket/a")) is None
     assert stored_path("s3://bucket/a").names() == []
-    assert refusal(stored_path("s3://nobody/a")) == "there is no bucket nobody; make it first"
+    assert refusal(stored_path("s3://nobody/a")) == "there is no bucket nobody; create it first"
     store.refuses = lambda method, path: "403 AccessDenied" if method == "PUT" else None
     assert "ACCESS_DENIED" in (refusal(stored_path("s3://bucket/a")) or "")
     store.refuses = lambda method, path: None
@@ -134,7 +134,7 @@ def test_a_checkpoint_is_read_from_the_store(store: Store, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("where", "key", "told"),
     [
-        ("s3://nobody/trial", "a-key", "s3://nobody/trial: is no directory"),
+        ("s3://nobody/trial", "a-key", "s3://nobody/trial: is not a directory"),
         ("s3://bucket/trial", "another", "s3://bucket/trial: cannot be read (ACCESS_DENIED)"),
         ("s3://key:secret@bucket/trial", "a-key", "set credentials and endpoint in the"),
     ],
@@ -206,9 +206,9 @@ def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
         (stored / "checkpoint_000001" / MANIFEST).unlink()
     round_, (note,) = going_on(stored, stored / "checkpoint_000002")
     assert round_ == (4 if damaged else 8)
-    said = "checkpoint_000002 is newer than the trial's rows, of round 11"
+    said = "checkpoint_000002 is newer than the trial's last row, of round 11"
     assert note.startswith(said)
-    assert note.endswith(f"going on from checkpoint_00000{0 if damaged else 1} (round {round_})")
+    assert note.endswith(f"continuing from checkpoint_00000{0 if damaged else 1} (round {round_})")
 
 
 def test_a_store_that_fails_is_no_proof_of_damage(store: Store, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     before = {name: (stored / name).read_bytes() for name in stored.files()}
     round_, (note,) = going_on(stored, stored / "checkpoint_000000")
     assert round_ == 0
-    assert note.endswith("; what the trial had is in set-aside-1; starting from round 0")
+    assert note.endswith("; the trial's earlier files are in set-aside-1; starting from round 0")
     aside = stored / "set-aside-1"
     assert {name: (aside / name).read_bytes() for name in aside.files()} == before
     assert stored.names() == ["set-aside-1"]
@@ -244,7 +244,7 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     brought(checkpoint(tmp_path / "8", 8), stored / "checkpoint_000000")
     round_, (note,) = going_on(stored, stored / "checkpoint_000000")
     assert round_ == 0
-    assert note.endswith("what the trial had is in set-aside-2; starting from round 0")
+    assert note.endswith("the trial's earlier files are in set-aside-2; starting from round 0")
     assert checkpoint_round(stored / "set-aside-2" / "checkpoint_000000") == 8
     # It is no part of the trial's files.
     trial: Any = FakeTrial(tmp_path / "trial")
@@ -388,7 +388,11 @@ def killed_at_the_end() -> Iterator[Callable[[Process], Process]]:
 @pytest.mark.parametrize(
     ("storage", "key", "told"),
     [
-        ("s3://nobody/runs", "a-key", "s3://nobody/runs: there is no bucket nobody; make it first"),
+        (
+            "s3://nobody/runs",
+            "a-key",
+            "s3://nobody/runs: there is no bucket nobody; create it first",
+        ),
         ("s3://bucket/runs", "another", "ACCESS_DENIED"),
         ("s3://key:secret@bucket/runs", "a-key", "set credentials and endpoint in the"),
     ],

@@ -96,7 +96,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--checkpoint", "nowhere"], ["nowhere: is no directory"]),
+        (["--checkpoint", "nowhere"], ["nowhere: is not a directory"]),
         (["--checkpoint", "empty"], ["empty: holds no checkpoint"]),
         (["--checkpoint", "checkpoint_000001"], ["manifest.json: is missing"]),
         (["--model", "nowhere"], ["model.path=", "nowhere: no such directory"]),
