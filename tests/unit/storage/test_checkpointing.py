@@ -234,8 +234,14 @@ def test_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
             {"format_version": 99, "shards": 4},
             "format version 99, but this program reads version 5",
         ),
-        ({"format_version": FORMAT_VERSION, "world_size": 0}, "invalid number of learners, 0"),
-        ({"format_version": FORMAT_VERSION, "world_size": "2"}, "invalid number of learners, 2"),
+        (
+            {"format_version": FORMAT_VERSION, "world_size": 0},
+            "states an invalid number of learners, 0",
+        ),
+        (
+            {"format_version": FORMAT_VERSION, "world_size": "2"},
+            "states an invalid number of learners, 2",
+        ),
         ({**OURS, "world_size": 2, "files": {}}, "does not list .*optimizer-00002-of-00002"),
         (OURS, "does not list"),
         ({**OURS, "files": {"model.bin": "00"}}, "does not list"),

@@ -342,7 +342,7 @@ def test_actors_that_ray_gave_several_gpus_cannot_share_the_memory_of_one() -> N
     first, second = (Preflight(gpus=(gpu,), seconds=0.1) for gpu in ("0", "1"))
     check_together(TRANSPORTS["cuda_ipc"], [first, first])
     check_together(TRANSPORTS["nccl"], [first, second])
-    with pytest.raises(TransportError, match=r"must share one GPU, and Ray gave them 0, 1"):
+    with pytest.raises(TransportError, match=r"must share one GPU, but Ray gave them GPUs 0, 1"):
         check_together(TRANSPORTS["cuda_ipc"], [first, second])
 
 

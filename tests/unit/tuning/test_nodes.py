@@ -94,7 +94,7 @@ def test_more_learners_than_cpus_are_refused():
     with pytest.raises(UsageError) as caught:
         check_resources([four], cpus(2), "this machine")
     assert str(caught.value) == (
-        f"arm {four.arm} needs 5 CPUs, this machine has 2; lower resources.generator_cpus or "
+        f"arm {four.arm} needs 5 CPUs, but this machine has 2; lower resources.generator_cpus or "
         "resources.learner_cpus or resources.num_learners"
     )
 
@@ -151,7 +151,9 @@ def test_every_bundle_has_just_the_room_for_its_actors(learners, generators, lea
 def test_learners_that_fit_no_node_together_are_told_so():
     config = together(num_learners=2, learner_cpus=2, generator_cpus=1)
     check_resources([config], cpus(4, 2), "the cluster")
-    with pytest.raises(UsageError, match=r"resources\.spread=pack: all learners share a node$"):
+    with pytest.raises(
+        UsageError, match=r"resources\.spread=pack, which puts all learners on one node$"
+    ):
         check_resources([config], cpus(3, 3), "the cluster")
     check_resources([trial(num_learners=2, learner_cpus=2, generator_cpus=1)], cpus(3, 3), "it")
 

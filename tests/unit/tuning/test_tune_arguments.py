@@ -130,7 +130,7 @@ SPACE = ("--space", "async_vs_sync")
                 *(*SPACE, "--scheduler", "pbt", "--num-samples", "2", "--set", "arm=sync"),
                 *("--set", "optim.lr=1", "--set", "loss.type=cispo"),
             ],
-            ["varies optim.lr, which --set fixes"],
+            ["--set fixes optim.lr, which pbt varies"],
         ),
         (
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
