@@ -12,9 +12,10 @@ from grpo_trainable.storage.trial_storage import place
 
 
 class CheckpointCallback(FailSafeCallback):
-    """Makes Tune forget removed checkpoints, and prints at the end which could not be written.
+    """Makes Tune forget checkpoints that trials have removed.
 
-    The trial decides which checkpoint it continues from (`TrialStorage.go_on`).
+    At the end, it prints which trials could not write their last checkpoint. A trial decides which
+    checkpoint it continues from (`TrialStorage.go_on`).
     """
 
     def __init__(self) -> None:

@@ -264,15 +264,16 @@ def _content(path: Path) -> bytes | None:
     return None
 
 
-# ---- What Tune calls -----------------------------------------------------------------------------
+# ---- Hooks of Tune -------------------------------------------------------------------------------
 
 
 class MirrorCallback(RoundWriter):
-    """Copies the files of each trial to the object store. It comes after the callbacks that write.
+    """Copies the files of each trial to the object store.
 
-    Training waits for the store while the store answers but lacks a row that is older than
-    `MOST_BEHIND_S`. A store that fails or is silent does not delay training: files wait on this
-    machine, and the trial's process keeps every checkpoint that it could continue from.
+    It comes after the callbacks that write the files. Training waits for the store while the store
+    answers but lacks a row that is older than `MOST_BEHIND_S`. A store that fails or is silent does
+    not delay training: files wait on this machine, and the trial's process keeps every checkpoint
+    that it could continue from.
     """
 
     def __init__(self) -> None:

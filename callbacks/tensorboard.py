@@ -46,7 +46,7 @@ LAYOUT: dict[str, summaries.Charts] = {
         "seconds of each stage": [f"time/{stage}_s" for stage in STAGES],
         "shares of the work": [f"time/{stage}_fraction" for stage in STAGES],
         "waiting": [f"time/{side}_s" for side in IDLE_SIDES],
-        "share of the machine that other work took": ["time/disturbed_fraction"],
+        "share of the machine taken by other work": ["time/disturbed_fraction"],
     },
     "lag and versions": {
         "lag at first training, rounds": ["lag/max", "lag/mean"],
@@ -191,7 +191,7 @@ def detail_summaries(details: RoundDetails) -> list[Any]:
 
 
 def cut_events(path: Path, last: int) -> None:
-    """Remove all records from the first whose step is greater than `last` or that is cut short.
+    """Truncate a file before the first record that is cut short or has a step after `last`.
 
     A purge step would not suffice: some readers then show texts and histograms twice, and show old
     records after the last step of a resumed trial. The format is TFRecord: length, its checksum,

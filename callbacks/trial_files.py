@@ -80,7 +80,7 @@ def continued_file(trial: Any, name: str) -> Path:
 
 
 def continued_files(trial: Any, pattern: str) -> list[Path]:
-    """Return the `continued_file` of every name that matches, here or in an object store."""
+    """Return `continued_file` of every name that matches, here or in an object store."""
     own = trial_place(trial)
     here = [path.name for path in trial_directory(trial).glob(pattern)]
     stored = own.names() if isinstance(own, StoredPath) else []

@@ -34,7 +34,7 @@ TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
 def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) -> None:
-    """Refuse trials among which population-based training could not clone anything."""
+    """Refuse trials that population-based training could not clone from each other."""
     arms = {trial.arm for trial in trials}
     if len(arms) > 1:
         raise UsageError(

@@ -213,7 +213,7 @@ class _Trial:
             Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered + self.apart_bytes),
             Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
             # Kept if learners can continue after losing one of them.
-            Part(what="copy to go back to", bytes=self.state_bytes() if r.elastic else 0),
+            Part(what="recovery copy", bytes=self.state_bytes() if r.elastic else 0),
         ]
 
     @property
@@ -301,7 +301,7 @@ class _Trial:
         size = self.size
         probabilities = min(responses * size.vocab, max(size.vocab, HELD))
         matrix = size.vocab * size.hidden * FLOAT
-        # The gradient of the head as it is made, and the head itself in float32.
+        # The gradient of the head while it is computed, and the head in float32.
         matrices = matrix * ((not self.lora) + self._widens_head)
         hidden = 2 * responses * size.hidden * FLOAT
         tokens = rows * (self.row_tokens - 1)

@@ -135,7 +135,7 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
             )
     lower = _settings(*(f"{key}_cpus" for key in keys), *fewer)
     if trial.resources.spread == "one_node_learners":
-        lower += ", or set resources.spread=pack, which puts all learners on one node"
+        lower += ", or set resources.spread=pack: now all learners must share one node"
     return (
         f"arm {trial.arm} has actors of {shown(resources.bundles(trial))}, each on one node, but "
         f"the nodes of {where} have no room for them: {shown(nodes)}; lower {lower}"

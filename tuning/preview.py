@@ -61,7 +61,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
         return
     yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
     yield from (f"  | {line}" for line in shortened(text).split("\n"))
-    what = "the specification of its environment" if trial.env.plays else "its true answer"
+    what = "the specification for its environment" if trial.env.plays else "its true answer"
     yield f"{what}: {shortened(truth if isinstance(truth, str) else json.dumps(truth))}"
 
 

@@ -197,7 +197,7 @@ def tune_config(plan: Plan) -> tune.TuneConfig:
         mode="max",
         scheduler=scheduler(plan),
         search_alg=OrderedGrid(order),
-        # A clone of PBT is the same actors with another config.
+        # When PBT replaces a trial with a clone, the actors stay and get another config.
         reuse_actors=plan.options.scheduler == "pbt",
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,

@@ -30,7 +30,7 @@ def keep_whole() -> None:
 def _sync_up_command(
     self: Any, local_path: str, uri: str, exclude: list[str] | None = None
 ) -> tuple[Callable[..., None], dict[str, Any]]:
-    assert not exclude, "Tune leaves nothing of an experiment out"
+    assert not exclude, "Tune excludes no file of an experiment"
     return bring, {"local_path": local_path, "fs": self.storage_filesystem, "fs_path": uri}
 
 

@@ -100,7 +100,7 @@ class TrialStorage:
                 kill, a checkpoint that is newer than the rows is useless, so it does not count.
 
         Returns:
-            A line that says why nothing could be removed, if so.
+            A line with the reason if checkpoints could not be removed, else nothing.
         """
         directory = self._directory
         if self._keep is None or directory is None:

@@ -152,7 +152,7 @@ def test_learners_that_fit_no_node_together_are_told_so():
     config = together(num_learners=2, learner_cpus=2, generator_cpus=1)
     check_resources([config], cpus(4, 2), "the cluster")
     with pytest.raises(
-        UsageError, match=r"resources\.spread=pack, which puts all learners on one node$"
+        UsageError, match=r"resources\.spread=pack: now all learners must share one node$"
     ):
         check_resources([config], cpus(3, 3), "the cluster")
     check_resources([trial(num_learners=2, learner_cpus=2, generator_cpus=1)], cpus(3, 3), "it")
