@@ -407,7 +407,7 @@ def test_the_ends_of_a_users_transport_are_made_by_its_record(mine: Path) -> Non
         ),
         ("PAIR", ["a"], PluginError, "sidedness=two_sided is for built-in transports; use pull"),
         ("ONE_GPU", ["a"], TransportError, "needs resources.generator_gpus > 0 and"),
-        ("HERE", ["a", "b"], TransportError, "on 2 machines, which share no memory"),
+        ("HERE", ["a", "b"], TransportError, "on 2 machines, which do not share memory"),
     ],
 )
 def test_a_users_record_that_does_not_suit_is_one_line(
