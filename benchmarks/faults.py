@@ -169,7 +169,7 @@ def damaged(how: Callable[[Path, random.Random], str], rng: random.Random, repea
     done = how(checkpoints[-1], rng)
     before, struck = len(experiment.rows()), time.time()
     printed = experiment.resume()
-    line = f"going on from {checkpoints[-2].name} (round {previous})"
+    line = f"continuing from {checkpoints[-2].name} (round {previous})"
     if line not in printed:
         raise Lost(f"{done}; {line!r} was not printed")
     if experiment.rows()[previous]["iterations_since_restore"] != 1:

@@ -1,6 +1,6 @@
 """Callbacks for Ray Tune that follow a GRPO experiment in the driver's process.
 
-They know the names of metrics and the details that come with a row, but no actor.
+They read metrics and the details that come with a row. They know nothing about actors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 
 def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
-    """All callbacks in the order they need, for `tune.RunConfig(callbacks=…)`.
+    """Return all callbacks in the order they need, for `tune.RunConfig(callbacks=…)`.
 
-    For the Trainable that `grpo_trainable.trainable.register` makes known as "GRPO": plain
-    `GRPOTrainable` rows have no responses, spans and version changes in them. They replace Tune's
-    loggers of result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig, or
-    Tune's own reporter prints beside the console.
+    They need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO", because
+    rows of a plain `GRPOTrainable` have no responses, spans and version changes. They replace
+    Tune's loggers for result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig,
+    or Tune's own reporter also prints to the console.
+
+    Args:
+        verbose: Print more lines, such as every change of version.
+        console: Include the callback that shows the trials on the console.
     """
     from callbacks.checkpoints import CheckpointCallback
     from callbacks.console import ConsoleCallback
@@ -39,15 +43,15 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     return [
         CheckpointCallback(),
         KLCallback(),
-        StageTimingsCallback(),  # adds to the row: before all that write it
+        StageTimingsCallback(),  # adds to the row, so it comes before all that write the row
         VersionLogCallback(),
         RolloutsCallback(),
         GradientStepsCallback(),
         TraceCallback(),
         TensorBoardCallback(),
         *([ConsoleCallback()] if console else []),
-        ResultJsonCallback(),  # takes the details out of the row: after all that read them
+        ResultJsonCallback(),  # removes the details, so it comes after all that read them
         ProgressCsvCallback(),
-        MirrorCallback(),  # may wait for what the others have written: after all of them
+        MirrorCallback(),  # may wait until a store has what the others wrote, so it comes later
         CheckpointOnInterrupt(),
     ]

@@ -1,4 +1,4 @@
-"""Keeps what Tune notes of checkpoints in agreement with those that a trial has."""
+"""Keep Tune's list of checkpoints consistent with the checkpoints that a trial has."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from grpo_trainable.storage.trial_storage import path_on
 
 
 class CheckpointCallback(FailSafeCallback):
-    """Makes Tune forget removed checkpoints, and says at the end which could not be written.
+    """Makes Tune forget checkpoints that trials have removed.
 
-    Which checkpoint a trial goes on from is for the trial to say (`TrialStorage.go_on`).
+    At the end, it prints which trials could not write their last checkpoint. A trial decides which
+    checkpoint it continues from (`TrialStorage.go_on`).
     """
 
     def __init__(self) -> None:
-        self._written: set[str] = set()  # trials whose present save wrote a checkpoint, by id
-        self._unwritten: dict[str, str] = {}  # trials whose last save did not, by id
+        self._written: set[str] = set()  # ids of trials whose present save wrote a checkpoint
+        self._unwritten: dict[str, str] = {}  # id -> label of trials whose last save wrote none
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Note that the present save wrote a checkpoint, and forget removed ones."""
         self._written.add(trial.trial_id)
         forget_missing(trial.run_metadata.checkpoint_manager)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        # Tune calls `on_checkpoint` first, and only for a checkpoint that was written.
+        """Note whether the save that ends here wrote a checkpoint."""
+        # Tune calls `on_checkpoint` first, and only if a checkpoint was written.
         if trial.trial_id in self._written:
             self._written.remove(trial.trial_id)
             self._unwritten.pop(trial.trial_id, None)
@@ -34,19 +37,21 @@ class CheckpointCallback(FailSafeCallback):
             self._unwritten[trial.trial_id] = label(trial)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        # A failure between two rows is reported with the next row; this is the last chance.
+        """Print a line for each trial whose last checkpoint could not be written."""
+        # A trial reports a failed save with its next row. Here no row follows.
         for name in self._unwritten.values():
-            print(f"{name}: its last checkpoint could not be written; the one before stays")
+            print(f"{name}: its last checkpoint could not be written; the previous one remains")
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Remove the details from the row that came with the restored checkpoint."""
         restored = trial.latest_checkpoint_result
         if restored is not None:
-            # PBT keeps a row as the Trainable gave it, and gives it to the clone.
+            # PBT keeps the row as the Trainable returned it, and passes it to the clone.
             restored.metrics.pop(DETAILS, None)
 
 
 def forget_missing(manager: Any) -> None:
-    """Makes Tune forget checkpoints that the trial has removed."""
+    """Make Tune forget checkpoints that the trial has removed."""
     manager._checkpoint_results = [
         result
         for result in manager._checkpoint_results
@@ -55,6 +60,6 @@ def forget_missing(manager: Any) -> None:
 
 
 def path_of(result: Any) -> AnyPath | None:
-    """Where the checkpoint that Tune has noted is; None where it has none."""
+    """Return the directory of a checkpoint that Tune has noted, or None if there is none."""
     checkpoint = getattr(result, "checkpoint", None)
     return None if checkpoint is None else path_on(checkpoint.filesystem, checkpoint.path)

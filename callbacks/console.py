@@ -1,4 +1,4 @@
-"""Shows the trials while they run: a live table, or plain lines where there is no terminal."""
+"""Show the trials while they run: a live table, or plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -26,43 +26,51 @@ from grpo_trainable.text import plural, written
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
 STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
-LEFT = "left_s"  # key of a shown row: seconds to the trial's end
+LEFT = "left_s"  # key in a shown row: seconds until the trial ends
 
-_live: Live | None = None  # the live table of the terminal, of which a process has one
+_live: Live | None = None  # the live table; a process has at most one, as it has one terminal
 
 
 def stop_live_table() -> None:
-    """Ends the live table, if there is one; its last state stays and the cursor returns."""
+    """End the live table, if there is one. Its last state remains, and the cursor returns."""
     global _live
     live, _live = _live, None
-    # A terminal that is gone must not keep the command from ending.
+    # The command must be able to end after its terminal has gone.
     with contextlib.suppress(OSError, ValueError):
         if live is not None:
             live.stop()
 
 
 class ConsoleCallback(FailSafeCallback):
-    """Shows a compact table of all trials on a terminal; elsewhere prints a line when a trial
-    starts, has been evaluated, fails or ends."""
+    """Shows a compact table of all trials on a terminal.
+
+    Without a terminal, it prints a line when a trial starts, has been evaluated, fails or ends.
+    """
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
         self._latest: dict[str, dict[str, Any]] = {}  # trial -> its newest row, with LEFT
-        self._evaluation_s: dict[str, float] = {}  # trial -> what its latest evaluation took
+        self._evaluation_s: dict[str, float] = {}  # trial -> seconds of its latest evaluation
         self._total = 0
 
     def setup(self, *, total_num_samples: int = 0, **info: Any) -> None:
-        """Tune makes a trial when it may start: `total_num_samples` counts the later ones too."""
+        """Start the live table, if there is a terminal.
+
+        Args:
+            total_num_samples: Number of all trials. Tune creates a trial only when it may start.
+            info: Other arguments of Tune.
+        """
         global _live
         self._total = total_num_samples
         console = Console()
         if console.is_terminal and not console.is_dumb_terminal:
             stop_live_table()
-            _live = Live(Text("the first trials start …"), console=console, refresh_per_second=1)
+            _live = Live(Text("starting the first trials …"), console=console, refresh_per_second=1)
             _live.start()
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Show that a trial has started."""
         self._started[trial.trial_id] = time.time()
         place = [other.trial_id for other in trials].index(trial.trial_id) + 1
         self._show(trials, trial, f"started (trial {place} of {self._count(trials)})")
@@ -70,7 +78,8 @@ class ConsoleCallback(FailSafeCallback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        # The copy leaves out the details and what other callbacks may still take out of the row.
+        """Show the new row, and print the notes that came with it."""
+        # The copy leaves out the details, and entries that other callbacks may still remove.
         shown = {k: v for k, v in result.items() if type(v) in (int, float)}
         config = config_of(trial)
         if result["time/eval_s"] > 0:
@@ -88,6 +97,7 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Show that a trial is done, and after how many seconds."""
         seconds = time.time() - self._started.get(trial.trial_id, time.time())
         ended = sum(other.is_finished() or other is trial for other in trials)
         self._show(
@@ -97,16 +107,19 @@ class ConsoleCallback(FailSafeCallback):
         )
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Print why a trial failed, and that it starts again."""
         left = trial.max_failures - trial.num_failures
-        # Tune retries without end where `max_failures` is negative.
+        # If `max_failures` is negative, Tune retries without limit.
         retries = f" (retries left after this one: {left})" if trial.max_failures >= 0 else ""
         print(_line(trial, f"failed, starts again{retries}: {error_line(trial)}"), flush=True)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Print why a trial failed for good."""
         print(_line(trial, f"failed: {error_line(trial)}"), flush=True)
         self._show(trials, trial, None)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
+        """Show the last state of all trials, and end the live table."""
         self._show(trials, None, None)
         stop_live_table()
 
@@ -120,7 +133,7 @@ class ConsoleCallback(FailSafeCallback):
         return max(self._total, len(trials))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles callbacks with the experiment: a resumed one starts with nothing shown.
+        # Tune pickles callbacks with the experiment. A resumed one starts with nothing shown.
         fresh = ("_started", "_evaluated", "_latest", "_evaluation_s")
         return {**{name: {} for name in fresh}, "_total": 0}
 
@@ -131,10 +144,16 @@ def _line(trial: Any, text: str) -> str:
 
 
 def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
-    """One row as text: `round 16/64 · held-out 0.52 · …`. `left_s`: seconds to the trial's end."""
+    """Return one row as text: `round 16/64 · held-out 0.52 · …`.
+
+    Args:
+        result: The row.
+        rounds: Number of rounds of the trial.
+        left_s: Seconds until the trial ends.
+    """
     fractions = stage_fractions({**result, "time/eval_s": 0.0})
     taken = ((stage, fractions[f"time/{stage}_fraction"]) for stage in STAGES if stage != "eval")
-    # A stage that a trial does not have takes no time at all.
+    # A stage that a trial does not have takes exactly 0 s.
     shares = " ".join(f"{stage} {share:.0%}" for stage, share in taken if share)
     kl = (
         f"KL {_cell(result, 'kl/reference_nats', '.2f')} · "
@@ -153,49 +172,65 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
 
 
 def _held_out(result: Mapping[str, Any]) -> str:
-    """The latest held-out reward, and its round where that is an earlier one: the first row still
-    carries what was measured before training."""
+    """Return the latest held-out reward, with its round if the evaluation was in an earlier round.
+
+    The first row carries the reward before training.
+    """
     reward, measured = f"{result['reward/eval_mean']:.3f}", int(result["eval/round"])
     return reward if measured == result["training_iteration"] else f"{reward} (round {measured})"
 
 
 def _reward_after(row: Mapping[str, Any]) -> str:
-    """The held-out reward at the latest evaluation, or a dash: the first one is before training."""
+    """Return the held-out reward of the latest evaluation after training began, or a dash."""
     return f"{row['reward/eval_mean']:.3f}" if row["eval/round"] else "-"
 
 
 def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
-    """A figure, or a dash where the row lacks it: a round that was skipped trained on nothing."""
+    """Return a formatted figure, or a dash if the row lacks it, as after a skipped round."""
     return written(row[name], f"{{:{form}}}") if name in row else "-"
 
 
 def seconds_left(row: Mapping[str, Any], config: GRPOConfig, evaluation_s: float) -> float:
-    """What the rounds and evaluations still to come will take, if they go on as so far: warming up
-    and the evaluation before round 1 come once. `evaluation_s`: what the latest evaluation took."""
+    """Estimate the seconds that the remaining rounds and evaluations take.
+
+    A round is assumed to take the mean of the rounds so far. Warming up and the evaluation before
+    round 1 happen only once, so they are not included.
+
+    Args:
+        row: The newest row of the trial.
+        config: Its config.
+        evaluation_s: Seconds that the latest evaluation took.
+    """
     round_, rounds, every = row["training_iteration"], config.rounds, config.eval.every
     evaluations = rounds // every - round_ // every + (round_ < rounds and rounds % every > 0)
     return row["time/wall_clock_s"] / round_ * (rounds - round_) + evaluations * evaluation_s
 
 
 def _held_back(trial: Any) -> bool:
-    """Whether the trial waits for its first turn because no more may run at a time."""
+    """Return True if the trial has not started because of the limit on concurrent trials."""
     return trial.status == "PAUSED" and not trial.has_reported_at_least_once
 
 
 def _state(trial: Any) -> str:
-    """Return how a trial has ended, or an empty string."""
+    """Return how a trial ended, or an empty string if it has not."""
     if trial.status == "ERROR":
         return "failed"
     if trial.status != "TERMINATED":
         return ""
     if trial.last_result.get(DONE):
         return "done"
-    # Tune ends every trial of an interrupted experiment; a scheduler ends a single one.
+    # Without an interrupt, a scheduler stopped the trial.
     return "interrupted" if save_on_interrupt.requested.is_set() else "stopped"
 
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
-    """A table with a line for each trial that has started; `latest` holds their newest rows."""
+    """Return a table with one line per trial that has started.
+
+    Args:
+        trials: All trials that Tune has created.
+        latest: Trial id -> newest row.
+        count: Number of all trials, including those not created yet.
+    """
     table = Table(box=None, pad_edge=False, caption_justify="left")
     rows: list[Mapping[str, Any]] = []
     table.add_column("arm/seed", no_wrap=True)
@@ -241,7 +276,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
 
 
 def _bar(row: Mapping[str, Any]) -> Text:
-    """The shares of the stages as a coloured bar of `BAR_WIDTH` characters."""
+    """Return the shares of the stages as a coloured bar of `BAR_WIDTH` characters."""
     fractions = stage_fractions(row)
     bar, end, reached = Text(), 0.0, 0
     for stage, shown in STAGES.items():
@@ -253,7 +288,7 @@ def _bar(row: Mapping[str, Any]) -> Text:
 
 
 def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
-    """The colours of the stages that occur: every trial has evaluations, but not every row."""
+    """Return the colours of the stages that occur. Every trial evaluates, but not in every row."""
     occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():

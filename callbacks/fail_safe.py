@@ -1,4 +1,4 @@
-"""Callbacks that cannot end an experiment: an exception in one is logged once."""
+"""Callbacks that cannot end an experiment: an exception in one is only logged, once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ HOOKS = tuple(name for name, value in vars(Callback).items() if inspect.isfuncti
 
 
 class FailSafeCallback(Callback):
-    """Stands before Tune's own callbacks as well: `class X(FailSafeCallback, TBXLoggerCallback)`.
+    """Base of callbacks whose exceptions are logged instead of ending every trial.
 
-    Tune lets an exception in a callback end every trial. Here it is logged, once for each hook and
-    trial, and the run goes on without what the callback would have done. The log has its traceback,
-    unless the system refused a file (no space, no permission), which is no bug of the callback.
+    An exception is logged once for each hook and trial. The run continues without what the callback
+    would have done. The log includes the traceback, unless the operating system refused a file (no
+    space, no permission), which is no bug of the callback.
+
+    The class also works before Tune's own callbacks: `class X(FailSafeCallback,
+    TBXLoggerCallback)`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -53,7 +56,7 @@ def _log_once(callback: Any, hook: str, trial: Any, error: Exception) -> None:
     logged.add(key)
     number = error.errno if isinstance(error, OSError) else None
     logger.error(
-        "%s.%s failed for %s%s; the run goes on without it (told once)",
+        "%s.%s failed for %s%s; the run continues without it (reported once)",
         type(callback).__name__,
         hook,
         "the experiment" if trial is None else f"trial {trial}",

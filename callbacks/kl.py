@@ -1,4 +1,4 @@
-"""Warns when the KL of a trial leaves its band, and says why it ended a trial."""
+"""Warn when the KL of a trial leaves its band, or ends the trial."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ logger = logging.getLogger(__name__)
 
 
 class KLCallback(FailSafeCallback):
-    """Follows `kl/*` of trials that measure it (`loss.kl_monitor`).
+    """Compares `kl/reference_nats` with the limits in a trial's config.
 
-    `callbacks.kl_band` of a trial's config is judged by `kl/reference_nats`: a warning when it
-    rises above the band, or falls below it after having been inside, and a line when it is back.
-    `callbacks.kl_stop` is enforced by the trial itself, so that its last evaluation and checkpoint
-    still follow; this callback says that it happened.
+    This needs trials that measure the KL (`loss.kl_monitor`).
+
+    - `callbacks.kl_band`: the callback warns when the KL rises above the band, or falls below it
+      after having been inside. It prints a line when the KL is back in the band.
+    - `callbacks.kl_stop`: the callback reports that the KL ended a trial. The trial ends without
+      its help, after a last evaluation and a checkpoint.
     """
 
     def __init__(self) -> None:
         self._nats: dict[str, float] = {}  # trial -> kl/reference_nats of its last round
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Forget the last KL: the trial may start from an earlier round."""
         self._nats.pop(trial.trial_id, None)
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        """Compare the KL of a row with the band and the limit."""
         if "kl/reference_nats" not in result:
             return
         round_, nats = result["training_iteration"], result["kl/reference_nats"]
@@ -61,9 +65,9 @@ class KLCallback(FailSafeCallback):
 
 
 def nats_before(trial: Any, round_: int) -> float:
-    """Return the KL of the last round before this one that a trial has written down.
+    """Return the KL of the last earlier round in a trial's `result.json`.
 
-    Without one that is the first policy's: 0.
+    Without such a round this is 0, the KL of the initial policy.
     """
     rows = read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ()
     earlier = (row for row in rows if row["training_iteration"] < round_)
@@ -71,5 +75,8 @@ def nats_before(trial: Any, round_: int) -> float:
 
 
 def _place(nats: float, low: float, high: float) -> str:
-    """Whether a KL is within its band. The estimate is signed, so with low = 0 nothing is below."""
+    """Return whether a KL is below, above or inside its band.
+
+    The estimate may be negative, so with low = 0 no value counts as below.
+    """
     return "below" if low > 0 and nats < low else "above" if nats > high else "inside"

@@ -1,14 +1,15 @@
-"""Copies what the callbacks write to the object store that an experiment is kept in.
+"""Copy the files that callbacks write to the object store of an experiment.
 
-A store cannot append to a file, may be slow and may fail. So the files of a trial are written to a
-directory of this machine as ever, and a thread brings what has changed to the store, a pass a
-second. Training waits for a store that answers and is behind; what a store does not take is brought
-with a later pass.
+A store cannot append to a file, may be slow, and may fail. So the callbacks still write the files
+of a trial to a directory on this machine. A thread copies changed files to the store, in one pass
+per second. Training waits for a store that answers but is behind. A file that the store refuses is
+copied in a later pass.
 
-`result.json` comes last in a pass, as it was when the pass began: the store then has whatever the
-other callbacks wrote in each round that it has a row of. So a trial that goes on elsewhere, from
-a checkpoint whose round has a row, finds all of its files; and a trial removes no checkpoint before
-enough newer ones have a row there (`TrialStorage.remove_older`).
+A pass copies `result.json` last, as it was when the pass began. So for every round that has a row
+in the store, the store also has all other files of that round. A trial that continues on another
+machine, from a checkpoint whose round has a row, therefore finds all of its files. And a trial
+removes a checkpoint only after enough newer ones have a row in the store
+(`TrialStorage.remove_older`).
 """
 
 from __future__ import annotations
@@ -33,53 +34,65 @@ from grpo_trainable.text import plural
 logger = logging.getLogger(__name__)
 
 PASS_S = 1.0  # pause between two passes
-IDLE_S = 8.0  # the most, where nothing has changed for a while
-LAST_S = 60.0  # time limit for what is left at the end of the experiment
-SILENT_S = 15.0  # without having taken a file: the store does not answer
-AT_ONCE = 8  # files
+IDLE_S = 8.0  # longest pause, after a while without changes
+LAST_S = 60.0  # time limit for the remaining files at the end of the experiment
+SILENT_S = 15.0  # a store that has accepted no file for this long does not answer
+AT_ONCE = 8  # files copied in parallel
 
-INTERRUPTED_S = 4.0  # time limit after Ctrl-C, when the command is about to be ended
-# Training waits for a store that lacks an older row. A row that is written while a pass is under
-# way comes with the next pass, so this is half of the 10 s that are promised.
+INTERRUPTED_S = 4.0  # as LAST_S, but after Ctrl-C, when the command will soon be ended
+# Training waits if the store lacks a row that is older than this. A row that is written during a
+# pass is copied in the next pass, so this is half of the 10 s that are promised.
 MOST_BEHIND_S = 5.0
-TELL_S = 10.0  # the shortest lag that the user is told of
-LOOK_S = 0.2  # how often a wait looks for Ctrl-C
+TELL_S = 10.0  # shortest lag that is reported to the user
+LOOK_S = 0.2  # interval at which a wait checks for Ctrl-C
 
-State = tuple[int, int]  # when a file was last written, and its bytes
+State = tuple[int, int]  # time of a file's last change, and its size in bytes
 
 
 class Mirror:
-    """Keeps the directory of a trial in a store as `local` is, in a thread of its own."""
+    """Copy of a trial's directory in a store, kept up to date by a separate thread."""
 
     def __init__(
         self, local: Path, stored: StoredPath, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Start the thread.
+
+        Args:
+            local: The trial's directory on this machine.
+            stored: The trial's directory in the store.
+            clock: Returns seconds.
+        """
         self.local = local
-        self.told_s = 0.0  # the longest lag that the user has been told of
-        self.told = False  # the user believes that the store is behind
+        self.told_s = 0.0  # longest lag that was reported to the user
+        self.told = False  # the last report to the user says that the store is behind
         self._stored = stored
         self._clock = clock
-        self._brought: dict[str, State] = {}  # what the store has, by relative path
-        self._cut_after: int | None = None  # the store may have parts of later rounds: remove them
-        self._rows: deque[float] = deque()  # when each row was written that the store lacks
+        self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
+        self._cut_after: int | None = None  # remove parts of later rounds from the store
+        # Times at which the rows were written that the store lacks.
+        self._rows: deque[float] = deque()
         self._failing = False
-        self._answered_at = clock()  # the last time that the store took a file
+        self._answered_at = clock()  # last time that a pass began or the store accepted a file
         self._lock = threading.Lock()  # held during a pass
         self._passes = 0
-        self._news = False  # a row was written: ends an idle pause
-        self._hurry = False  # somebody waits for a pass: ends any pause
+        self._news = False  # a row was written, which ends an idle pause
+        self._hurry = False  # somebody waits for a pass, which ends any pause
         self._end = False
-        self._changes = threading.Condition()  # of the four above
-        # A store that is silent must not keep the program from ending.
+        self._changes = threading.Condition()  # guards the four attributes above
+        # A daemon, because the program must be able to end while the store is silent.
         self._thread = threading.Thread(target=self._run, name=f"mirror {local.name}", daemon=True)
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """Have the store lose the parts of rounds after `last`, but for those that are here."""
+        """Remove from the store, in the next pass, parts of later rounds that are not here.
+
+        Args:
+            last: Last round whose parts stay.
+        """
         self._cut_after = last
 
     def row_written(self) -> None:
-        """Note that the callbacks have written down one more round."""
+        """Note that the callbacks have written one more round."""
         self._rows.append(self._clock())
         with self._changes:
             self._news = True
@@ -87,33 +100,33 @@ class Mirror:
 
     @property
     def rows_behind(self) -> int:
-        """The number of rows that the store lacks."""
+        """Number of rows that the store lacks."""
         return len(self._rows)
 
     @property
     def behind_s(self) -> float:
-        """Seconds since the oldest row was written that the store lacks; 0 if it has all."""
-        with suppress(IndexError):  # the pass that brings it may end just now
+        """Age in seconds of the oldest row that the store lacks. 0 if it lacks none."""
+        with suppress(IndexError):  # the pass that copies it may end right now
             return self._clock() - self._rows[0]
         return 0.0
 
     @property
     def answers(self) -> bool:
-        """False while the store fails or is silent."""
+        """Return False while the store fails or is silent."""
         return not self._failing and self._clock() - self._answered_at < SILENT_S
 
     def wait_for_pass(self, at_most_s: float) -> None:
-        """Begin a pass without a pause, and wait until one has ended."""
+        """Begin a pass without a pause, and wait until a pass has ended."""
         with self._changes:
             passes, self._hurry = self._passes, True
             self._changes.notify_all()
             self._changes.wait_for(lambda: self._passes > passes, at_most_s)
 
     def close(self, last_s: float = LAST_S) -> int:
-        """End the mirror when nothing is left to bring, or after `last_s`.
+        """End the thread when there is nothing left to copy, or after `last_s` seconds.
 
         Returns:
-            The number of files that the store did not take.
+            Number of files that the store did not accept.
         """
         until = time.monotonic() + last_s
         while self.has_work and (rest_s := until - time.monotonic()) > 0:
@@ -145,24 +158,24 @@ class Mirror:
     def _try_pass(self) -> None:
         try:
             self.bring()
-        except Exception as error:  # libraries of stores have errors of their own
+        except Exception as error:  # libraries of stores define other errors than OSError
             if not self._failing:
                 said = reason(error) if isinstance(error, OSError) else repr(error)
                 logger.error(
-                    "%s does not take the files of a trial (%s); they wait in %s",
+                    "%s does not accept the files of a trial (%s); they wait in %s",
                     *(self._stored, said, self.local),
                 )
             self._failing = True
         else:
             if self._failing:
-                logger.error("%s takes files again", self._stored)
+                logger.error("%s accepts files again", self._stored)
             self._failing = False
 
     def bring(self) -> None:
-        """Bring every file that has changed since it was brought: one pass.
+        """Make one pass: copy every file that has changed since it was last copied.
 
         Raises:
-            OSError: the store did not take a file; others may be there.
+            OSError: The store did not accept a file. It may have accepted others.
         """
         with self._lock:
             self._answered_at = self._clock()
@@ -175,22 +188,22 @@ class Mirror:
                 self._bring(EXPR_RESULT_FILE, state, content)
             for _ in range(rows):
                 self._rows.popleft()
-            # After the rows: a row in the store always has its files.
+            # Only after `result.json`, because a row in the store must always have its files.
             if (after := self._cut_after) is not None:
                 self._remove_after(after)
-                if self._cut_after == after:  # it may have been cut again meanwhile
+                if self._cut_after == after:  # unless `cut` was called again meanwhile
                     self._cut_after = None
 
     def _bring_all(self, changed: Mapping[str, State]) -> None:
-        """Bring files, `AT_ONCE` at a time.
+        """Copy files, `AT_ONCE` at a time.
 
         Raises:
-            OSError: the store did not take one; what was under way has ended.
+            OSError: The store did not accept a file. All copies under way have ended.
         """
         left, errors = iter(list(changed.items())), deque[Exception]()
 
         def run() -> None:
-            for name, state in left:  # the threads share the iterator: each file is brought once
+            for name, state in left:  # the threads share the iterator, so each file is copied once
                 if errors:
                     return
                 try:
@@ -198,7 +211,7 @@ class Mirror:
                 except Exception as error:  # raised below, in the thread of the pass
                     errors.append(error)
 
-        # Not a pool: its threads would keep the program from ending while the store is silent.
+        # No pool: its threads would keep the program from ending while the store is silent.
         count = min(AT_ONCE, len(changed))
         threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
         for thread in threads:
@@ -209,7 +222,7 @@ class Mirror:
             raise errors[0]
 
     def _bring(self, name: str, state: State | None, content: bytes | None) -> None:
-        if state is not None and content is not None:  # None: it was removed meanwhile
+        if state is not None and content is not None:  # None if it was removed meanwhile
             (self._stored / name).write_bytes(content)
             self._brought[name] = state
             self._answered_at = self._clock()
@@ -222,11 +235,11 @@ class Mirror:
 
     @property
     def has_work(self) -> bool:
-        """Return True while the store lacks something that is here."""
+        """Return True while there is something to copy to the store or to remove there."""
         return self._cut_after is not None or bool(self._changed())
 
     def _changed(self) -> dict[str, State]:
-        """Files that are not in the store as they are here, but for those being written."""
+        """Return the files that differ from those in the store, without files being written."""
         found = {}
         for path in sorted(self.local.rglob("*")):
             name, state = path.relative_to(self.local).as_posix(), _state(path)
@@ -237,7 +250,7 @@ class Mirror:
 
 
 def _state(path: Path) -> State | None:
-    """None where there is no file."""
+    """Return the state of a file, or None if there is no file."""
     with suppress(FileNotFoundError):
         status = path.stat()
         return (status.st_mtime_ns, status.st_size) if path.is_file() else None
@@ -245,55 +258,57 @@ def _state(path: Path) -> State | None:
 
 
 def _content(path: Path) -> bytes | None:
-    """None where there is no file."""
+    """Return the content of a file, or None if there is no file."""
     with suppress(FileNotFoundError):
         return path.read_bytes()
     return None
 
 
-# ---- What Tune calls -----------------------------------------------------------------------------
+# ---- Hooks of Tune -------------------------------------------------------------------------------
 
 
 class MirrorCallback(RoundWriter):
-    """Brings the files of each trial to the object store. It comes after the callbacks that write
-    them.
+    """Copies the files of each trial to the object store.
 
-    Training waits for the store while it answers and lacks rows of more than `MOST_BEHIND_S`. A
-    store that fails or is silent holds nobody up: files wait on this machine, and the trial's
-    process removes no checkpoint that it could go on from.
+    It comes after the callbacks that write the files. Training waits for the store while the store
+    answers but lacks a row that is older than `MOST_BEHIND_S`. A store that fails or is silent does
+    not delay training: files wait on this machine, and the trial's process keeps every checkpoint
+    that it could continue from.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._mirrors: dict[str, Mirror] = {}  # one mirror a trial id
+        self._mirrors: dict[str, Mirror] = {}  # trial id -> its mirror
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_mirrors": {}}  # threads belong to this process
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Start the mirror of a trial, and wait until the store has all files."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
         if isinstance(place, StoredPath):
             if trial.trial_id not in self._mirrors:
                 put_older_aside(trial_directory(trial), place)
                 self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
-            # The trial goes on from a checkpoint whose rows the store has.
+            # The trial continues only from a checkpoint whose rows are in the store.
             self._wait(trial, lambda mirror: mirror.has_work)
 
     def content(self, result: dict[str, Any]) -> Any:
+        """Return a placeholder: the other callbacks write the files."""
         return True
 
     def cut(self, trial: Any, last: int) -> None:
-        """Wait until the store has no rows and parts of rounds that are done again.
+        """Wait until the store has no rows and parts of rounds that are repeated.
 
-        They would seem to belong to the next checkpoint.
+        Otherwise these would seem to belong to the next checkpoint.
         """
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.cut(last)
             self._wait(trial, lambda mirror: mirror.has_work)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
-        """Wait for the store where it is too far behind: its thread brings the files."""
+        """Wait for the store if it is too far behind. The mirror's thread copies the files."""
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.row_written()
             self._wait(trial, lambda mirror: mirror.behind_s > MOST_BEHIND_S)
@@ -306,6 +321,7 @@ class MirrorCallback(RoundWriter):
         tell(trial, mirror)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
+        """End all mirrors, and print which files could not be copied."""
         super().on_experiment_end(trials=trials, **info)
         until = time.monotonic() + (INTERRUPTED_S if requested.is_set() else LAST_S)
         for trial in trials:
@@ -313,8 +329,8 @@ class MirrorCallback(RoundWriter):
             left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
             if mirror is not None and left:
                 print(
-                    f"{label(trial)}: {trial_path(trial)} did not take {left} of its files; they "
-                    f"are in {mirror.local}",
+                    f"{label(trial)}: {trial_path(trial)} did not accept {left} of its files; "
+                    f"they are in {mirror.local}",
                     flush=True,
                 )
 
@@ -322,7 +338,7 @@ class MirrorCallback(RoundWriter):
 def put_older_aside(local: Path, stored: StoredPath) -> None:
     """Put local files aside unless the store is known to have no later rows.
 
-    Where it has, the trial has gone on from another machine since they were written.
+    Later rows mean that the trial has continued on another machine since the files were written.
     """
     rows = read_rows(local / EXPR_RESULT_FILE)
     last = max((row["training_iteration"] for row in rows), default=0)
@@ -334,11 +350,11 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
         aside = local.with_name(f"{local.name}-until-round-{last}-{time.time_ns()}")
         local.rename(aside)
         local.mkdir()
-        print(f"{stored} has later rows; what this machine had is in {aside}", flush=True)
+        print(f"{stored} has later rows; this machine's older files are now in {aside}", flush=True)
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print how far the store is behind, again when that has doubled, and once it has all rows."""
+    """Print how far the store is behind, again when the lag has doubled, and when it is over."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told, mirror.told_s = True, behind_s

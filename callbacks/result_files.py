@@ -1,8 +1,8 @@
-"""Writes Tune's `result.json` and `progress.csv` with each round in them once.
+"""Write Tune's `result.json` and `progress.csv` so that they contain each round once.
 
-Tune's own loggers write to Ray's session directory, from which the files are copied whole every
-second; after a kill they may be behind the checkpoints or cut short, and a trial that starts again
-from a checkpoint writes the rounds after it twice.
+Tune's own loggers write to Ray's session directory, and every second Tune copies the files from
+there. After a kill, the copies may be behind the checkpoints or cut short. And a trial that starts
+again from a checkpoint would write the rounds after it a second time.
 """
 
 from __future__ import annotations
@@ -28,45 +28,55 @@ from grpo_trainable.storage.ray_private import (
 
 
 class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
-    """Writes `result.json`, and takes the details out of the row, so that neither this file nor
-    Tune's snapshot of each trial's last row holds them. It comes after every callback that reads
-    them."""
+    """Writes `result.json`, and removes the details from the row.
+
+    So neither this file nor Tune's snapshot, which has each trial's last row, contains the details.
+    The callback comes after every callback that reads them.
+    """
 
     def __init__(self) -> None:
         RoundWriter.__init__(self)
         JsonLoggerCallback.__init__(self)
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Write the trial's config to params.json."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         trial.init_local_path()
-        self.update_config(trial, trial.config)  # params.json
+        self.update_config(trial, trial.config)
 
     def content(self, result: dict[str, Any]) -> Any:
+        """Remove the details from the row, and return a copy of the row."""
         result.pop(DETAILS, None)
         return dict(result)
 
     def cut(self, trial: Any, last: int) -> None:
+        """Remove the rows after round `last`."""
         path = continued_file(trial, EXPR_RESULT_FILE)
         cut_lines(path, last, lambda line: _iteration(json.loads(line)))
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
+        """Append the row as one line of JSON."""
         line = json.dumps(content, cls=SafeFallbackEncoder) + "\n"
         append(trial_directory(trial) / EXPR_RESULT_FILE, line.encode())
 
 
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
-    """Writes `progress.csv` with a column for each metric besides those of its first row: a first
-    round that trained on nothing lacks most metrics."""
+    """Writes `progress.csv` with a column for every metric, even if the first row lacks it.
+
+    A first round that trains on nothing lacks most metrics.
+    """
 
     def __init__(self) -> None:
         RoundWriter.__init__(self)
         CSVLoggerCallback.__init__(self)
-        self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty: not written yet
+        self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty if not written yet
 
     def content(self, result: dict[str, Any]) -> Any:
+        """Return the row without the config and the details."""
         return {k: v for k, v in result.items() if k not in ("config", DETAILS)}
 
     def cut(self, trial: Any, last: int) -> None:
+        """Remove the rows after round `last`."""
         path = continued_file(trial, EXPR_PROGRESS_FILE)
         header = _header(path)
 
@@ -75,10 +85,11 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
             return None if values == header else _iteration(dict(zip(header, values, strict=True)))
 
         cut_lines(path, last, iteration)
-        # A header that was cut short is gone.
+        # `cut_lines` has removed a header that was cut short.
         self._headers[trial.trial_id] = _header(path)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
+        """Append the row, after a header if the file has none yet."""
         row = flatten_dict({**dict.fromkeys(sorted(names_of(trial))), **content}, delimiter="/")
         header = self._headers[trial.trial_id]
         text = io.StringIO(newline="")
@@ -91,7 +102,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
 
 
 def _header(path: Path) -> list[str]:
-    """Return the columns of a file; none where there is no file, or nothing in it."""
+    """Return the columns of a CSV file. A missing or empty file has none."""
     if not path.exists():
         return []
     with path.open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Writes what a round leaves besides its metrics as Parquet files, a part for each round."""
+"""Write the details of each round to Parquet files, one part per round."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from grpo_trainable.protocol.versions import VersionChange
 
 
 class RolloutsCallback(RoundWriter):
-    """Writes one Parquet part for each round to `rollouts/`, and for each evaluation to
-    `evaluations/`.
+    """Writes the responses of each round to `rollouts/`, and of each evaluation to `evaluations/`.
 
-    The held-out prompts are the same at every evaluation, so responses can be read side by side.
-    Prints two of them after each one where `callbacks.verbose` of the trial says so.
+    The held-out prompts are the same in every evaluation, so responses can be compared directly. If
+    `callbacks.verbose` of the trial is true, two responses are printed after each evaluation.
     """
 
     def cut(self, trial: Any, last: int) -> None:
+        """Remove the parts after round `last`."""
         for name in ("rollouts", "evaluations"):
             cut_parts(trial_directory(trial) / name, last)
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        """Write the parts of a round, and print two examples if requested."""
         directory = trial_directory(trial)
         write_part(directory / "rollouts", iteration, table("rollouts", details.rollouts))
         if not details.evaluations:
@@ -46,34 +47,37 @@ class RolloutsCallback(RoundWriter):
 
 
 class GradientStepsCallback(RoundWriter):
-    """Writes one Parquet part for each round to `steps/`, with a row for each gradient step."""
+    """Writes one row per gradient step to `steps/`, in one part per round."""
 
     def cut(self, trial: Any, last: int) -> None:
+        """Remove the parts after round `last`."""
         cut_parts(trial_directory(trial) / "steps", last)
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        """Write the part of a round."""
         steps = table("steps", details.steps)
         write_part(trial_directory(trial) / "steps", iteration, steps)
 
 
 class VersionLogCallback(RoundWriter):
-    """Keeps version changes in `versions/part-*.parquet`.
+    """Writes version changes to `versions/part-*.parquet`.
 
-    Prints a line for each change, and the histogram of lags at a trial's end, where that is asked
-    for.
+    In a verbose trial, it prints a line for each change, and a histogram of lags when a trial ends.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._versions: dict[tuple[str, str], int] = {}  # (trial, actor) -> what it has
+        self._versions: dict[tuple[str, str], int] = {}  # (trial id, actor) -> its version
 
     def cut(self, trial: Any, last: int) -> None:
+        """Remove the parts after round `last`."""
         cut_parts(trial_directory(trial) / "versions", last)
-        # The versions that the old actors had say nothing about the new ones.
+        # The trial has new actors now, so the versions of the old ones do not matter.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        """Write the part of a round, and print its changes in a verbose trial."""
         versions = table("versions", version_columns(details.versions, details.round))
         write_part(trial_directory(trial) / "versions", iteration, versions)
         verbose = is_verbose(trial)
@@ -84,6 +88,7 @@ class VersionLogCallback(RoundWriter):
                 print(version_line(label(trial), details.round, change, before), flush=True)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Print the histogram of lags in a verbose trial."""
         super().on_trial_complete(iteration=iteration, trials=trials, trial=trial, **info)
         if is_verbose(trial) and (lags := lag_histogram(trial)):
             groups = ", ".join(f"{lag}: {count}" for lag, count in lags.items())
@@ -91,17 +96,17 @@ class VersionLogCallback(RoundWriter):
 
 
 def lag_histogram(trial: Any) -> dict[int, int]:
-    """The number of groups first trained at each lag, over all that a trial has written."""
+    """Return lag -> number of groups first trained at that lag, from all of a trial's rollouts."""
     counts: Counter[int] = Counter()
     for part in read_parts(trial, "rollouts", ["cursor", "lag", "first_use"]):
-        # A row is a response, and the responses to a prompt share their lag.
+        # Each row is a response. The responses to a prompt have the same lag.
         first = {row["cursor"]: row["lag"] for row in part.to_pylist() if row["first_use"]}
         counts.update(first.values())
     return dict(sorted(counts.items()))
 
 
 def version_line(trial: str, round_: int, change: VersionChange, before: int | None) -> str:
-    """A change as a line: `12:03:44.210  async_k1/0  round 7  learner  version 6 -> 7`."""
+    """Return a change as a line: `12:03:44.210  async_k1/0  round 7  learner  version 6 -> 7`."""
     clock = time.strftime("%H:%M:%S", time.localtime(change.at))
     milliseconds = int(change.at % 1 * 1000)
     came_from = "" if before is None else f"{before} -> "

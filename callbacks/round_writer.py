@@ -1,4 +1,4 @@
-"""The base of callbacks that write down every round of a trial, once."""
+"""Base of callbacks that write every round of a trial exactly once."""
 
 from __future__ import annotations
 
@@ -12,56 +12,58 @@ from grpo_trainable.protocol.round_records import DETAILS
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 256  # rounds of a trial that wait in memory for space on the disk
+MOST_WAITING = 256  # rounds of a trial that may wait in memory until they can be written
 
 
 class RoundWriter(FailSafeCallback):
-    """Writes each round of a trial after those before it, and none twice.
+    """Writes the rounds of a trial in order, and none twice.
 
     A trial that starts again repeats the rounds after its checkpoint. Files are cut to that
-    checkpoint when the first repeated round arrives and not before: it proves that the checkpoint
-    could be restored. A trial that fails to start leaves every file as it was.
+    checkpoint only when the first repeated round arrives, because this proves that the checkpoint
+    could be restored. A trial that fails to start leaves every file unchanged.
 
     A round that cannot be written waits in memory, and is written before the next one.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[tuple[int, Any]]] = {}  # trial id -> (round, what to write)
+        self._waiting: dict[str, deque[tuple[int, Any]]] = {}  # trial id -> (round, content)
         self._started: set[str] = set()  # ids of trials that have reported since they started
-        self._uncut: set[str] = set()  # ids of those whose files are not cut yet
+        self._uncut: set[str] = set()  # ids of started trials whose files are not cut yet
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles callbacks with the experiment. After a resume every trial starts again.
+        # Tune pickles callbacks with the experiment. After a resume, every trial starts again.
         return {**self.__dict__, "_waiting": {}, "_started": set(), "_uncut": set()}
 
     # ---- For subclasses ----------------------------------------------------------------------
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return what is to be written of a row, or None. By default its details."""
+        """Return the part of a row to write, by default its details. None means nothing."""
         return result.get(DETAILS)
 
     def cut(self, trial: Any, last: int) -> None:
-        """Prepare the files of a trial to be continued after round `last`.
+        """Prepare the files of a trial for writing the rounds after `last`.
 
-        May be called again where it raised OSError.
+        If this raises OSError, it may be called again.
         """
         raise NotImplementedError
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
-        """Write a round. Must leave the files as they were where it raises OSError."""
+        """Write a round. If this raises OSError, it must leave the files unchanged."""
         raise NotImplementedError
 
     def finish(self, trial: Any) -> None:
-        """Write what comes after the last round of a trial."""
+        """Write anything that follows the last round of a trial."""
 
     # ---- Hooks of Tune -----------------------------------------------------------------------
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Note that the trial has not reported since this start."""
         self._started.discard(trial.trial_id)
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        """Write a round after all rounds that still wait."""
         round_, content = result["training_iteration"], self.content(result)
         if content is None:
             return
@@ -75,23 +77,27 @@ class RoundWriter(FailSafeCallback):
         if len(waiting) > MOST_WAITING:
             lost, _ = waiting.popleft()
             logger.error(
-                "%s: %s cannot be written for too long; round %d will be missing",
+                "%s: %s could not write for too long; round %d will be missing",
                 *(label(trial), type(self).__name__, lost),
             )
         self._write_waiting(trial)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        # A trial that goes on from this checkpoint does not report these rounds again.
+        """Try again to write waiting rounds."""
+        # A trial that continues from this checkpoint does not report these rounds again.
         self._try_again(trial)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
+        """Try a last time to write waiting rounds."""
         for trial in trials:
             self._try_again(trial)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Write waiting rounds and anything that follows the last round."""
         self._end(trial)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Write waiting rounds and anything that follows the last round."""
         self._end(trial)
 
     def _end(self, trial: Any) -> None:

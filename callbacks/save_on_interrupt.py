@@ -1,4 +1,4 @@
-"""Ends an interrupted experiment in order: each running trial finishes its round and saves."""
+"""End an interrupted experiment: each running trial finishes its round and saves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from callbacks.fail_safe import FailSafeCallback
 
-# A process has one experiment at a time, and its signal handler cannot reach a callback object:
-# Tune makes a new one of it when the experiment is resumed.
+# A global, because the signal handler cannot reach the callback object: Tune makes a new object
+# when an experiment is resumed. A process has only one experiment at a time.
 requested = threading.Event()
 
 
 class CheckpointOnInterrupt(FailSafeCallback):
-    """Once `requested` is set, every trial saves a checkpoint with its next row; when all that run
-    have saved, Tune is told to end (SIGUSR1 is its own signal for that)."""
+    """Saves every trial and ends Tune, once `requested` is set.
+
+    Every running trial saves a checkpoint with its next row. When all have saved, this sends
+    SIGUSR1, which makes Tune end.
+    """
 
     def __init__(self) -> None:
         self._saved: set[str] = set()
@@ -26,15 +29,18 @@ class CheckpointOnInterrupt(FailSafeCallback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        """Request a checkpoint with this row."""
         if requested.is_set():
             result[SHOULD_CHECKPOINT] = True
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        # `on_trial_save` is also called for a checkpoint that could not be written.
+        """Note that a trial has saved."""
+        # `on_trial_save` would also be called for a checkpoint that could not be written.
         if requested.is_set():
             self._saved.add(trial.trial_id)
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
+        """End Tune if all running trials have saved."""
         if not requested.is_set() or self._ended:
             return
         # A trial that is still starting has nothing new to save.

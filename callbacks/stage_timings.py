@@ -1,4 +1,4 @@
-"""Shows where the time of every trial went: shares of each round, and totals at its end."""
+"""Show where the time of a trial went: shares of each round, and totals at its end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 
 def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics `time/<stage>_fraction` of one row: shares of the round's work that add up to 1.
+    """Return the metrics `time/<stage>_fraction` of one row: shares of work that add up to 1.
 
-    Stages that overlap (lag >= 1) count in full, so these are shares of work, not of wall-clock.
+    Stages that overlap (lag >= 1) count in full, so these are not shares of wall-clock time.
     """
     seconds = {stage: float(result[f"time/{stage}_s"]) for stage in STAGES}
     total = sum(seconds.values()) or 1.0
@@ -22,26 +22,33 @@ def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 class StageTimingsCallback(FailSafeCallback):
-    """Adds the shares to each row, and prints the total seconds of every stage at a trial's end."""
+    """Adds the shares of stages to each row.
+
+    At the end of a verbose trial, it prints the total seconds of every stage.
+    """
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        """Add the shares of stages to the row."""
         result.update(stage_fractions(result))
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Print the totals of a verbose trial."""
         if is_verbose(trial) and (totals := stage_totals(trial)):
             print(f"{label(trial):<18} {_line(totals)}", flush=True)
 
 
 def stage_totals(trial: Any) -> dict[str, float]:
-    """Seconds of each stage, and of checkpoints, over all rounds that a trial has written down, and
-    its device-hours; empty before its first round."""
+    """Return a trial's seconds in each stage, in waiting and in checkpoints, and its device-hours.
+
+    They cover all rounds in the trial's `result.json`. Before its first round the result is empty.
+    """
     totals: dict[str, float] = {}
     for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
         for name in (*STAGES, *IDLE_SIDES, "checkpoint"):
             totals[name] = totals.get(name, 0.0) + row.get(f"time/{name}_s", 0.0)
-        totals["device_hours"] = row["cost/device_hours"]  # since the trial began
+        totals["device_hours"] = row["cost/device_hours"]  # already a total
     return totals
 
 

@@ -1,11 +1,11 @@
-"""What TensorBoard shows, as the messages of its event files: scalars, histograms, texts, the
-layout of the tab CUSTOM SCALARS, and what the tab HPARAMS shows.
+"""Messages of TensorBoard's event files.
 
-`torch.utils.tensorboard` makes the same messages, and imports torch for it.
+They hold scalars, histograms, texts, the layout of the tab CUSTOM SCALARS and the content of the
+tab HPARAMS. `torch.utils.tensorboard` makes the same messages, but imports torch.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# The classes of messages are made when they are imported, from a description of them.
+# Protobuf creates the classes of messages at import, so pyright does not know their attributes.
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 
 Charts = Mapping[str, Sequence[str]]  # title -> tags that share the chart
 
-# TensorBoard knows by these tags which of its tabs something is meant for.
+# TensorBoard assigns messages to its tabs by these tags.
 LAYOUT_TAG = "custom_scalars__config__"
 HPARAMS_TAG = "_hparams_"
 
 
 def scalar(tag: str, value: float) -> Any:
+    """Return a scalar."""
     return summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
 
 
 def histogram(tag: str, values: np.ndarray, bins: int) -> Any:
-    """A histogram of values (N,), N > 0, in even bins from the least to the greatest."""
+    """Return a histogram of values (N,), N > 0, in equal bins from the least to the greatest."""
     counts, edges = np.histogram(values, bins=bins)
     filled = np.flatnonzero(counts)
-    first, last = filled[0], filled[-1]  # equal values lie in the middle of a wide range
+    first, last = filled[0], filled[-1]  # numpy puts equal values in the middle of a wide range
     return binned(
         tag,
         edges[first : last + 2],
@@ -55,10 +56,19 @@ def binned(
     total: float,
     squares: float,
 ) -> Any:
-    """A histogram of values that were counted, (B,), between edges (B + 1,), and their sums.
+    """Return a histogram of counts (B,) between edges (B + 1,).
 
-    TensorBoard knows a bin by its upper edge. So that the first has a lower edge as well, an empty
-    bin comes before it.
+    TensorBoard identifies a bin by its upper edge. An empty bin in front gives the first bin a
+    lower edge.
+
+    Args:
+        tag: The tag.
+        edges: The edges of the bins.
+        counts: Number of values in each bin.
+        least: The smallest value.
+        greatest: The largest value.
+        total: Sum of the values.
+        squares: Sum of the squared values.
     """
     histo = summary_pb2.HistogramProto(
         min=least,
@@ -73,13 +83,14 @@ def binned(
 
 
 def text(tag: str, markdown: str) -> Any:
+    """Return a text for the tab TEXT."""
     one = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=1)])
     about = _for_plugin("text", TextPluginData(version=0))
     return _of_bytes(f"{tag}/text_summary", markdown.encode(), one, about)
 
 
 def custom_scalars(layout: Mapping[str, Charts]) -> Any:
-    """The charts of each category, in their order."""
+    """Return the layout of the tab CUSTOM SCALARS: categories and their charts, in order."""
     categories = [
         layout_pb2.Category(
             title=category,
@@ -96,7 +107,12 @@ def custom_scalars(layout: Mapping[str, Charts]) -> Any:
 
 
 def hparams(searched: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> list[Any]:
-    """What was searched, with which values, and the metrics to show beside it."""
+    """Return the messages for the tab HPARAMS.
+
+    Args:
+        searched: Searched parameters and their values.
+        metrics: Tags of the metrics to show beside them.
+    """
     infos = [
         api_pb2.HParamInfo(name=name, type=_hparam_type(value)) for name, value in searched.items()
     ]
@@ -133,7 +149,7 @@ def _of_bytes(tag: str, content: bytes, shape: Any, about: Any) -> Any:
 
 
 def _for_plugin(name: str, content: Any = None) -> Any:
-    """What says which of TensorBoard's tabs shows a value."""
+    """Return metadata that assigns a value to one of TensorBoard's tabs."""
     data = summary_pb2.SummaryMetadata.PluginData(
         plugin_name=name, content=b"" if content is None else content.SerializeToString()
     )

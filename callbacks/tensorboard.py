@@ -1,4 +1,4 @@
-"""Writes TensorBoard files: metrics grouped by area, with a layout, histograms and texts."""
+"""Write TensorBoard files: metrics grouped by area, with a layout, histograms and texts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from grpo_trainable.telemetry.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 EXAMPLES = 4  # held-out prompts shown as text
-BINS = 30  # bins of a histogram, even from its least to its greatest value
+BINS = 30  # equal bins in a histogram, from its least to its greatest value
 
-# The tab CUSTOM SCALARS: category -> chart -> tags that share it.
+# The tab CUSTOM SCALARS: category -> chart -> tags in this chart.
 LAYOUT: dict[str, summaries.Charts] = {
     "reward": {
         "held-out and train": ["reward/eval_mean", "reward/train_mean"],
-        # The length is shown beside the reward, since longer or shorter responses may win it.
+        # Beside the reward, because longer or shorter responses may be what earns it.
         "tokens a response": ["response/length_mean"],
         "format and answer": ["reward/format_mean", "reward/answer_mean"],
     },
@@ -46,7 +46,7 @@ LAYOUT: dict[str, summaries.Charts] = {
         "seconds of each stage": [f"time/{stage}_s" for stage in STAGES],
         "shares of the work": [f"time/{stage}_fraction" for stage in STAGES],
         "waiting": [f"time/{side}_s" for side in IDLE_SIDES],
-        "share of the machine that other work took": ["time/disturbed_fraction"],
+        "share of the machine taken by other work": ["time/disturbed_fraction"],
     },
     "lag and versions": {
         "lag at first training, rounds": ["lag/max", "lag/mean"],
@@ -57,33 +57,40 @@ LAYOUT: dict[str, summaries.Charts] = {
 
 
 def layout(labels: Iterable[str]) -> dict[str, summaries.Charts]:
-    """The tab of a trial. `labels`: of the tasks of its mix; none without one."""
+    """Return the layout for a trial.
+
+    Args:
+        labels: Labels of the tasks in its mix. Empty without a mix.
+    """
     charts = {label: [f"eval/{label}/reward_mean", f"task/{label}/reward_mean"] for label in labels}
     return {**LAYOUT, "tasks, held-out and train": charts} if charts else LAYOUT
 
 
 class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
-    """Replaces Tune's own: tags are the metric names, without `ray/tune/` before them, and the end
-    of a round is on disk before the next begins.
+    """Replaces Tune's TensorBoard callback.
 
-    A trial that starts again from a checkpoint removes the points after it.
+    Tags are the metric names, without `ray/tune/` in front. Each round is on disk before the next
+    one begins. When a trial starts again from a checkpoint, the points after it are removed.
     """
 
     def __init__(self) -> None:
         RoundWriter.__init__(self)
         self._files: dict[str, EventFile] = {}  # by trial id
-        self._latest: dict[str, dict[str, float]] = {}  # the values that hparams show at the end
+        self._latest: dict[str, dict[str, float]] = {}  # trial id -> scalars of its last round
 
     def content(self, result: dict[str, Any]) -> Any:
+        """Return a copy of the row."""
         return dict(result)
 
     def cut(self, trial: Any, last: int) -> None:
+        """Remove the records after round `last`, and begin a new file."""
         for path in continued_files(trial, "events.out.tfevents.*"):
             cut_events(path, last)
         head = summaries.custom_scalars(layout(mixed_tasks(trial)))
         self._files[trial.trial_id] = EventFile(trial_directory(trial), last + 1, head)
 
     def write(self, trial: Any, iteration: int, content: dict[str, Any]) -> None:
+        """Write the scalars, histograms and examples of a round."""
         scalars = {name: float(content[name]) for name in sorted(names_of(trial) & content.keys())}
         self._latest[trial.trial_id] = scalars
         parts = [
@@ -99,6 +106,7 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
         self._files[trial.trial_id].add([record], iteration)
 
     def finish(self, trial: Any) -> None:
+        """Write the searched parameters, for the tab HPARAMS."""
         latest = self._latest.pop(trial.trial_id, {})
         searched = flatten_dict(trial.evaluated_params, delimiter="/")
         searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}
@@ -107,15 +115,24 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
 
 
 class EventFile:
-    """A TensorBoard event file whose records are on disk when `add` returns.
+    """TensorBoard event file whose records are on disk when `add` returns.
 
-    The writers of torch and of Tune (tensorboardX) give records to a thread. The one of Tune does
-    not wait for it when it is flushed, so a killed driver loses the end of a round; the other ends
-    for good when the disk is full for a moment.
+    The writers of torch and of Tune (tensorboardX) hand records to a thread. Tune's writer does not
+    wait for this thread in a flush, so a killed driver loses the end of a round. Torch's writer
+    stops for good if the disk is full for a moment.
     """
 
     def __init__(self, directory: Path, purge_step: int, head: Any) -> None:
-        """Begin a file with a summary. OSError when there is no space for it yet."""
+        """Begin a file.
+
+        Args:
+            directory: Directory of the file.
+            purge_step: First step that readers should drop from earlier files.
+            head: First summary.
+
+        Raises:
+            OSError: There is no space for the file yet.
+        """
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # pyright: ignore[reportAttributeAccessIssue]
@@ -126,7 +143,11 @@ class EventFile:
         )
 
     def add(self, records: Sequence[Any], step: int = 0) -> None:
-        """Write summaries, all of them or none. OSError when there is no space for them yet."""
+        """Write all of these summaries.
+
+        Raises:
+            OSError: There is no space for them yet. None of them was written.
+        """
         self._append(*({"summary": record, "step": step} for record in records))
 
     def _append(self, *events: dict[str, Any]) -> None:
@@ -139,7 +160,7 @@ class EventFile:
 
 
 def detail_summaries(details: RoundDetails) -> list[Any]:
-    """The histograms of a round, and the examples where there was an evaluation."""
+    """Return the histograms of a round, and examples if the round had an evaluation."""
     samples = {
         "reward": details.rollouts["reward"],
         "response_length": details.rollouts["tokens"],
@@ -170,10 +191,11 @@ def detail_summaries(details: RoundDetails) -> list[Any]:
 
 
 def cut_events(path: Path, last: int) -> None:
-    """Keeps the records up to the first whose step is greater than `last`, or that is cut short.
+    """Truncate a file before the first record that is cut short or has a step after `last`.
 
-    A purge alone leaves texts and histograms of some readers twice, and what comes after the step
-    that a resumed trial reaches. The format is TFRecord: length, its checksum, data, its checksum.
+    A purge step would not suffice: some readers then show texts and histograms twice, and show old
+    records after the last step of a resumed trial. The format is TFRecord: length, its checksum,
+    data, its checksum.
     """
     kept, size = 0, path.stat().st_size
     with path.open("rb") as file:
@@ -193,7 +215,7 @@ def cut_events(path: Path, last: int) -> None:
 
 
 def examples_table(evaluations: dict[str, list[Any]]) -> str:
-    """The first response to each of the first prompts of every evaluation, as Markdown."""
+    """Return a Markdown table with the first response to the first prompts of every evaluation."""
     lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
     shown: dict[int, int] = {}
     names = SCHEMAS["evaluations"].names

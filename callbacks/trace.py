@@ -1,4 +1,4 @@
-"""Writes a time line of every actor for https://ui.perfetto.dev or chrome://tracing."""
+"""Write a time line of every actor for https://ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ OPEN, END = b"[\n", b"]\n"
 
 
 class TraceCallback(RoundWriter):
-    """Appends each round's spans to `trace.json`: the trial, then a row for each actor.
+    """Appends the spans of each round to `trace.json`: a row for the trial, then one per actor.
 
-    What other threads of an actor do during its calls (fetching weights, scoring) has a row of its
-    own. The file is a JSON array with one event a line, complete after every round. Times are in
-    microseconds since 1970 by the clock of the trial's process.
+    Work of other threads of an actor during its calls (fetching weights, scoring) has a separate
+    row. The file is a JSON array with one event per line, complete after every round. Times are in
+    microseconds since 1970, by the clock of the trial's process.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows: dict[str, list[str]] = {}  # trial -> actors in the order of their rows
+        self._rows: dict[str, list[str]] = {}  # trial id -> names of its rows, in order
 
     def cut(self, trial: Any, last: int) -> None:
+        """Remove the events after round `last`, and close the array."""
         path = continued_file(trial, FILE)
         cut_lines(path, last, _round_of)
         events = [_event(line) for line in path.open("rb")] if path.exists() else []
@@ -48,12 +49,13 @@ class TraceCallback(RoundWriter):
             path.unlink(missing_ok=True)
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        """Append the events of a round."""
         path = trial_directory(trial) / FILE
         events = []
         if not path.exists():
             events.append(_named("process_name", label(trial), 0, details.round))
         rows = list(self._rows[trial.trial_id])
-        # The trial's own row first.
+        # The trial's row comes first.
         for item in sorted(details.spans, key=lambda s: (s.actor != "trial", s.span.start)):
             row = f"{item.actor}{OTHER_THREADS if item.span.concurrent else ''}"
             if row not in rows:
@@ -77,8 +79,11 @@ class TraceCallback(RoundWriter):
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """The round of a line; None for the opening bracket. Raises ValueError for the closing bracket
-    and for half a line."""
+    """Return the event of a line, or None for the opening bracket.
+
+    Raises:
+        ValueError: The line is the closing bracket, or is cut short.
+    """
     return None if line == OPEN else json.loads(line.lstrip(b","))
 
 
@@ -98,7 +103,7 @@ def _named(kind: str, name: str, row: int, round_: int) -> dict[str, Any]:
 
 
 def append_events(path: Path, events: list[dict[str, Any]]) -> None:
-    """Appends events in place of the closing bracket, and closes the list again."""
+    """Append events in place of the closing bracket, and close the array again."""
     lines = [json.dumps(event).encode() for event in events]
     if not path.exists():
         with replacing(path) as file:
@@ -107,14 +112,14 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
     with path.open("r+b", buffering=0) as file:
         place = file.seek(-len(END), 2)
         if file.read() != END:
-            raise OSError(f"{path}: does not end as a trace does; an earlier round was cut short")
+            raise OSError(f"{path}: does not end like a trace; an earlier round was cut short")
         data = b"".join(b"," + line + b"\n" for line in lines) + END
         file.seek(place)
         try:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # Closing the list where it was lets later events follow once there is space.
+            # With the array closed where it was, later events can follow once there is space.
             file.seek(place)
             file.write(END)
             file.truncate()

@@ -1,9 +1,9 @@
-"""Finds a trial's files, and cuts them when the trial starts again from a checkpoint.
+"""Find a trial's files, and cut them when the trial starts again from a checkpoint.
 
-Everything is written once, straight to the storage path, a round at a time: it can be read while
-the trial runs, and nothing of it waits in Ray's session directory when the driver is killed. Where
-that path is in an object store, `callbacks.mirror` brings there what is written here. What lies
-after the checkpoint that a trial went on from is removed when the trial writes it again.
+Callbacks write everything once, directly to the storage path, one round at a time. So files can be
+read while the trial runs, and nothing waits in Ray's session directory if the driver is killed. If
+the storage path is in an object store, `callbacks.mirror` copies the files there. After a restart
+from a checkpoint, later rounds are removed when the trial writes them again.
 """
 
 from __future__ import annotations
@@ -27,25 +27,28 @@ from grpo_trainable.storage.trial_storage import path_on
 from grpo_trainable.telemetry.metrics import names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
-# From the trial's directory. A deeper one is a copy that somebody has put aside.
+# Path of a part from the trial's directory. Parts in deeper directories are copies put aside.
 STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
 
 _verbose = False
 
 
 def is_local(trial: Any) -> bool:
-    """Whether the storage path is a directory of this machine."""
+    """Return True if the storage path is a directory on this machine."""
     return isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem)
 
 
 def trial_path(trial: Any) -> AnyPath:
-    """The trial's directory in the storage path."""
+    """Return the trial's directory in the storage path."""
     return path_on(trial.storage.storage_filesystem, trial.path)
 
 
 def trial_directory(trial: Any) -> Path:
-    """The directory to write a trial's files to: its own, or the one that is brought to its own in
-    an object store. Tune copies `trial.local_path` there again and again, so it is another."""
+    """Return the directory on this machine to write a trial's files to.
+
+    If the trial's directory is in an object store, this is a local directory that the mirror copies
+    there. It differs from `trial.local_path`, which Tune copies to the store repeatedly.
+    """
     own = trial_path(trial)
     if not isinstance(own, Path):
         staging = Path(trial.local_path)
@@ -55,7 +58,7 @@ def trial_directory(trial: Any) -> Path:
 
 
 def error_line(trial: Any) -> str:
-    """Return the last line of how a trial failed last."""
+    """Return the last line of a trial's latest error."""
     try:
         lines = Path(trial.error_file or "").read_text(errors="replace").strip().splitlines()
     except OSError as error:
@@ -64,19 +67,20 @@ def error_line(trial: Any) -> str:
 
 
 def continued_file(trial: Any, name: str) -> Path:
-    """A file that a trial goes on writing: as it is here, else as an object store has it. It need
-    not exist."""
+    """Return the path of a file that a trial continues to write. The file need not exist.
+
+    If it is missing here but exists in the object store, it is fetched from there.
+    """
     path, own = trial_directory(trial) / name, trial_path(trial)
     if not path.exists() and isinstance(own, StoredPath) and (own / name).exists():
-        with replacing(path) as file:  # a part of it must not be brought to the store
+        with replacing(path) as file:  # so that the mirror never copies an incomplete file
             file.write((own / name).read_bytes())
     detach(path)
     return path
 
 
 def continued_files(trial: Any, pattern: str) -> list[Path]:
-    """Every file of a trial whose name matches, here or in an object store, as `continued_file`
-    gives it."""
+    """Return `continued_file` of every name that matches, here or in an object store."""
     own = trial_path(trial)
     here = [path.name for path in trial_directory(trial).glob(pattern)]
     stored = own.names() if isinstance(own, StoredPath) else []
@@ -85,15 +89,20 @@ def continued_files(trial: Any, pattern: str) -> list[Path]:
 
 
 def parts_after(trial: StoredPath, last: int) -> list[str]:
-    """List the Parquet parts of later iterations that a trial's directory in an object store has,
-    by their paths from there."""
+    """Return the Parquet parts of rounds after `last` in a trial's directory in an object store.
+
+    Paths are relative to that directory.
+    """
     found = ((name, STORED_PART.fullmatch(name)) for name in trial.files())
     return [name for name, part in found if part is not None and int(part[1]) > last]
 
 
 def detach(path: Path) -> None:
-    """Replaces a link, symbolic or hard, by a copy of what it leads to. An experiment may have been
-    copied as links: going on with the copy must not cut or lengthen the files of the original."""
+    """Replace a link, symbolic or hard, with a copy of its target.
+
+    An experiment may have been copied as links. Continuing the copy must not change the files of
+    the original.
+    """
     if path.is_symlink() or (path.exists() and path.stat().st_nlink > 1):
         content = path.read_bytes() if path.exists() else b""
         with replacing(path) as file:
@@ -101,8 +110,10 @@ def detach(path: Path) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `result.json`, without those whose writing was cut short; none if there is no
-    file."""
+    """Yield the rows of a `result.json`, without rows that were cut short.
+
+    A missing file has no rows.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -116,31 +127,31 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def config_of(trial: Any) -> GRPOConfig:
-    """A trial's config with its defaults."""
+    """Return a trial's config, with defaults."""
     return GRPOConfig.from_dict(trial.config)
 
 
 def mixed_tasks(trial: Any) -> list[str]:
-    """The labels of the tasks that a trial mixes; none where it has one task."""
+    """Return the labels of the tasks that a trial mixes. Empty without a mix."""
     task = trial.config.get("task") or {}
     return list(mix_of(task.get("mix")))
 
 
 def names_of(trial: Any) -> frozenset[str]:
-    """The names of a trial's metrics."""
+    """Return the names of a trial's metrics."""
     return names_with(mixed_tasks(trial))
 
 
 def label(trial: Any) -> str:
-    """The name of a trial in messages: `arm/seed`."""
+    """Return the name of a trial in messages: `arm/seed`."""
     config = config_of(trial)
     return f"{config.arm}/{config.seed}"
 
 
 def set_verbose(on: bool) -> None:
-    """Have callbacks of this process print more than the console does.
+    """Make the callbacks of this process print more lines, or not.
 
-    No callback keeps this: Tune pickles callbacks with the experiment, and a resumed experiment may
+    This is a global, because Tune pickles callbacks with the experiment. A resumed experiment may
     be more or less verbose than the first command.
     """
     global _verbose
@@ -148,15 +159,19 @@ def set_verbose(on: bool) -> None:
 
 
 def is_verbose(trial: Any) -> bool:
-    """Return True where the command or the trial's `callbacks.verbose` asks for more lines."""
+    """Return True if the command or the trial's `callbacks.verbose` requests more lines."""
     return _verbose or config_of(trial).callbacks.verbose
 
 
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:
     """Keep the lines before the first whose iteration is greater than `last`.
 
-    What cannot be read at the end goes as well: its writing was cut short. `iteration` is None for
-    a line that belongs to none.
+    An unreadable end is removed too, because it was cut short.
+
+    Args:
+        path: The file. It need not exist.
+        last: The last iteration to keep.
+        iteration: Returns the iteration of a line, or None if the line belongs to no iteration.
     """
     if not path.exists():
         return
@@ -175,15 +190,17 @@ def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -
 
 
 def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
-    """Writes one Parquet file for a round, in place of an earlier one for the same round."""
+    """Write the Parquet file of a round, replacing an earlier one of the same round."""
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / f"part-{iteration:08d}.parquet") as file:
         pq.write_table(table, file, compression="zstd")
 
 
 def read_parts(trial: Any, kind: str, columns: list[str]) -> Iterator[pa.Table]:
-    """Yields what `write_part` wrote, in order. When a trial goes on from a checkpoint on another
-    machine, the first parts may be in a remote storage only."""
+    """Yield the tables that `write_part` wrote, in order.
+
+    If a trial continues on another machine, its first parts may exist only in the object store.
+    """
     local = sorted((trial_directory(trial) / kind).glob("part-*.parquet"))
     if not is_local(trial):
         storage = trial.storage.storage_filesystem
@@ -196,7 +213,7 @@ def read_parts(trial: Any, kind: str, columns: list[str]) -> Iterator[pa.Table]:
 
 
 def cut_parts(directory: Path, last: int) -> None:
-    """Removes the parts of later iterations, and what a killed `write_part` left."""
+    """Remove the parts after iteration `last`, and files that a killed `write_part` left."""
     for path in [*directory.glob("part-*"), *directory.glob(".part-*")]:
         match = PART.fullmatch(path.name)
         if match is None or int(match[1]) > last:

@@ -1,5 +1,5 @@
-"""Takes a search space to Ray Tune: the plan of an experiment, its checks, order and schedulers.
+"""Run a search space under Ray Tune: plan, checks, order of trials, and schedulers.
 
-For a `tune.Tuner` of your own, `tuning.grid` has the grid in randomised blocks and
+If you build a `tune.Tuner` yourself, take the grid in randomised blocks from `tuning.grid`.
 `tuning.schedulers` has FIFO, ASHA and PBT that work with checkpoints and retries of GRPO trials.
 """

@@ -1,4 +1,4 @@
-"""What the trials of an experiment need, compared with what is here, before anything starts."""
+"""Check, before anything starts, that trials find what they need."""
 
 from __future__ import annotations
 
@@ -15,43 +15,53 @@ from tuning.schedulers import pbt_bounds
 if TYPE_CHECKING:
     from grpo_trainable.tasks.prompts import Prompts
 
-# A trial's prompts whose lengths are looked at, and for how long: a file may have millions, and a
-# chat template takes its time.
+# Limits on checking the lengths of a trial's prompts: the number of prompts in each stream, and
+# seconds. A file may have millions of prompts, and a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
 
 
 class Missing(UsageError):
-    """Something that valid trials need is missing: memory, a file, a model of the hub. A dry run
-    shows the trials before it says so."""
+    """The trials are valid, but something that they need is missing.
+
+    Examples are memory, a file, or a model of the hub. A dry run shows the trials before it reports
+    the error.
+    """
 
 
-# Raises what is wrong with a trial. What a user may want to know besides are lines.
+# Raises an error if something is wrong with a trial. Returns lines with notes for the user.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
 def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) -> None:
-    """Refuses trials between which population-based training could not clone anything."""
+    """Refuse trials that population-based training could not clone from each other."""
     arms = {trial.arm for trial in trials}
     if len(arms) > 1:
         raise UsageError(
-            "--scheduler pbt: trials go on from one another's checkpoints, which those of "
-            f"other arms cannot; choose one by --set arm=…, of {', '.join(sorted(arms))}"
+            "--scheduler pbt: a trial can continue only from a checkpoint of its own arm; choose "
+            f"one arm with --set arm=…: {', '.join(sorted(arms))}"
         )
     varied = pbt_bounds(trials[0])
     if fixed.keys() >= varied.keys():
         raise UsageError(
-            f"--scheduler pbt: varies {' and '.join(varied)}, which --set fixes; leave one free"
+            f"--scheduler pbt: --set fixes {' and '.join(varied)}, which pbt varies; leave one of "
+            "them free"
         )
     if len(trials) < 2:
-        raise UsageError("--scheduler pbt: needs several trials; choose --num-samples >= 2")
+        raise UsageError("--scheduler pbt: needs at least two trials; set --num-samples >= 2")
 
 
 def checks_of(
     trials: Sequence[GRPOConfig], *, here: bool
 ) -> Iterator[tuple[TrialCheck, GRPOConfig]]:
-    """The checks of single trials. Where several trials are alike in what a check depends on, it
-    gets the first of them. `here`: the trials run on this machine."""
+    """Yield the checks of single trials.
+
+    If several trials are alike in the settings that a check depends on, it gets the first of them.
+
+    Args:
+        trials: All trials.
+        here: Add the checks that are only valid if the trials run on this machine.
+    """
     checks = ((check_transport, _transport), *TRIAL_CHECKS) if here else TRIAL_CHECKS
     for check, depends_on in checks:
         first: dict[Hashable, GRPOConfig] = {}
@@ -61,10 +71,11 @@ def checks_of(
 
 
 def check_transport(trial: GRPOConfig) -> Sequence[str]:
-    """Refuses a transport that cannot be loaded or lacks something on this machine.
+    """Refuse a transport that cannot be loaded or lacks something on this machine.
 
     Raises:
-        PluginError: it is a user's and cannot be loaded.
+        UsageError: The transport does not suit the actors, or this machine lacks something.
+        PluginError: A user's transport cannot be loaded.
     """
     if trial.transport == "auto":
         return ()
@@ -77,8 +88,11 @@ def check_transport(trial: GRPOConfig) -> Sequence[str]:
 
 
 def check_inputs(trial: GRPOConfig) -> Sequence[str]:
-    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns what
-    is to be known about its prompts, and a note where not every one was looked at."""
+    """Read what a trial will read: model, tokenizer, task files and reward function.
+
+    Returns:
+        Lines about the prompts, with a note if not all of their lengths were checked.
+    """
     from grpo_trainable.engines.selection import chosen_engine
     from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.models.directory import check_policy
@@ -114,8 +128,8 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     asked = sum(of_streams.values())
     if seen < asked:
         told.append(
-            f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with "
-            f"the model's context of {context:,} tokens"
+            f"note: only {seen:,} of the {asked:,} prompts of a trial were checked against the "
+            f"model's context of {context:,} tokens"
         )
     return told
 
@@ -124,7 +138,7 @@ def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:
     """Begin the episode of the first training example.
 
     Raises:
-        ValueError: the environment cannot be had, or cannot begin it.
+        ValueError: The environment cannot be created, or cannot begin the episode.
     """
     from grpo_trainable.generator.env_processes import EpisodeError, check_environment
 
@@ -134,12 +148,15 @@ def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:
     except EpisodeError as error:
         raise ValueError(
             f"env.name={trial.env.name}: {error}; the first training example of "
-            f"task.name={trial.task.name} has {shown(truth)}"
+            f"task.name={trial.task.name} has the specification {shown(truth)}"
         ) from None
 
 
 def _teachers_context(trial: GRPOConfig) -> int | None:
-    """The tokens of the teacher's context, as `check_teacher` says; that imports torch."""
+    """Return the teacher's context in tokens, or None without a teacher.
+
+    With a teacher, this imports torch.
+    """
     if trial.teacher is None:
         return None
     from grpo_trainable.learner.teacher import check_teacher
@@ -148,10 +165,10 @@ def _teachers_context(trial: GRPOConfig) -> int | None:
 
 
 def check_code(trial: GRPOConfig) -> Sequence[str]:
-    """Tries the user's own loss, advantage and engine, in a process of their own.
+    """Try the user's loss, advantage and engine in a separate process.
 
     Raises:
-        PluginError: one of them cannot be used.
+        PluginError: One of them cannot be used.
     """
     from grpo_trainable.learner.user_code import check_user_code
 
@@ -173,5 +190,5 @@ def _code(trial: GRPOConfig) -> Hashable:
     return trial.loss.type, trial.loss.advantage, trial.rollout.group_size, trial.engine
 
 
-# Each check of a trial, with what it depends on.
+# Each check of a trial, with a function that returns the settings it depends on.
 TRIAL_CHECKS = ((check_inputs, _inputs), (check_code, _code))

@@ -1,4 +1,4 @@
-"""Directories that a user names: where experiments are kept, and whether one may be resumed."""
+"""Directories that a user names: storage of experiments, and checks that one may be resumed."""
 
 from __future__ import annotations
 
@@ -17,60 +17,64 @@ from reports import EXPERIMENT_FILE
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# Files that a resume reads. Ours is JSON; those of Tune hold pickle, its JSON files as well.
+# Files that a resume reads. Ours is JSON. Those of Tune contain pickle, even its JSON files.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def directory_named(text: str) -> AnyPath:
-    """The directory that a user calls `text`: s3://BUCKET/PATH, or one of this machine.
+    """Return the directory that `text` names: s3://BUCKET/PATH, or one on this machine.
 
     Raises:
-        ValueError: it is another URI, or one with credentials; the message is one line.
+        ValueError: The text is another URI, or contains credentials. The message is one line.
     """
     if text.startswith("s3:"):
-        from grpo_trainable.storage.object_store import stored_path  # pyarrow, which takes its time
+        from grpo_trainable.storage.object_store import stored_path  # imports pyarrow, slowly
 
         return stored_path(text)
     return local_directory(text)
 
 
 def local_directory(text: str) -> Path:
-    """The absolute path of the directory of this machine that a user calls `text`.
+    """Return the absolute path of the directory on this machine that `text` names.
 
     Raises:
-        ValueError: it is a URI; the message is one line.
+        ValueError: The text is a URI. The message is one line.
     """
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
-        remedy = "give its path alone" if scheme[0] == "file://" else "s3:// is the store it knows"
-        raise ValueError(f"must be a directory of this machine, not a {scheme[0]} URI; {remedy}")
+        remedy = (
+            "give only its path"
+            if scheme[0] == "file://"
+            else "give its path, or s3://BUCKET/PATH where a store is allowed"
+        )
+        raise ValueError(f"must be a directory on this machine, not a {scheme[0]} URI; {remedy}")
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def refuse_state_of_others(directory: Path) -> None:
-    """Refuses an experiment whose state, which Tune unpickles, others may have written.
+    """Refuse an experiment if another user may have written its state, which Tune unpickles.
 
     Raises:
-        ValueError: the directory, one below it or a file of the state belongs to another user, can
-            be written by others, or is a link; in one line that says how to mend it.
-        OSError: it cannot be looked into.
+        ValueError: The directory, a directory in it or a file of the state belongs to another user,
+            can be written by others, or is a link. The message is one line and says what to do.
+        OSError: The directory cannot be read.
     """
     for path in _state(directory):
         status = path.lstat()
         if status.st_uid != os.getuid():
             problem, remedy = "belongs to another user", "resume only experiments that you started"
         elif stat.S_ISLNK(status.st_mode):
-            problem, remedy = "is a link", "put what it leads to in its place"
+            problem, remedy = "is a link", "replace it with its target"
         elif status.st_mode & WRITABLE_BY_OTHERS:
             problem = "can be written by others"
-            remedy = f"if nobody did: chmod -R go-w {shlex.quote(str(directory))}"
+            remedy = f"if nobody else wrote to it: chmod -R go-w {shlex.quote(str(directory))}"
         else:
             continue
         raise ValueError(f"{path} {problem}, and reading Tune's state runs code in it; {remedy}")
 
 
 def _state(directory: Path) -> Iterator[Path]:
-    """Yields the directory, the directories in it, and the state files in all of them."""
+    """Yield the directory, the directories in it, and the state files in all of them."""
     yield directory
     for path in sorted(directory.iterdir()):
         if any(path.match(pattern) for pattern in STATE_FILES):
@@ -81,7 +85,7 @@ def _state(directory: Path) -> Iterator[Path]:
 
 
 def refusal(directory: AnyPath) -> str | None:
-    """Why no experiment can be kept in `directory`, in a line; None where one can."""
+    """Return in one line why no experiment can be stored in `directory`, or None if one can."""
     if not isinstance(directory, Path):
         from grpo_trainable.storage import object_store
 
@@ -92,13 +96,15 @@ def refusal(directory: AnyPath) -> str | None:
 
 
 def is_taken(directory: AnyPath) -> bool:
-    """Whether there is something under the name of an experiment. A store may show a directory in
-    which nothing is."""
+    """Return True if the directory of an experiment exists.
+
+    In a store it must also contain a file, because a store may show empty directories.
+    """
     return directory.exists() if isinstance(directory, Path) else bool(directory.files())
 
 
 def removed(directory: AnyPath, name: str) -> None:
-    """Removes a file of a directory, and the directory if it was the only one; as far as can be."""
+    """Remove a file, then its directory if it is empty. Errors are ignored."""
     with suppress(OSError):
         (directory / name).unlink()
         if isinstance(directory, Path):
@@ -106,10 +112,10 @@ def removed(directory: AnyPath, name: str) -> None:
 
 
 def write_file(directory: AnyPath, name: str, content: bytes) -> None:
-    """Writes a file whole, in a directory that is made first.
+    """Write a file atomically, creating its directory first.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     if not isinstance(directory, Path):
         (directory / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""The trials of a search space as Tune's grid search, in an order of our own."""
+"""Trials of a search space as a grid search of Tune, in an order that we choose."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 
 
 def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:
-    """The trials as a Tune search space: a grid over arm and seed.
+    """Return the trials as a Tune search space: a grid over arm and seed.
 
-    A key that differs between arms is sampled from the arm, so that it stands in its own place in
-    params.json and among TensorBoard's hparams; every other key is a constant. Where arms run tasks
-    with different keys, the section `task` is sampled as a whole.
+    A key that differs between arms is sampled from the arm. So it appears under its own name in
+    params.json and among TensorBoard's hparams. Every other key is a constant. If arms run tasks
+    with different keys, the whole section `task` is sampled.
 
     Raises:
-        ValueError: the trials are not a full grid of their arms and seeds.
+        ValueError: The trials are not a full grid of their arms and seeds.
     """
     arms = list(dict.fromkeys(trial.arm for trial in trials))
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
     if len(arms) * len(seeds) != len(trials):
         raise ValueError(
-            f"{len(trials)} trials are no grid of {len(arms)} arms x {len(seeds)} seeds"
+            f"{len(trials)} trials do not form a grid of {len(arms)} arms x {len(seeds)} seeds"
         )
     by_arm = {trial.arm: flatten(trial.to_dict()) for trial in trials}
     if len({frozenset(flat) for flat in by_arm.values()}) > 1:
@@ -51,7 +51,7 @@ def _with_task_whole(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _ByArm:
-    """The value of one key, given the arm."""
+    """Value of one key as a function of the arm."""
 
     values: Mapping[str, Any]
 
@@ -60,20 +60,26 @@ class _ByArm:
 
 
 class OrderedGrid(BasicVariantGenerator):
-    """Makes the trials of a grid over `arm` and `seed`, in the given `order` of (arm, seed) pairs.
+    """Makes the trials of a grid over `arm` and `seed` in a given order.
 
-    How many of them run at a time is for the scheduler to say: see `tuning.schedulers`.
+    The scheduler decides how many trials run at a time: see `tuning.schedulers`.
 
-    Each trial stays a grid search, over one arm and one seed, so that both remain searched
-    parameters for TensorBoard and what is sampled from the arm is resolved as in any grid.
+    Each trial remains a grid search, over one arm and one seed. So TensorBoard still treats both as
+    searched parameters, and Tune samples from the arm as in any grid.
     """
 
     def __init__(self, order: Sequence[tuple[str, int]]) -> None:
+        """Take the order of the trials.
+
+        Args:
+            order: A pair (arm, seed) for each trial.
+        """
         super().__init__()
         self._order = list(order)
 
     def add_configurations(self, experiments: Any) -> None:
-        (experiment,) = experiments  # Tune gives its only one
+        """Add a grid search of one trial for each pair, in order."""
+        (experiment,) = experiments  # Tune passes its only experiment
         for arm, seed in self._order:
             one = copy.copy(experiment)
             searched = {"arm": tune.grid_search([arm]), "seed": tune.grid_search([seed])}

@@ -1,4 +1,4 @@
-"""Ends an experiment in order after Ctrl-C or SIGTERM."""
+"""End an experiment in an orderly way after Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, newest_ro
 from grpo_trainable.text import plural
 from reports.records import TrialRecord
 
-# Seconds that trials have to finish their round and save. A user who presses Ctrl-C once would
-# rather wait than lose rounds, and can press it again. After SIGTERM, Slurm and Kubernetes kill
-# within 30 s.
+# Seconds that trials have to finish their round and save. A user who presses Ctrl-C once prefers
+# to wait rather than lose rounds, and can press it again. Slurm and Kubernetes kill a job within
+# 30 s after SIGTERM.
 ROUND_S = {signal.SIGINT: 60.0, signal.SIGTERM: 15.0}
-# Seconds after that: for Tune to end, and for our last words. Ray needs up to 3 s more to end what
-# we leave.
+# Seconds after that: for Tune to end, and for our last messages. Ray then needs up to 3 s to end
+# the processes that we leave behind.
 TUNE_S, WORDS_S = 7.0, 3.0
 
 
 class Interrupt:
-    """The handler of Ctrl-C and SIGTERM.
+    """Handler of Ctrl-C and SIGTERM.
 
-    The first signal lets every trial finish its round and save, for `ROUND_S`; the second ends the
-    program at once. Where Tune has not ended `TUNE_S` after `ROUND_S`, the program ends without it.
+    The first signal gives every trial `ROUND_S` to finish its round and save. The second ends the
+    program at once. If Tune has not ended `TUNE_S` after that, the program ends without it.
     """
 
     def __init__(
         self, say_last_words: Callable[[], None], release_terminal: Callable[[], None]
     ) -> None:
-        """Make the handler, without installing it.
+        """Create the handler without installing it.
 
         Args:
-            say_last_words: Tell the user what is saved and how to go on, where Tune has not ended.
-            release_terminal: Give back the screen.
+            say_last_words: Prints what is saved and how to continue. Called if Tune does not end.
+            release_terminal: Ends the live table, which holds the screen.
         """
         self.received = False
         self._say_last_words = say_last_words
@@ -47,8 +47,10 @@ class Interrupt:
         self._requested.clear()
 
     def install(self) -> None:
-        """Call it before and after `ray.init`, which sets handlers of its own; Tune's handler is
-        switched off, since it would hide the interrupt."""
+        """Install the handler. Call this before and after `ray.init`, which replaces handlers.
+
+        This also turns off Tune's handler, which would hide the interrupt.
+        """
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
@@ -73,15 +75,15 @@ class Interrupt:
             watchdog.start()
         self._requested.set()
         text = (
-            f"{name}: finishing the current round and saving every trial, for {round_s:.0f} s at "
-            "most (once more: stop at once)"
+            f"{name}: every trial finishes its round and saves, within {round_s:.0f} s (interrupt "
+            "again to stop at once without saving)"
         )
         print(text, file=sys.stderr, flush=True)
         if not tune_is_running():
             raise KeyboardInterrupt
 
     def _end_now(self) -> None:
-        """End Tune. A trial that has not saved by now goes on from its last checkpoint."""
+        """End Tune. A trial that has not saved by now continues from its last checkpoint."""
         if tune_is_running():
             text = "time is up: a trial that has not saved continues from its last checkpoint"
             print(text, file=sys.stderr, flush=True)
@@ -100,20 +102,24 @@ def _exit() -> None:
 
 
 def tune_is_running() -> bool:
-    """Whether SIGUSR1, by which Tune is told to end, has Tune's handler."""
+    """Return True if SIGUSR1 has Tune's handler. That signal makes Tune end."""
     return callable(signal.getsignal(signal.SIGUSR1))
 
 
-# ---- What is left --------------------------------------------------------------------------------
+# ---- Unfinished trials ---------------------------------------------------------------------------
 
 
 def left_off(trials: Sequence[TrialRecord], planned: int) -> list[str]:
-    """A line for the experiment and one for each trial that has begun and is not done. `planned`:
-    how many trials there are to be; those of `trials` are in directories of this machine."""
+    """Return one line about the experiment, and one for each trial that has begun but is not done.
+
+    Args:
+        trials: The trials that have begun, from directories on this machine.
+        planned: Number of trials in the plan.
+    """
     done = sum(trial.done for trial in trials)
     begun = [trial for trial in trials if not trial.done]
     waiting = planned - done - len(begun)
-    lines = [f"interrupted: {done} of {plural(planned, 'trial')} done, {waiting} not begun"]
+    lines = [f"interrupted: {done} of {plural(planned, 'trial')} done, {waiting} not started"]
     width = max((len(_label(trial)) for trial in begun), default=0)
     return lines + [f"  {_label(trial):<{width}}  {_where(trial)}" for trial in begun]
 
@@ -125,8 +131,8 @@ def _label(trial: TrialRecord) -> str:
 def _where(trial: TrialRecord) -> str:
     rounds = trial.config.rounds
     if not trial.rows:
-        how = "failed before its first row" if trial.failed else "its first round had not ended"
-        return f"{how}: starts from round 0"
+        how = "failed before finishing" if trial.failed else "had not finished"
+        return f"{how} its first round: starts from round 0"
     try:
         saved = newest_round(trial.directory)
     except UnreadableCheckpoint as error:
@@ -134,5 +140,5 @@ def _where(trial: TrialRecord) -> str:
     if saved is None:
         return f"reached round {trial.round} of {rounds}, not saved: starts from round 0"
     if saved < trial.round:
-        return f"reached round {trial.round} of {rounds}, goes on from round {saved}"
+        return f"reached round {trial.round} of {rounds}, continues from round {saved}"
     return f"saved after round {saved} of {rounds}"

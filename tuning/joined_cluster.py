@@ -1,4 +1,4 @@
-"""A Ray cluster that somebody else has started: joins it, and looks whether its nodes serve."""
+"""Join a running Ray cluster, and check that its nodes can run the trials."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from grpo_trainable.storage.digests import package_digest
 from grpo_trainable.storage.object_store import AnyPath, StoredPath, refusal
 
 ANSWER_S = 5.0  # time limit for a connection to the address
-LOOK_S = 60.0  # time limit for all nodes, each of which starts a process
+LOOK_S = 60.0  # time limit for the answer of a node, which has to start a process
 TOKEN = (
-    "its token must be in ~/.ray/auth_token here (or in RAY_AUTH_TOKEN), and Ray must be "
-    f"{ray.__version__} there as well"
+    "put the cluster's token in ~/.ray/auth_token here (or in RAY_AUTH_TOKEN), and check that the "
+    f"cluster also runs Ray {ray.__version__}"
 )
 
 
 def join(address: str, **options: Any) -> None:
-    """`ray.init` with the address of a cluster.
+    """Call `ray.init` with the address of a cluster.
 
     Raises:
-        UsageError: nobody listens there, or Ray does not let us in; in one line.
+        UsageError: Nothing listens there, or Ray refuses the connection. The message is one line.
     """
     _refuse_silence(address)
     try:
@@ -41,12 +41,12 @@ def join(address: str, **options: Any) -> None:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"--address {address}: Ray does not let us in ({reason}); {TOKEN}"
+            f"--address {address}: Ray refuses the connection ({reason}); {TOKEN}"
         ) from error
 
 
 def _refuse_silence(address: str) -> None:
-    """Tries HOST:PORT before Ray does, which would take twenty seconds and tell less."""
+    """Try HOST:PORT before Ray does. Ray would take twenty seconds and explain less."""
     found = re.fullmatch(r"(?:ray://)?(?P<host>.+):(?P<port>\d+)", address)
     if found is None:
         return  # auto
@@ -54,17 +54,17 @@ def _refuse_silence(address: str) -> None:
         socket.create_connection((found["host"], int(found["port"])), ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"--address {address}: nobody answers there ({error}); `ray status` on the head of the "
-            "cluster tells its address"
+            f"--address {address}: nothing answers there ({error}); to see the address, run "
+            "`ray status` on the head node of the cluster"
         ) from None
 
 
 def check_nodes(storage: AnyPath) -> None:
-    """Looks from every node at the directory of the experiments and for this package.
+    """Check that every node sees the directory of the experiments and has this package.
 
     Raises:
-        UsageError: a node does not answer, sees another directory, or lacks the package as it is
-            here.
+        UsageError: A node does not answer, does not see the directory, cannot write to the store,
+            or has no package or another version of it.
     """
     if not isinstance(storage, Path):
         _check_each(storage, partial(_may_write, storage))
@@ -75,11 +75,17 @@ def check_nodes(storage: AnyPath) -> None:
 
 
 def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Gives every node those of the user's files, path -> SHA-256, that it lacks. Returns what any
-    node lacked: one that joins later gets it from the trials that run there.
+    """Send every node those of the user's files that it lacks.
+
+    Args:
+        files: Path -> SHA-256.
+
+    Returns:
+        Path -> content of the files that any node lacked. Trials bring them to nodes that join
+        later.
 
     Raises:
-        UsageError: a node cannot have one, in one line.
+        UsageError: A file cannot be put on a node. The message is one line.
     """
     try:
         shipped = contents(lacking_on(files, _nodes().values()), files) if files else {}
@@ -91,7 +97,13 @@ def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _check_each(storage: AnyPath, refuses: Callable[[], str | None]) -> None:
-    """`refuses` says on a node, in a line, why the storage cannot be used from there."""
+    """Check the package and the storage on every node.
+
+    Args:
+        storage: The storage, for messages.
+        refuses: A function that runs on a node. It returns one line that says why the storage
+            cannot be used from there, or None.
+    """
     here = package_digest()
     seen = {node: _look_from(node_id, refuses) for node, node_id in _nodes().items()}
     for node, ref in seen.items():
@@ -103,8 +115,8 @@ def _check_each(storage: AnyPath, refuses: Callable[[], str | None]) -> None:
         if package != here:
             has = "no grpo_trainable" if package is None else "another version of grpo_trainable"
             raise UsageError(
-                f"node {node} of the cluster has {has}; install the one that is here, in the "
-                "environment that Ray was started in there"
+                f"node {node} of the cluster has {has}; install the version of this machine there, "
+                "in the environment that Ray runs in"
             )
         if wrong is not None:
             raise UsageError(f"--storage {storage}: node {node} of the cluster {wrong}")
@@ -117,21 +129,23 @@ def _exists(path: str) -> str | None:
 
 def _may_write(storage: StoredPath) -> str | None:
     wrong = refusal(storage)
-    return None if wrong is None else f"cannot use it ({wrong}); give it credentials as well"
+    return None if wrong is None else f"cannot use it ({wrong}); give that node credentials too"
 
 
 def _nodes() -> dict[str, str]:
-    """Address -> id of the nodes that are alive."""
+    """Return the nodes that are alive, as address -> id."""
     alive = (node for node in ray.nodes() if node["Alive"])
     return {node["NodeManagerAddress"]: node["NodeID"] for node in alive}
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """A reference to the digest of our package on a node, None where it has none, and what else is
-    wrong there; not asked where the package is another one."""
+    """Return a Ray reference to a pair: a node's digest of our package, and what else is wrong.
+
+    The digest is None if the node has no package. `refuses` is called only if the digests agree.
+    """
     pickled, here = pickle.dumps(refuses), package_digest()
 
-    # A function within a function travels by value: a node without our package can run it.
+    # A nested function travels by value, so a node without our package can run it.
     def look() -> tuple[str | None, str | None]:
         import importlib.util
         import pickle

@@ -1,4 +1,4 @@
-"""The memory that trials take, compared with that of this machine before anything starts."""
+"""Compare, before anything starts, the memory that trials need with that of the machine."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ if TYPE_CHECKING:
     from tuning.memory_estimate import Estimate
     from tuning.model_dimensions import Dimensions
 
-# The limits of a container, of both versions of cgroups.
+# Files with the memory limit of a container, in both versions of cgroups.
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class DoesNotFit(Missing):
-    """A trial takes more memory than there is."""
+    """A trial needs more memory than there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a trial takes; no `estimate` where the model names its sizes otherwise."""
+    """Memory that a trial needs. `estimate` is None if the sizes of its model are not known."""
 
     trial: GRPOConfig
     estimate: Estimate | None
 
 
 def unlike(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """A trial for each set of settings: seeds and labels take no memory."""
+    """Return one trial for each set of settings. Seeds and arm names do not change the memory."""
     return list({replace(trial, seed=0, arm="custom"): trial for trial in trials}.values())
 
 
 def need_of(trial: GRPOConfig) -> Need:
-    """
+    """Estimate the memory that a trial needs.
+
     Raises:
-        UsageError: the policy cannot be used, in one line.
+        UsageError: The policy or the teacher cannot be used. The message is one line.
     """
     from tuning.memory_estimate import estimate
 
@@ -61,34 +62,38 @@ def _dimensions(key: str, model: ModelSettings | None) -> Dimensions | None:
 
 
 def compare(needs: Sequence[Need], together: int, available: int, where: str) -> str:
-    """What the largest trial takes, with its parts, in one line.
+    """Return one line with the memory that the largest trial needs, and its parts.
 
-    `together`: trials at a time. `available`: bytes of main memory `where` the trials run.
+    Args:
+        needs: The trials with their estimates.
+        together: Number of trials that run at a time.
+        available: Bytes of main memory where the trials run.
+        where: Name of the machine or cluster that they run on.
 
     Raises:
-        DoesNotFit: they take more than that, in one line.
+        DoesNotFit: The trials need more than that. The message is one line.
     """
     from tuning.memory_estimate import size
 
     known = [(need.trial, need.estimate) for need in needs if need.estimate is not None]
     if len(known) < len(needs):
-        return "memory of a trial: not estimated, the sizes of its policy are not known"
+        return "memory of a trial: not estimated, because the sizes of its policy are not known"
     trial, largest = max(known, key=lambda item: item[1].host_bytes)
     takes = largest.host_bytes
     if takes * together > available:
         each = f" ({together} of them at a time)" if together > 1 else ""
         raise DoesNotFit(
-            f"arm {trial.arm} takes about {size(takes)} of memory{each}, {where} has "
-            f"{size(available)}: {largest}; docs/memory.md says what makes each smaller"
+            f"arm {trial.arm} needs about {size(takes)} of memory{each}, but {where} has "
+            f"{size(available)}: {largest}; docs/memory.md says how to reduce each part"
         )
     return f"memory of a trial: about {size(takes)} of {size(available)} ({largest})"
 
 
 def check_gpu_memory(needs: Sequence[Need]) -> None:
-    """Compares what trials hold on the GPUs of this machine with the part of them they reserve.
+    """Compare the GPU memory that trials need with that of the GPUs they reserve on this machine.
 
     Raises:
-        DoesNotFit: they hold more, in one line.
+        DoesNotFit: A trial needs more. The message is one line.
     """
     from tuning.memory_estimate import size
 
@@ -103,14 +108,14 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
         takes, there = need.estimate.gpu_bytes, int(smallest * reserved)
         if takes > there:
             raise DoesNotFit(
-                f"arm {need.trial.arm} takes about {size(takes)} of GPU memory and reserves "
-                f"{reserved:g} GPUs with {size(there)}: {need.estimate}; docs/memory.md says what "
-                "makes each smaller"
+                f"arm {need.trial.arm} needs about {size(takes)} of GPU memory, but reserves "
+                f"{reserved:g} GPUs with {size(there)}: {need.estimate}; docs/memory.md says how "
+                "to reduce each part"
             )
 
 
 def machine_bytes() -> int:
-    """Main memory of this machine, or of the container that this runs in."""
+    """Return the bytes of main memory of this machine, or of the container that this runs in."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, LIMITS):
         text = path.read_text().strip() if path.is_file() else ""

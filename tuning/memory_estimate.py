@@ -1,7 +1,7 @@
-"""How much memory a trial takes, estimated from its config before anything starts.
+"""Estimate of the memory that a trial needs, from its config, before anything starts.
 
-docs/memory.md has each formula. N parameters, of which T are trained; b bytes of a number in the
-body, 4 or 2.
+docs/memory.md has each formula. N is the number of parameters, T the number of trained ones, and b
+the bytes per number in the body, 4 or 2.
 """
 
 from __future__ import annotations
@@ -18,44 +18,45 @@ from grpo_trainable.models.shape import HELD, PolicySettings
 from tuning.model_dimensions import KNOWN, Dimensions, dimensions_of, stored_parameters
 
 FLOAT = 4  # bytes of a float32
-# What a prompt is taken to have where the context leaves room for it: prompts are read later.
+# Assumed length of a prompt, if the context has room for it. Prompts are read only later.
 PROMPT_TOKENS = 256
 CHECKPOINT = "checkpoint"
-PUBLISHED = "published snapshot"  # the first of several learners alone has one
-# A process that has imported torch and ray holds about this, measured on Linux without a GPU.
+PUBLISHED = "published snapshot"  # only the first of several learners has one
+# Bytes of a process that has imported torch and ray, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
-# One that plays has imported neither; an environment of the user's may need more.
+# A process that plays has imported neither. A user's environment may need more.
 ENVIRONMENT_BYTES = 30_000_000
-# A token of a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
+# A token of a rollout: id and reference log-prob, log-prob, version, round, and one mask byte.
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One thing that takes memory, in the actor that holds it."""
+    """One item that takes memory in an actor."""
 
     what: str
     bytes: int
-    gpus: float = 0.0  # GPUs that the actor reserves; 0: it is in main memory
+    gpus: float = 0.0  # GPUs that the actor reserves; 0 means that the item is in main memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one trial takes at its peak."""
+    """Memory that one trial needs at its peak."""
 
     parts: Sequence[Part]
 
     @property
     def host_bytes(self) -> int:
+        """Number of bytes in main memory."""
         return sum(part.bytes for part in self.parts if not part.gpus)
 
     @property
     def gpu_bytes(self) -> int:
-        """All GPUs together."""
+        """Number of bytes on all GPUs together."""
         return sum(part.bytes for part in self.parts if part.gpus)
 
     def __str__(self) -> str:
-        """The sum and the parts, the largest first, in one line."""
+        """Return the parts with their sizes, the largest first, in one line."""
         merged: dict[str, int] = {}
         for part in self.parts:
             merged[part.what] = merged.get(part.what, 0) + part.bytes
@@ -64,7 +65,7 @@ class Estimate:
 
 
 def size(count: int) -> str:
-    """Bytes in GB or MB, for people."""
+    """Return a number of bytes as text, in GB or MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
 
 
@@ -72,12 +73,12 @@ def size(count: int) -> str:
 
 
 def policy_dimensions(model: PolicySettings) -> Dimensions | None:
-    """The sizes of the policy that a trial starts from; None where its files do not tell.
+    """Return the sizes of the policy that a trial starts from, or None if they are not known.
 
-    A hub id that presets name is known without being here.
+    A hub id that presets name is known without its files.
 
     Raises:
-        ValueError: the directory cannot be used, in one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with it.
     """
     if model.env is not None:
         return None
@@ -86,7 +87,7 @@ def policy_dimensions(model: PolicySettings) -> Dimensions | None:
     directory = policy_directory(model)
     if directory is None or not is_hugging_face(directory):
         return _of_ours(PRESETS[model.preset] if directory is None else read_config(directory))
-    refuse_unusable(directory)  # says best what is wrong with it
+    refuse_unusable(directory)  # first, because its message is the clearest
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     found = dimensions_of(config)
     return found and replace(found, parameters=stored_parameters(directory))
@@ -115,11 +116,11 @@ def _of_ours(config: ModelConfig) -> Dimensions:
 def estimate(
     config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None = None
 ) -> Estimate:
-    """What a trial with this policy, and this teacher, takes at its peak, all actors together."""
+    """Estimate the peak memory of a trial with this policy and teacher, all actors together."""
     trial = _Trial(config, dimensions, teacher)
     r = config.resources
     if config.placement == "colocated":
-        # One process does one after the other, and what is freed in between is used again.
+        # One process runs these phases in turn and reuses the memory that it frees in between.
         held = [*trial.learner(), *trial.sampling_weights()]
         phases = trial.training(), trial.sampling(), trial.loading()
         actors = [(r.worker_gpus, [*held, *max(phases, key=_sum)])]
@@ -143,7 +144,7 @@ def estimate(
 
 
 def _beside(config: GRPOConfig) -> int:
-    """Bytes of the processes that score, or play the groups of a chunk, of all that sample."""
+    """Return the bytes of the processes that score, or play episodes, for all generators."""
     r = config.resources
     samplers = 1 if config.placement == "colocated" else r.num_generators
     if config.env.plays:
@@ -157,7 +158,7 @@ def _sum(parts: Sequence[Part]) -> int:
 
 
 class _Trial:
-    """The parts of one trial. Every number of bytes is that of one actor."""
+    """Parts of the memory of one trial. Every number of bytes is that of one actor."""
 
     def __init__(
         self, config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None
@@ -177,26 +178,29 @@ class _Trial:
 
     @property
     def own_critic(self) -> bool:
+        """Return True if the critic has a body separate from the policy's."""
         return self.config.has_critic and self.config.critic.body == "own"
 
     @property
     def weights_bytes(self) -> int:
-        """The bytes of one copy of the weights, N b (docs/memory.md)."""
+        """Number of bytes of one copy of the weights, N b (docs/memory.md)."""
         return self.size.parameters * self.body
 
-    # ---- What is held all the time -----------------------------------------------------------
+    # ---- Held all the time -------------------------------------------------------------------
 
     def learner(self) -> list[Part]:
-        """Weights, gradients, moments and master weights; reference and teacher; the published
-        snapshot. Of learners that hold them between them, what each has."""
+        """Return the parts that a learner holds all the time.
+
+        If learners share a policy, these are the parts of one learner.
+        """
         r = self.config.resources
         adapters = self.trained * FLOAT if self.lora else 0
         masters = self.master_bytes
-        # Adapters are turned off for the reference: nothing is held twice.
+        # For the reference, adapters are turned off. Nothing is held twice.
         reference = self.config.reference_role == "learner" and not self.lora
         teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
         travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
-        # The first learner gathers all of them before it takes the snapshot.
+        # The first learner gathers all weights before it takes the snapshot.
         gathered = self.weights_bytes if self.sharers > 1 else 0
         return [
             Part(what="weights", bytes=(self.weights_bytes + adapters) // self.sharers),
@@ -208,8 +212,8 @@ class _Trial:
             Part(what="gathered layers", bytes=self.gathered_bytes()),
             Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered + self.apart_bytes),
             Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
-            # Kept where learners go on when another one is lost.
-            Part(what="copy to go back to", bytes=self.state_bytes() if r.elastic else 0),
+            # Kept if learners can continue after losing one of them.
+            Part(what="recovery copy", bytes=self.state_bytes() if r.elastic else 0),
         ]
 
     @property
@@ -218,27 +222,34 @@ class _Trial:
 
     @property
     def apart_bytes(self) -> int:
-        """Bytes of adapters that travel, and are sampled with, beside the model."""
+        """Number of bytes of adapters, if they travel and are sampled with beside the model."""
         return self.trained * FLOAT if self.config.adapters_apart else 0
 
     def state_bytes(self) -> int:
-        """Bytes of what a checkpoint has of the learners: parameters, master weights, moments."""
+        """Return the bytes of a checkpoint of the learners.
+
+        It holds parameters, master weights and moments.
+        """
         parameters = self.trained * FLOAT if self.lora else self.weights_bytes
         return self._bodies * (parameters + self.master_bytes + 2 * self.trained * FLOAT)
 
     @property
     def master_bytes(self) -> int:
+        """Number of bytes of the float32 master weights."""
         return 0 if self.lora or self.body == FLOAT else self.trained * FLOAT
 
     @property
     def sharers(self) -> int:
-        """Learners that hold a policy between them."""
+        """Number of learners that share one policy, each holding a part of it."""
         r = self.config.resources
         return r.num_learners if r.learner_strategy == "fsdp2" else 1
 
     def gathered_bytes(self) -> int:
-        """Parameters and gradients that a learner has whole while a pass needs them: what lies
-        outside the layers, and two layers, of which the next is on its way."""
+        """Return the bytes of parameters and gradients that a learner gathers during a pass.
+
+        These are everything outside the layers, plus two layers: the present one, and the next one
+        while it arrives.
+        """
         if self.sharers == 1:
             return 0
         outside = min(self.size.parameters, 2 * self.size.vocab * self.size.hidden)
@@ -246,14 +257,17 @@ class _Trial:
         return 2 * (outside + 2 * layer) * self.body
 
     def critic_bytes(self, beside: int) -> int:
-        """A body that the critic has for itself, with gradients, moments and what is held `beside`
-        it; its head is a vector."""
+        """Return the bytes of the critic's own body, with gradients and moments.
+
+        Args:
+            beside: Bytes held in addition to the weights. The critic's head is only a vector.
+        """
         if not self.own_critic:
             return 0
         return self.weights_bytes + beside + 3 * self.trained * FLOAT
 
     def sampling_weights(self) -> list[Part]:
-        """The generator's own copy, and the reference where the generator has it."""
+        """Return the generator's copy of the weights, and the reference if the generator has it."""
         reference = self.config.reference_role == "generator"
         narrow = self.config.model.sampler_dtype == "bfloat16"
         weights = self.size.parameters * 2 if narrow else self.weights_bytes
@@ -262,12 +276,13 @@ class _Trial:
             Part(what="reference", bytes=self.weights_bytes if reference else 0),
         ]
 
-    # ---- What comes and goes -----------------------------------------------------------------
+    # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """KV cache, and logits beside their probabilities, of the rows of one call."""
+        """Return the KV cache, and the logits with their probabilities, for the rows of a call."""
         rows, size = schedule.most_rows(self.config), self.size
-        # Storage of the cache for rows; a slot has a place on each of its shelves.
+        # A row has one place in the cache. A slot has a place on every shelf, and the shelves
+        # together are at most twice as long as a row.
         places, slots = rows, self.config.rollout.slots
         if slots is not None:
             rows, places = slots, 2 * slots
@@ -280,13 +295,13 @@ class _Trial:
         ]
 
     def training(self) -> list[Part]:
-        """Activations of a microbatch, and its head."""
+        """Return the activations of a microbatch and the memory of its head."""
         rows = self.microbatch_rows()
         responses = rows * self.config.rollout.max_new_tokens
         size = self.size
         probabilities = min(responses * size.vocab, max(size.vocab, HELD))
         matrix = size.vocab * size.hidden * FLOAT
-        # The gradient of the head as it is made, and the head itself in float32.
+        # The gradient of the head while it is computed, and the head in float32.
         matrices = matrix * ((not self.lora) + self._widens_head)
         hidden = 2 * responses * size.hidden * FLOAT
         tokens = rows * (self.row_tokens - 1)
@@ -298,9 +313,10 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """What a learner reads of a checkpoint, less gradients and moments, which it has not yet.
+        """Return the checkpoint as a learner reads it, less the memory it does not yet need.
 
-        All of it is read, also where learners hold a policy between them.
+        A learner that loads has no gradients and moments yet. It reads the whole checkpoint even if
+        learners share the policy.
         """
         if self._trains_on_gpu:
             return []
@@ -309,7 +325,7 @@ class _Trial:
         return [Part(what=CHECKPOINT, bytes=max(0, self.state_bytes() - waiting))]
 
     def checkpoint_host_bytes(self) -> int:
-        """Bytes of main memory into which learners with GPUs read a checkpoint."""
+        """Return the bytes of main memory into which learners with GPUs read a checkpoint."""
         learners = self.config.resources.num_learners
         return learners * self.state_bytes() if self._trains_on_gpu else 0
 
@@ -318,7 +334,7 @@ class _Trial:
         return self.body < FLOAT and self.config.model.head_fp32
 
     def microbatch_rows(self) -> int:
-        """Rows of the largest microbatch, each as long as can be."""
+        """Return the rows of the largest microbatch, if every row has the maximum length."""
         optim, rollout = self.config.optim, self.config.rollout
         most = optim.microbatch
         if optim.microbatch_tokens is not None:
@@ -326,12 +342,12 @@ class _Trial:
         return min(most, rollout.prompts * rollout.group_size)
 
     def activation_bytes(self) -> int:
-        """What autograd keeps of one token for the backward pass, all layers together."""
+        """Return the bytes per token that autograd keeps for the backward pass, over all layers."""
         size, layer = self.size, sum(self._activations_of_a_layer())
         around = 3 * size.hidden * self.body  # embedding and last norm
         if not self.config.model.gradient_checkpointing:
             return size.layers * layer + around
-        # The input of each layer, and one layer whose activations are computed again.
+        # The input of each layer, and the activations of one layer, which are recomputed.
         return size.layers * size.hidden * self.body + layer + around
 
     @property
@@ -340,17 +356,20 @@ class _Trial:
         return (r.worker_gpus if self.config.placement == "colocated" else r.learner_gpus) > 0
 
     def _activations_of_a_layer(self) -> Iterator[int]:
-        """Counted over the tensors that autograd keeps; a test compares them with real ones."""
+        """Yield the bytes per token of the tensors that autograd keeps of a layer.
+
+        A test compares the sum with real tensors.
+        """
         d, f = self.size.hidden, self.size.inner
         q, k = self.size.queries, self.size.keys
-        yield FLOAT * (self.size.heads + 2)  # a log-sum for each head, a root mean square a norm
+        yield FLOAT * (self.size.heads + 2)  # a log-sum per head, and a root mean square per norm
         if self.size.ours:
             yield FLOAT * (12 * d + 4 * f)
             return
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
             yield FLOAT * d  # norms compute in float32
-            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # a CPU's attention does as well
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # so does attention on a CPU
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:
@@ -359,7 +378,7 @@ class _Trial:
     # ---- The trial's own process -------------------------------------------------------------
 
     def buffer_bytes(self) -> int:
-        """The rollouts of the rounds that are kept or under way, in the trial's process."""
+        """Return the bytes of the rollouts in the trial's process: kept, or under way."""
         config = self.config
         rounds = config.buffer_capacity + config.lag
         response = config.rollout.max_new_tokens * TOKEN_BYTES

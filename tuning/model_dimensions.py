@@ -1,7 +1,8 @@
-"""The sizes of a policy's parts, from which its memory follows. Neither torch nor transformers is
-imported, so that the launcher can ask before anything starts.
+"""Sizes of a policy's parts, which determine its memory.
 
-D hidden size, F width of the MLP, V vocabulary, r rank of LoRA.
+This imports neither torch nor transformers, so the launcher can use it before anything starts.
+
+D is the hidden size, F the width of the MLP, V the vocabulary and r the rank of LoRA.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from grpo_trainable.models.hf.directory import ALL_LINEAR, names_in, weight_shapes
 
-# What configs of different architectures call the same thing.
+# Our name of a size -> its names in the configs of different architectures.
 NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
@@ -23,18 +24,18 @@ NAMES = {
     "vocab": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "context_length"),
 }
-# The architectures of which every parameter can be counted: biases of query, key and value; norms
-# of query and key.
+# Architectures whose parameters can all be counted -> whether they have biases of query, key and
+# value, and whether they have norms of query and key.
 COUNTED = {
     "llama": (False, False),
     "mistral": (False, False),
     "qwen2": (True, False),
     "qwen3": (False, True),
 }
-# The config.json of models that presets name, as far as memory depends on it: a model that is not
-# here can be sized without the network. Width, layers, heads and vocabulary are those of
-# Qwen2.5-1.5B, which the Math model is made from (arXiv 2412.15115 and 2409.12122); its context is
-# 4,096 tokens.
+# The parts of config.json on which memory depends, for models that presets name. So the size of a
+# model is known without its files and without the network. The Math model is made from
+# Qwen2.5-1.5B and has its width, layers, heads and vocabulary (arXiv 2412.15115 and 2409.12122).
+# Its context is 4,096 tokens.
 KNOWN: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-Math-1.5B": {
         "model_type": "qwen2",
@@ -52,7 +53,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """The sizes of a decoder-only transformer with a gated MLP."""
+    """Sizes of a decoder-only transformer with a gated MLP."""
 
     hidden: int  # D
     layers: int
@@ -62,22 +63,27 @@ class Dimensions:
     inner: int  # F
     vocab: int  # V
     context: int  # tokens
-    parameters: int  # a tied head once
-    ours: bool  # a policy of this package, else one of transformers
-    normed_heads: bool = False  # whether queries and keys are normalised
+    parameters: int  # a tied head counts once
+    ours: bool  # True: a policy of this package; False: a policy of transformers
+    normed_heads: bool = False  # queries and keys are normalised
 
     @property
     def queries(self) -> int:
-        """Numbers of a token's queries in one layer."""
+        """Size of a token's queries in one layer."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Numbers of a token's keys in one layer, as many as of its values."""
+        """Size of a token's keys in one layer. Its values have the same size."""
         return self.kv_heads * self.head_dim
 
     def adapter_parameters(self, rank: int, targets: str) -> int:
-        """Parameters of LoRA adapters on these layers: r (inputs + outputs) for each."""
+        """Return the parameters of LoRA adapters: r (inputs + outputs) for each target.
+
+        Args:
+            rank: r.
+            targets: The setting `model.lora_targets`.
+        """
         d, f, q, k = self.hidden, self.inner, self.queries, self.keys
         layers = {
             "q_proj": d + q,
@@ -92,16 +98,16 @@ class Dimensions:
         chosen = (
             layers.values()
             if names == [ALL_LINEAR]
-            # A name may lead to its module: self_attn.q_proj.
+            # A name may include its module: self_attn.q_proj.
             else (layers.get(name.rpartition(".")[2], 0) for name in names)
         )
         return rank * self.layers * sum(chosen)
 
 
 def dimensions_of(config: Mapping[str, Any]) -> Dimensions | None:
-    """The sizes that a config.json of transformers tells; None where it names some otherwise.
+    """Return the sizes in a config.json of transformers, or None if one of them is not found.
 
-    `parameters` is 0 where the architecture is not in `COUNTED`.
+    `parameters` is 0 if the architecture is not in `COUNTED`.
     """
     found = {
         ours: next((config[name] for name in theirs if type(config.get(name)) is int), None)
@@ -140,10 +146,11 @@ def _count(size: Dimensions, *, tied: bool, biases: bool) -> int:
 
 
 def stored_parameters(directory: Path) -> int:
-    """How many numbers the safetensors files of a model of transformers hold: only their headers
-    are read.
+    """Return the number of parameters in the safetensors files of a model of transformers.
+
+    This reads only the headers of the files.
 
     Raises:
-        ValueError: a file is missing, torn, or is none of safetensors.
+        ValueError: A file is missing, cut short, or not a safetensors file.
     """
     return sum(math.prod(shape) for shape in weight_shapes(directory).values())

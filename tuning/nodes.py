@@ -1,4 +1,4 @@
-"""The nodes that trials run on, and whether the actors of a trial find room on them."""
+"""Nodes that trials run on, and checks that the actors of a trial find room on them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from callbacks.trial_files import label
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources
 
-# What each node has, or has left: CPUs and GPUs by Ray's names.
+# What each node has, or has left, as Ray's name of a resource -> amount.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
 KINDS = ("CPU", "GPU")
 
 
 def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def this_machine(trials: Sequence[GRPOConfig]) -> Nodes:
-    """This machine as the only node, with its GPUs when a trial asks for any."""
+    """Return this machine as the only node, with its GPUs if a trial uses any."""
     machine = {"CPU": float(usable_cpus()), "GPU": 0.0}
     if any(resources.uses_gpus(trial) for trial in trials):
         import torch
@@ -34,20 +35,28 @@ def this_machine(trials: Sequence[GRPOConfig]) -> Nodes:
 
 
 def total(nodes: Nodes, kind: str) -> float:
-    """How much of a kind all nodes have together."""
+    """Return how much of a resource all nodes have together."""
     return sum(node.get(kind, 0.0) for node in nodes)
 
 
 def room_beside(
     bundles: Iterable[Mapping[str, float]], nodes: Nodes, strategy: str = "PACK"
 ) -> Nodes | None:
-    """What the nodes have left when each bundle has a place on one of them; None where Ray finds
-    none for a bundle, although there might be one.
+    """Place bundles on nodes as Ray does, and return what the nodes have left.
 
-    `strategy`: Ray's PACK or SPREAD, followed as Ray 2.60 does (`BundlePackSchedulingPolicy`,
-    `BundleSpreadSchedulingPolicy`). The largest bundle comes first and takes the node that has the
-    largest share of what it asks for free then. With PACK all others that fit come to the same
-    node, which is then done with; with SPREAD no node takes a second one while another has room.
+    The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
+    The largest bundle comes first. It goes to the node that will then have the largest share of the
+    bundle's resources free. With PACK, all other bundles that fit follow it to that node, which
+    then takes no more. With SPREAD, no node takes a second bundle while another node has room.
+
+    Args:
+        bundles: The bundles to place, each on one node.
+        nodes: What the nodes have.
+        strategy: Ray's PACK or SPREAD.
+
+    Returns:
+        What the nodes have left, or None if Ray finds no place for a bundle. Ray may overlook a
+        possible placement.
     """
     left = [{kind: node.get(kind, 0.0) for kind in KINDS} for node in nodes]
     waiting = sorted(bundles, key=_size, reverse=True)
@@ -69,7 +78,7 @@ def room_beside(
 def _roomiest(
     bundle: Mapping[str, float], nodes: Sequence[dict[str, float]]
 ) -> dict[str, float] | None:
-    """The node on which the bundle leaves the largest shares free of what it asks for."""
+    """Return the node on which the bundle leaves the largest shares of its resources free."""
     fitting = [node for node in nodes if all(_fits(bundle, node, kind) for kind in KINDS)]
     asked = [kind for kind in KINDS if bundle.get(kind)]
     return max(
@@ -78,7 +87,7 @@ def _roomiest(
 
 
 def _took(bundle: Mapping[str, float], node: dict[str, float]) -> bool:
-    """Whether the node had room for the bundle, which it has taken then."""
+    """Place the bundle on the node if it has room. Return True if it had."""
     fits = all(_fits(bundle, node, kind) for kind in KINDS)
     if fits:
         _take(bundle, node)
@@ -99,10 +108,10 @@ def _fits(bundle: Mapping[str, float], node: Mapping[str, float], kind: str) -> 
 
 
 def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> None:
-    """Refuses a trial that would stay pending for ever because its placement group never fits.
+    """Refuse a trial that would wait for ever because its placement group never fits.
 
     Raises:
-        UsageError: its actors need more than there is, or find no room on any single node.
+        UsageError: The actors of a trial need more than there is, or one finds no node with room.
     """
     for trial in trials:
         if (
@@ -113,7 +122,7 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
 
 
 def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
-    """Why a trial finds no room, and what to lower."""
+    """Return why a trial finds no room, and which settings to lower."""
     keys = ("worker",) if trial.placement == "colocated" else ("generator", "learner")
     fewer = ("num_learners",) if trial.resources.num_learners > 1 else ()
     for kind in KINDS:
@@ -121,15 +130,15 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
         lower = _settings(*(f"{key}_{kind.lower()}s" for key in keys), *fewer)
         if needed > total(nodes, kind):
             return (
-                f"arm {trial.arm} needs {needed:g} {kind}s, {where} has {total(nodes, kind):g}; "
-                f"lower {lower}"
+                f"arm {trial.arm} needs {needed:g} {kind}s, but {where} has "
+                f"{total(nodes, kind):g}; lower {lower}"
             )
     lower = _settings(*(f"{key}_cpus" for key in keys), *fewer)
     if trial.resources.spread == "one_node_learners":
-        lower += ", or set resources.spread=pack: all learners share a node"
+        lower += ", or set resources.spread=pack: now all learners must share one node"
     return (
-        f"arm {trial.arm} has actors of {shown(resources.bundles(trial))}, each on one node, for "
-        f"which the nodes of {where} have no room: {shown(nodes)}; lower {lower}"
+        f"arm {trial.arm} has actors of {shown(resources.bundles(trial))}, each on one node, but "
+        f"the nodes of {where} have no room for them: {shown(nodes)}; lower {lower}"
     )
 
 
@@ -138,12 +147,12 @@ def _settings(*names: str) -> str:
 
 
 def shown(all_resources: Iterable[Mapping[str, float]]) -> str:
-    """`2 CPUs and 1 GPU, 2 CPUs`, of bundles or nodes."""
+    """Return bundles or nodes as text, such as `2 CPUs and 1 GPU, 2 CPUs`."""
     return ", ".join(map(_shown, all_resources))
 
 
 def _shown(bundle: Mapping[str, float]) -> str:
-    """`2 CPUs`, `2 CPUs and 1 GPU`."""
+    """Return one bundle or node as text, such as `2 CPUs and 1 GPU`."""
     amounts = {kind: bundle.get(kind, 0.0) for kind in KINDS}
     return " and ".join(
         f"{amount:g} {kind}{'' if amount == 1 else 's'}"
@@ -153,7 +162,7 @@ def _shown(bundle: Mapping[str, float]) -> str:
 
 
 def at_once(trials: Sequence[GRPOConfig], nodes: Nodes) -> int:
-    """How many of the largest trials fit beside each other, at most as many as there are."""
+    """Return how many of the largest trials fit at the same time, at most all of them."""
     shapes = {
         (str(resources.bundles(trial)), resources.placement_strategy(trial)): trial
         for trial in trials
@@ -162,7 +171,7 @@ def at_once(trials: Sequence[GRPOConfig], nodes: Nodes) -> int:
 
 
 def _times(trial: GRPOConfig, nodes: Nodes, most: int) -> int:
-    """How often a trial fits, up to `most` times."""
+    """Return how many copies of a trial fit, at most `most`."""
     left: Nodes | None = nodes
     for times in range(most):
         left = room_beside(resources.bundles(trial), left, resources.placement_strategy(trial))
@@ -178,12 +187,12 @@ LOOK_S = 10.0  # pause between two looks at the nodes
 
 
 def nodes_alive() -> Nodes:
+    """Return the resources of the nodes that are alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 class WaitingCallback(FailSafeCallback):
-    """Prints a line for each trial that the nodes that are alive have no room for, and another once
-    they have."""
+    """Prints a line when the nodes have no room for a trial, and another when they have."""
 
     def __init__(
         self,
@@ -191,10 +200,11 @@ class WaitingCallback(FailSafeCallback):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nodes, self._clock = nodes, clock
-        self._waiting: set[str] = set()  # trials that were told of, by id
+        self._waiting: set[str] = set()  # ids of trials with a printed line
         self._looked_at = -LOOK_S
 
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
+        """Compare the pending trials with the nodes that are alive, every `LOOK_S` seconds."""
         pending = [trial for trial in trials if trial.status == "PENDING"]
         if not (pending or self._waiting) or self._clock() < self._looked_at + LOOK_S:
             return
@@ -211,7 +221,7 @@ class WaitingCallback(FailSafeCallback):
                 self._waiting.add(trial.trial_id)
                 print(
                     f"{label(trial)} waits for room: its actors need {shown(bundles)}, each on one "
-                    f"node, and the nodes that are alive have {shown(nodes)}; it goes on when "
+                    f"node, but the nodes that are alive have {shown(nodes)}; it continues when "
                     "another node joins",
                     flush=True,
                 )

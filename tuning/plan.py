@@ -1,4 +1,4 @@
-"""The plan of an experiment: everything that is known before Ray starts."""
+"""Plan of an experiment: everything that is known before Ray starts."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_c
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# What results may depend on; their versions are kept with the experiment.
+# Packages that results may depend on. Their versions are stored with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 MAX_FAILURES = 2
-SPACE_INPUT = "space"  # its key among the digests of input files
+SPACE_INPUT = "space"  # key of the space's file among the digests of input files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What an experiment is asked for; `launch/tune.py --help` explains each option."""
+    """Options of an experiment. `launch/tune.py --help` explains each one."""
 
     space: str | None = None
     preset: str | None = None
@@ -79,10 +79,10 @@ class Options:
 
 
 class Plan:
-    """What the options ask for, resolved to the config of every trial.
+    """Options of an experiment, resolved to the config of every trial.
 
     Raises:
-        UsageError, ConfigError: the options contradict each other, a trial is invalid, or a resumed
+        UsageError, ConfigError: The options contradict each other, a trial is invalid, or a resumed
             experiment was started with other settings.
     """
 
@@ -94,31 +94,32 @@ class Plan:
             raise UsageError(f"--storage {shown(options.storage)}: {error}") from None
         if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
             raise UsageError(
-                f"--name {shown(options.name)}: must be letters, digits and . _ + -, no slashes"
+                f"--name {shown(options.name)}: must consist of letters, digits and . _ + -, "
+                "without slashes"
             )
         if options.resume == "must" and options.name is None:
-            raise UsageError("--resume needs --name, the experiment to go on with")
+            raise UsageError("--resume needs --name, the experiment to continue")
         self.name: str = options.name or ""
         stored = self._read_stored()
         if options.resume == "must" and stored is None:
             raise UsageError(
-                f"--resume: no experiment {self.name} in {self.storage}; was it kept elsewhere? "
-                "--storage DIRECTORY"
+                f"--resume: no experiment {self.name} in {self.storage}; if it is stored "
+                "elsewhere, add --storage DIRECTORY"
             )
         self.stored: dict[str, Any] = stored or {}
         self.resuming = options.resume != "never" and stored is not None
         if self.resuming:
-            self._refuse_state_of_others()  # it may name Python files, which are loaded
+            self._refuse_state_of_others()  # before any Python file that the state names is loaded
         self.preset = self._preset()
-        # A space of the user's: where it is, and the SHA-256 of its file.
+        # Name of the space, or path and SHA-256 of a user's file.
         self.space_source, self.space_digest = self._space_source()
         self.space = self._space()
         if not self.name:
             self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.limits = self._limits()
         self.fixed = self._fixed()
-        # Arm -> what this machine lacks for it. A resumed experiment keeps its arms, and what a
-        # cluster has is not known from here.
+        # Arm -> what this machine lacks for it. A resumed experiment keeps its arms. Nothing is
+        # known yet about the machines of a cluster.
         here = self.space.not_available() if options.address is None else {}
         self.not_available: dict[str, str] = (
             self.stored.get("not_available", {}) if self.resuming else here
@@ -126,32 +127,34 @@ class Plan:
         if self.resuming:
             self._take_stored_settings()
         self.trials = self._trials(self._seeds())
-        # What the trials read, by SHA-256, as it was when the experiment started; None where that
-        # is not known yet, also on the first resume of an experiment of an older version.
+        # Key -> SHA-256 of the files that the trials read, as they were when the experiment
+        # started. None until that is known, also on the first resume of an experiment of an older
+        # version.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
-        self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
-        # Path -> content of files that nodes of a cluster lack, once that is known.
+        self.own_files: dict[str, str] | None = None  # key -> path; None until they are read here
+        # Path -> content of the files that nodes of a cluster lack, once that is known.
         self.shipped: dict[str, bytes] = {}
-        self.told: list[str] = []  # what the checks of trials found besides mistakes
-        self.memory: str | None = None  # what the largest trial takes, once that was compared
+        self.told: list[str] = []  # notes from the checks of trials
+        self.memory: str | None = None  # a line about the largest trial, once it is compared
 
     @property
     def directory(self) -> AnyPath:
+        """Directory of the experiment."""
         return self.storage / self.name
 
     @property
     def max_concurrent(self) -> int:
-        """Trials at a time; 0: as many as fit."""
+        """Number of trials that run at a time. 0 means as many as fit."""
         given = self.limits["max_concurrent"]
         return given if given is not None else int(self.options.scheduler == "fifo")
 
     @property
     def has_state(self) -> bool:
-        """Whether Tune got as far as to write down the experiment before it ended."""
+        """Return True if Tune saved the experiment at least once."""
         return (self.directory / "tuner.pkl").exists()
 
     def _read_stored(self) -> dict[str, Any] | None:
-        """What the experiment of this name was started with; None when there is none."""
+        """Return what the experiment of this name was started with, or None if there is none."""
         if not self.name:
             return None
         path = self.directory / EXPERIMENT_FILE
@@ -174,17 +177,18 @@ class Plan:
         return None if before is None else find_preset(before)
 
     def _space(self) -> SearchSpace:
-        """The space that is asked for, the preset under its arms."""
+        """Return the requested space. The preset fills in settings that its arms leave open."""
         if self.preset is None:
             return find_space(self.space_source)
         alone = self.space_source == self.preset.name
         return self.preset.under(self.preset.space if alone else find_space(self.space_source))
 
     def _space_source(self) -> tuple[str, str | None]:
-        """The name of the space, absolute where it is a file, and the SHA-256 of its file.
+        """Return the space's name, or its absolute path, and the SHA-256 of the file.
 
-        A file is read, and compared with what the experiment was started with, before any code of
-        it runs; the experiment that names it must be the user's own.
+        On a resume the file is compared with the one that the experiment was started with. This
+        happens before any of its code runs. The caller has checked that the user owns the
+        experiment.
         """
         source = self.options.space
         if source is None and self.resuming:
@@ -203,13 +207,13 @@ class Plan:
             raise UsageError(str(error)) from None
         if self.resuming and digest != self.stored.get("inputs", {}).get(SPACE_INPUT, digest):
             raise UsageError(
-                f"--resume: {file} is not what it was when this experiment started; put the file "
-                "back that it started with, or start a new experiment"
+                f"--resume: {file} has changed since this experiment started; put the file back "
+                "that the experiment started with, or start a new one"
             )
         return source, digest
 
     def _fixed(self) -> dict[str, Any]:
-        """Dotted keys that the options fix in every trial, with absolute paths."""
+        """Return the dotted keys that the options fix in every trial, with absolute paths."""
         options = self.options
         checks = self._checks()
         fixed = dict(parse_assignment(text, checks) for text in options.assignments)
@@ -232,7 +236,7 @@ class Plan:
         return flatten(make_absolute(nested, os.getcwd(), checks))
 
     def _checks(self) -> dict[str, Check]:
-        """Every key that may be fixed: a user's task, fixed or chosen by arms, has its own."""
+        """Return every key that may be fixed, including those of a user's task in any trial."""
         key = "task.name"
         given = [text for text in self.options.assignments if text.split("=")[0].strip() == key]
         fixed = dict(self.stored["fixed"]) if self.resuming else {}
@@ -244,15 +248,18 @@ class Plan:
         return checks
 
     def _tasks(self, fixed: Mapping[str, Any]) -> set[str]:
-        """The tasks of all arms when these keys are fixed."""
+        """Return the tasks of all arms when these keys are fixed."""
         key = "task.name"
         if key in fixed:
             return {fixed[key]}
         return {arm.get(key, CHECKS[key].default) for arm in self.space.arms.values()}
 
     def _keys_with(self, task: str) -> Mapping[str, Check]:
-        """Every key of a trial that runs this task. The class of a user's is loaded for it, but
-        never a file that has changed since the experiment started."""
+        """Return every key of a trial that runs this task.
+
+        This loads the class of a user's task, but never from a file that has changed since the
+        experiment started.
+        """
         if not is_reference(task):
             return CHECKS
         if self.resuming and task in self._tasks(self.stored["fixed"]):
@@ -260,8 +267,7 @@ class Plan:
         return keys_with(task)
 
     def _compare_task(self, key: str, task: str) -> None:
-        """The file of a user's task, which `key` names, is what it was when the experiment
-        started."""
+        """Check that the file of a user's task has not changed since the experiment started."""
         from grpo_trainable.tasks.input_files import InputChanged, refuse_changed
 
         source, before = source_of(task), self.stored.get("inputs", {})
@@ -276,11 +282,13 @@ class Plan:
         if "seed" not in self.fixed:
             return range(self.options.seed, self.options.seed + self.options.num_samples)
         if self.options.num_samples > 1:
-            raise UsageError("--num-samples asks for several seeds, --set seed fixes one")
+            raise UsageError(
+                "--num-samples requests several seeds, but --set seed fixes one; drop one of them"
+            )
         return (self.fixed["seed"],)
 
     def _limits(self) -> dict[str, Any]:
-        """What a resume may change: as these options say, else as the command before did."""
+        """Return the limits that a resume may change, by default those of the previous command."""
         limits: dict[str, Any] = {"max_failures": MAX_FAILURES, "max_concurrent": None}
         before = self.stored if self.resuming else {}
         for option, default in limits.items():
@@ -289,7 +297,7 @@ class Plan:
         return limits
 
     def description(self) -> dict[str, Any]:
-        """What a resume must agree with."""
+        """Return the settings that a resume must agree with."""
         return {
             "space": self.space.name,
             "space_source": self.space_source,
@@ -306,22 +314,28 @@ class Plan:
         }
 
     def _task_defaults(self) -> dict[str, dict[str, Any]]:
-        """Task of the user's -> the default of each setting that it declares: a report says which
-        settings are not the defaults, and loads no code of anybody's."""
+        """Return the default of each setting that a user's task declares, by task.
+
+        A report shows which settings differ from their defaults, but never loads a user's code.
+        """
         names = {trial.task.name for trial in self.trials if trial.task.is_custom}
         return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
 
     def _take_stored_settings(self) -> None:
-        """A resumed experiment takes the stored settings; what the user names must not differ."""
+        """Take the stored settings of a resumed experiment. The given ones must not differ."""
         stored = self.stored
         was_file = SPACE_INPUT in stored.get("inputs", {})
         if self.space.name != stored["space"] or was_file != (self.space_digest is not None):
             of = stored.get("space_source", stored["space"])
-            raise UsageError(f"--space {self.space_source}: experiment {self.name} is of {of}")
+            raise UsageError(
+                f"--space {self.space_source}: experiment {self.name} was started with {of}"
+            )
         for key, value in self.fixed.items():
             if stored["fixed"].get(key) != value:
                 was = (
-                    f"fixed at {shown(stored['fixed'][key])}" if key in stored["fixed"] else "free"
+                    f"fixed at {shown(stored['fixed'][key])}"
+                    if key in stored["fixed"]
+                    else "not fixed"
                 )
                 raise UsageError(
                     f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
@@ -339,7 +353,7 @@ class Plan:
         self.fixed = stored["fixed"]
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
-        """The trials in the order in which they run."""
+        """Return the trials in the order in which they run."""
         try:
             trials = self.space.trials(
                 self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
@@ -350,16 +364,16 @@ class Plan:
         return [self._complete(trial) for trial in in_blocks(trials)]
 
     def _of_preset(self, key: str, arms: Iterable[str]) -> str:
-        """Return a clause saying that these arms have `key` from the preset, or ""."""
+        """Return a clause that says these arms take `key` from the preset, or ""."""
         if self.preset is None or key in self.fixed or key not in self.preset.settings:
             return ""
         value = self.preset.settings[key]
         if any(self.space.arms[arm][key] != value for arm in arms):
             return ""  # an arm has another value
-        return f"; {key} is of --preset {self.preset.name}; --set {key}=… replaces it"
+        return f"; {key} comes from --preset {self.preset.name}, and --set {key}=… overrides it"
 
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:
-        """The trial with every setting of its task."""
+        """Return the trial with every setting of its task."""
         if self.resuming:
             for label, part in trial.parts.items():
                 if part.task.is_custom:
@@ -369,7 +383,7 @@ class Plan:
 
     @contextmanager
     def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
-        """Name the preset or the arm in an error that begins with a setting of theirs."""
+        """Add the preset or the arm to an error that begins with one of its settings."""
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
@@ -382,26 +396,26 @@ class Plan:
 
     @property
     def files_of_trials(self) -> dict[str, str]:
-        """Path -> SHA-256 of the user's own files that trials read, wherever they run."""
+        """The user's files that trials read on whatever machine they run: path -> SHA-256."""
         own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
         digests = self.inputs or {}
         return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}
 
     def check(self) -> None:
-        """Reads what the trials will read, and compares what they need with what is here. Writes
-        nothing, and starts no Ray.
+        """Check that the trials can read their files and that this machine has what they need.
+
+        This writes nothing and does not start Ray.
 
         Raises:
-            UsageError: the experiment exists already, does not exist or cannot be written, a file
-                that a trial reads is missing or has changed, or a trial needs more than this
-                machine has.
-            PluginError: an object of the user's cannot be used.
-            Missing: one of these that valid trials need is missing.
+            UsageError: The experiment exists already or cannot be written, a file that a trial
+                reads is missing or has changed, or a trial needs more than this machine has.
+            PluginError: A user's object cannot be used.
+            Missing: The trials are valid, but something that they need is missing.
         """
         if not self.resuming and is_taken(self.directory):
             raise UsageError(
-                f"--name {self.name}: {self.directory} exists; choose another name, or go on with "
-                "it by --resume"
+                f"--name {self.name}: {self.directory} exists; choose another name, or continue "
+                "the experiment with --resume"
             )
         if wrong := refusal(self.directory):
             raise UsageError(f"--storage {self.storage}: {wrong}")
@@ -424,25 +438,32 @@ class Plan:
             self._read_inputs()
 
     def _check_preset(self, preset: Preset) -> None:
-        """Looks for the files that a preset needs besides its settings.
+        """Check that the trials set the files that a preset needs besides its settings.
 
         Raises:
-            Missing: one is not set, in one line.
+            Missing: A file is not set. The message is one line.
         """
         for trial in self.trials:
             key = preset.lacks(trial)
             if key is not None:
                 raise Missing(
-                    f"--preset {preset.name}: {key} is not set, and the problems that ship are not "
-                    f"what it is for; set {key}=FILE, with --set"
+                    f"--preset {preset.name}: {key} is not set, and the problems that ship do not "
+                    f"suit this preset; add --set {key}=FILE"
                 )
 
     def check_memory(self, nodes: Nodes, available: int, where: str) -> None:
-        """Compares what the trials take with the `available` bytes and the GPUs of this machine.
+        """Compare the memory that the trials need with the memory that there is.
+
+        Without a cluster, this also compares their GPU memory with the GPUs of this machine.
+
+        Args:
+            nodes: The nodes that the trials run on.
+            available: Bytes of main memory of all nodes together.
+            where: Name of the machine or cluster, for messages.
 
         Raises:
-            DoesNotFit: they take more, in one line with the parts.
-            UsageError: a policy cannot be used.
+            DoesNotFit: The trials need more. The message is one line that lists the parts.
+            UsageError: A policy cannot be used.
         """
         needs = []
         for trial in unlike(self.trials):
@@ -454,7 +475,7 @@ class Plan:
             check_gpu_memory(needs)
 
     def _compare_inputs(self, before: Mapping[str, str]) -> None:
-        """What the trials read is what it was when they started."""
+        """Check that the files that trials read have not changed since the experiment started."""
         from grpo_trainable.tasks.input_files import InputChanged, input_digests
 
         try:
@@ -464,7 +485,7 @@ class Plan:
             raise UsageError(f"--resume: {error}") from None
 
     def _read_inputs(self) -> None:
-        """Notes what the trials read, as it is now, and what of it is the user's own."""
+        """Record the present files that trials read, and which of them are the user's."""
         from grpo_trainable.tasks.input_files import Input, add_inputs
 
         read: dict[str, Input] = {}
@@ -482,7 +503,7 @@ class Plan:
 
     def _refuse_state_of_others(self) -> None:
         if not isinstance(self.directory, Path):
-            return  # who may write to a bucket cannot be seen; docs/security.md says what follows
+            return  # a bucket does not show who may write to it; see docs/security.md
         try:
             refuse_state_of_others(self.directory)
         except OSError as error:
@@ -492,7 +513,7 @@ class Plan:
             raise UsageError(f"--resume: {error}") from None
 
     def _readers(self) -> Iterable[GRPOConfig]:
-        """A trial for each set of input files."""
+        """Return one trial for each distinct set of input files."""
         from grpo_trainable.tasks.input_files import users_objects
 
         return {
@@ -501,8 +522,10 @@ class Plan:
         }.values()
 
     def prepare_directory(self) -> None:
-        """Writes down what the experiment is started with. A resume does so as well, which shows
-        before Ray starts that the directory can be written to."""
+        """Write what the experiment is started with.
+
+        A resume writes too. That shows, before Ray starts, that the directory is writable.
+        """
         if self.inputs is None:
             self._read_inputs()
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
@@ -519,14 +542,16 @@ class Plan:
             ) from None
 
     def withdraw(self) -> None:
-        """Takes back what `prepare_directory` wrote for a new experiment, where no trial has begun:
-        its name is free again."""
+        """Undo `prepare_directory` for a new experiment in which no trial has begun.
+
+        The name of the experiment can then be used again.
+        """
         if not (self.resuming or self.has_state):
             removed(self.directory, EXPERIMENT_FILE)
 
 
 def _told(error: Exception) -> str:
-    """What went wrong with a file, in one line."""
+    """Return in one line what went wrong with a file."""
     if isinstance(error, OSError):
         from grpo_trainable.storage.object_store import reason
 
@@ -535,7 +560,7 @@ def _told(error: Exception) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Where and with what an experiment was started, as its report shows it."""
+    """Return the time, packages and machine of an experiment's start, for its report."""
     packages = {"python": platform.python_version()}
     for name in PACKAGES:
         packages[name] = importlib.metadata.version(name)

@@ -1,4 +1,4 @@
-"""What a plan would run, as text: in what the trials differ first, what they share once."""
+"""Text about what a plan would run: the differences between the trials, then what they share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from grpo_trainable.text import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
-MOST_CHARACTERS = 1200  # of a prompt, or of a true answer, that are shown
+MOST_CHARACTERS = 1200  # shown of a prompt or a true answer
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
-    """A table with a line for each trial, in their order, and below it what all have in common."""
+    """Return a table with one line per trial, in order, and the shared settings below it."""
     flat = [trial.in_effect for trial in trials]
     columns = [*LABELS, *differing(trials)]
     rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
@@ -24,14 +24,14 @@ def preview(trials: Sequence[GRPOConfig]) -> str:
 
 
 def differing(trials: Sequence[GRPOConfig]) -> list[str]:
-    """The keys in which the trials differ, beside arm and seed."""
+    """Return the keys in which the trials differ, besides arm and seed."""
     flat = [trial.in_effect for trial in trials]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     return [key for key in keys if key not in LABELS and not _is_shared(key, flat)]
 
 
 def in_short(trials: Sequence[GRPOConfig]) -> str:
-    """How many trials there are and in what they differ, in a line."""
+    """Return one line with the number of trials and the keys in which they differ."""
     if len(trials) == 1:
         return f"1 trial: arm {trials[0].arm}, seed {trials[0].seed}"
     arms, seeds = ({trial[label] for trial in trials} for label in LABELS)
@@ -44,8 +44,10 @@ def in_short(trials: Sequence[GRPOConfig]) -> str:
 
 
 def example_lines(trial: GRPOConfig) -> Iterator[str]:
-    """Yields the first training prompt of a trial as its model reads it, behind a bar, and its true
-    answer. The trial's inputs were checked."""
+    """Yield the first training prompt as the model of a trial reads it, and its true answer.
+
+    The caller has checked the trial's inputs.
+    """
     from grpo_trainable.control.spaces import spaces_of
     from grpo_trainable.models.directory import policy_tokenizer
     from grpo_trainable.tasks.prompts import Prompts, build_task
@@ -54,17 +56,17 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
     text, _, truth = prompts.told("train", 0)
     if trial.model.env is not None:
         group, spaces = trial.rollout.group_size, spaces_of(trial.model.env)
-        yield f"\nthe policy sees {spaces.seen} and does {spaces.done} in {trial.model.env}"
-        yield f"a group is {group} episodes that begin alike; the first from {text}"
+        yield f"\nin {trial.model.env} the policy sees {spaces.seen} and does {spaces.done}"
+        yield f"a group is {group} episodes with the same start; the first group starts from {text}"
         return
     yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
     yield from (f"  | {line}" for line in shortened(text).split("\n"))
-    what = "what its environment is told" if trial.env.plays else "its true answer"
+    what = "the specification for its environment" if trial.env.plays else "its true answer"
     yield f"{what}: {shortened(truth if isinstance(truth, str) else json.dumps(truth))}"
 
 
 def shortened(text: str) -> str:
-    """The text; a long one without its middle, of which the length is told."""
+    """Return the text. In a long one, the number of characters replaces the middle."""
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
         return text
@@ -73,11 +75,11 @@ def shortened(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as `--set` takes it, whole."""
+    """Return a whole value, written as for `--set`."""
     if value is None or isinstance(value, str):
         return "none" if value is None else value
     if isinstance(value, float):
-        value = float(f"{value:.12g}")  # 5 · 3e-4 is 0.0015
+        value = float(f"{value:.12g}")  # so that 5 · 3e-4 is shown as 0.0015
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -88,8 +90,10 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
 
 
 def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
-    """The settings that all trials share and one reads at least: those that somebody chose, then
-    those that are the defaults of every trial."""
+    """Yield the settings that all trials share, if at least one trial reads them.
+
+    Chosen settings come first, then those that have their default in every trial.
+    """
     flat = [trial.in_effect for trial in trials]
     given = [flatten(trial.to_dict()) for trial in trials]
     defaults = [defaults_with(trial.task.name) for trial in trials]
@@ -108,7 +112,7 @@ def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     ]
     for title, keys in (
         ("the same in every trial:", chosen),
-        ("left at its default in every trial:", [key for key in shared if key not in chosen]),
+        ("left at their defaults in every trial:", [key for key in shared if key not in chosen]),
     ):
         if keys:
             yield f"\n{title}"
@@ -116,7 +120,7 @@ def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
 
 
 def wrapped(items: Sequence[str]) -> Iterator[str]:
-    """The items in lines of at most `WIDTH` characters; one is never broken."""
+    """Yield the items in lines of at most `WIDTH` characters, without breaking an item."""
     line = ""
     for item in items:
         if line and len(line) + 2 + len(item) > WIDTH:

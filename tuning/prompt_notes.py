@@ -1,4 +1,4 @@
-"""What a user may want to know about the prompts of a trial before it starts."""
+"""Notes about the prompts of a trial, for the user to read before it starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from grpo_trainable.tasks.mix import MixTask
     from grpo_trainable.tasks.prompts import Prompts
 
-NUMBERS = "prompts"  # how a line begins that is only about their numbers
-OPEN_REASONING = "<think>"  # ends a prompt with which the response goes on
+NUMBERS = "prompts"  # first word of a line that only gives the numbers of prompts
+OPEN_REASONING = "<think>"  # end of a prompt that the response continues
 
 
 def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> Iterator[str]:
-    """Yields the numbers of prompts, and what of them may not be meant, a line each."""
+    """Yield lines with the numbers of prompts, and notes about what may be a mistake."""
     parts: Mapping[str | None, Task] = getattr(task, "parts", {None: task})
     asked = Counter(prompts.label("eval", index) for index in range(trial.eval.prompts))
     for label, part in parts.items():
@@ -27,24 +27,30 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
         yield from notes_of(part)
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
         yield (
-            f"note: prompts end with {OPEN_REASONING}, within the response, and "
-            f"model.chat_template={shown(trial.model.chat_template)} makes messages of them: a "
+            f"note: prompts already begin the response, with {OPEN_REASONING}, but "
+            f"model.chat_template={shown(trial.model.chat_template)} turns them into messages: a "
             "prompt inside a prompt; choose another task.template, or model.chat_template=off "
             "(docs/howto/math.md)"
         )
 
 
 def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
-    """Yields how many prompts a task has on either side, as far as it says, and whether an
-    evaluation that asks for so many, of `total` prompts, repeats some."""
+    """Yield the numbers of prompts that a task states, and a note if an evaluation repeats some.
+
+    Args:
+        task: The task.
+        asked: Number of held-out prompts that an evaluation requests of this task.
+        total: Number of held-out prompts that an evaluation requests of all tasks.
+        of: Phrase that names the task in a mix, else "".
+    """
     to_train_on = train_size(task)
-    if to_train_on is None:  # such a task makes its prompts, and may take long to count them
+    if to_train_on is None:  # the task generates its prompts, and counting them may take long
         return
     held_out = eval_size(task)
     known = "" if held_out is None else f", {held_out:,} held out"
     yield f"{NUMBERS}{of}: {to_train_on:,} to train on{known}"
     if held_out is not None and asked > held_out:
         yield (
-            f"note: eval.prompts={total} asks for {asked:,} held-out prompts{of}, and there are "
-            f"{held_out:,}: some are asked several times"
+            f"note: eval.prompts={total} requests {asked:,} held-out prompts{of}, but there are "
+            f"only {held_out:,}, so some are asked several times"
         )

@@ -1,4 +1,4 @@
-"""Runs a plan under Ray Tune: starts Ray or joins a cluster, and runs the trials to their end."""
+"""Run a plan under Ray Tune: start Ray or join a cluster, then run the trials to their end."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 
 @contextmanager
 def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
-    """Ray for the trials of a plan, and its nodes. Ray is shut down at the end.
+    """Start Ray for the trials of a plan, give its nodes, and shut Ray down at the end.
 
     Raises:
-        UsageError: the cluster cannot be joined, a trial finds no room in it, or a node cannot be
+        UsageError: The cluster cannot be joined, a trial finds no room in it, or a node cannot be
             used.
     """
-    # Fewer snapshots than one a second would lose rows of a killed driver and of a retried trial.
+    # With fewer snapshots than one per second, a killed driver or a retried trial would lose rows.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     try:
@@ -57,7 +57,7 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
             check_resources(plan.trials, nodes, where)
             check_nodes(plan.storage)
             plan.shipped = ship_to_nodes(plan.files_of_trials)
-            # Ray divides the memory of its nodes between processes and objects.
+            # Ray splits the memory of a node between processes and objects.
             memory = total(nodes, "memory") + total(nodes, "object_store_memory")
             plan.check_memory(nodes, int(memory), where)
         yield nodes
@@ -67,10 +67,10 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
 
 
 def _start_ray(plan: Plan) -> None:
-    """Joins the cluster that the command names, or starts one here.
+    """Join the cluster that the command names, or start Ray on this machine.
 
     Raises:
-        UsageError: the cluster cannot be joined.
+        UsageError: The cluster cannot be joined.
     """
     verbose, address = plan.options.verbose, plan.options.address
     options: dict[str, Any] = {
@@ -83,14 +83,14 @@ def _start_ray(plan: Plan) -> None:
         return
     os.environ.update(resources.OPENMP)
     make_token(Path.home(), os.environ)
-    # Ray gives its workers niceness 15: beside one busy process a trial would seem to hang.
+    # Ray gives its workers niceness 15. Beside one busy process, a trial would seem to hang.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray starts a worker for each core beforehand, and Tune runs a trial in others, with variables
-    # of their own: a CPU second for nothing, when the trial wants it.
+    # Ray would start a worker for each core in advance. Tune runs trials in other workers, with
+    # other environment variables. So each one would waste a CPU second while a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     ray.init(
-        address="local",  # not a cluster that somebody else has started here
+        address="local",  # not a cluster that is already running on this machine
         include_dashboard=False,
         num_cpus=int(machine["CPU"]),
         num_gpus=int(machine["GPU"]),
@@ -102,49 +102,50 @@ def _start_ray(plan: Plan) -> None:
 class Failure:
     """A trial that has failed."""
 
-    directory: str  # the name of the trial's
-    error: str  # in one line
+    directory: str  # name of the trial's directory
+    error: str  # one line
 
 
 def fit(plan: Plan) -> list[Failure]:
-    """Runs the trials, or goes on with those of a resumed experiment, to their end. Those that have
-    failed are returned.
+    """Run the trials, or continue those of a resumed experiment, and return the failed ones.
 
     Raises:
-        UsageError: the state of the experiment that is resumed is damaged, or is that of a version
-            of ours that this one cannot read.
+        UsageError: The state of the resumed experiment is damaged, or was written by a version of
+            grpo-trainable that this one cannot read.
     """
     if not plan.options.verbose:
-        # A failed trial's traceback is in its error.txt; the last line is printed at the end.
+        # The traceback of a failed trial is in its error.txt. The last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        # Tune's snapshots of an experiment warn once a second, with a traceback.
+        # Tune's snapshots of an experiment warn once per second, with a traceback.
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()
     register(plan.inputs, plan.shipped)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
-    # A resumed experiment's callbacks are those that were pickled with it.
+    # The callbacks of a resumed experiment are those that were pickled with it.
     set_verbose(plan.options.verbose)
-    # `Tuner.fit` would read errors back from the storage path, where a full disk has cut them.
+    # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them.
     tuned: Any = tuner._local_tuner
     run = tuned._fit_resume if tuned._is_restored else tuned._fit_internal
     try:
         trials = run(tuned.converted_trainable, copy.deepcopy(tuned.param_space)).trials
     except StateUnreadable as error:
         raise UsageError(
-            f"--resume: Tune's state in {plan.directory} cannot be read ({error}); nothing was "
-            "started: try again, or put a copy of the newest experiment_state-*.json in its place"
+            f"--resume: Tune's state in {plan.directory} cannot be read ({error}), and nothing was "
+            "started; try again, or restore the newest experiment_state-*.json from a copy"
         ) from error
-    # Tune is over: an interrupt from now on ends the command itself. Ignored, not the default:
-    # a timer may be about to send it.
+    # Tune has ended, so from now on an interrupt ends the command directly. The signal is ignored:
+    # a timer may be about to send it, and its default action would kill this process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     stop_live_table()
     return [failure(trial) for trial in trials if trial.status == Trial.ERROR]
 
 
 def failure(trial: Any) -> Failure:
-    """How a trial has failed, by its `error.txt` on this machine, of which the storage path has a
-    copy."""
+    """Return how a trial failed, from its `error.txt` on this machine.
+
+    The storage path only has a copy of that file.
+    """
     return Failure(Path(trial.path).name, error_line(trial))
 
 
@@ -163,7 +164,7 @@ def _new(plan: Plan) -> tune.Tuner:
 
 
 def kept_in(directory: AnyPath) -> dict[str, Any]:
-    """A directory as Tune takes it."""
+    """Return a directory as arguments for Tune."""
     if isinstance(directory, Path):
         return {"storage_path": str(directory)}
     return {"storage_path": directory.path, "storage_filesystem": directory.filesystem}
@@ -177,26 +178,26 @@ def _restored(plan: Plan) -> tune.Tuner:
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "
-            f"({error}); go on with it by that version, or start a new one"
+            f"({error}); resume it with that version, or start a new experiment"
         ) from error
-    # Tune would refuse it as an argument where this version has other keys than the one that
+    # As an argument Tune would refuse the space if its keys differ from those of the version that
     # started the experiment.
     tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
-    # Tune keeps the settings of the command that started the experiment, limits among them,
-    # and has no public way to say others.
+    # Tune keeps the settings, including limits, of the command that started the experiment. It
+    # has no public way to change them.
     tuner._local_tuner._tune_config = tune_config(plan)  # pyright: ignore
     return tuner
 
 
 def tune_config(plan: Plan) -> tune.TuneConfig:
-    """How the trials are chosen, ordered and named."""
+    """Return Tune's settings for choosing, ordering and naming the trials."""
     order = [(trial.arm, trial.seed) for trial in plan.trials]
     return tune.TuneConfig(
         metric="reward/eval_mean",
         mode="max",
         scheduler=scheduler(plan),
         search_alg=OrderedGrid(order),
-        # A clone of PBT is the same actors with another config.
+        # When PBT replaces a trial with a clone, the actors stay and get another config.
         reuse_actors=plan.options.scheduler == "pbt",
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
@@ -204,14 +205,14 @@ def tune_config(plan: Plan) -> tune.TuneConfig:
 
 
 def scheduler(plan: Plan) -> Limited:
-    """The scheduler that the options name, with the limits of the plan."""
+    """Return the scheduler that the options name, with the limits of the plan."""
     found = SCHEDULERS[plan.options.scheduler](plan)
     found.limit(plan.limits["max_failures"], plan.max_concurrent)
     return found
 
 
 def _asha(plan: Plan) -> ASHA:
-    # Arms are compared by samples, since they differ in what a round is.
+    # Arms are compared at equal samples, because their rounds differ in size.
     groups = max(trial.rounds * schedule.prompts_per_round(trial) for trial in plan.trials)
     return ASHA(time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4))
 
@@ -239,13 +240,16 @@ SCHEDULERS: dict[str, Callable[[Plan], Limited]] = {
 
 
 def trial_name(trial: Any) -> str:
+    """Return `ARM-SEED-ID`, the name of a trial and of its directory."""
     return f"{trial.config['arm']}-{trial.config['seed']}-{trial.trial_id}"
 
 
 def make_token(home: Path, environment: Mapping[str, str]) -> None:
-    """Makes the token that Ray looks for in a home directory, where there is none and the
-    environment names no other. Ray would make it too, but readable for everybody whom the umask
-    allows."""
+    """Write the token that Ray reads in a home directory, unless there is one already.
+
+    Nothing is written if the environment names another token. Ray would write the file too, but
+    with the permissions that the umask allows, so others might read it.
+    """
     other = environment.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
     if other or environment.get("RAY_AUTH_MODE", "token") != "token":
         return

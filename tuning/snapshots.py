@@ -1,8 +1,8 @@
-"""Tune's snapshots of an experiment, from which `--resume` goes on: whole, or refused.
+"""Keep Tune's snapshots of an experiment whole, and refuse to resume from a damaged one.
 
-Tune copies each snapshot over the one before, once a second. A disk that is full would cut them
-both, and what is copied while the next one is written is half of it. Of a snapshot that it cannot
-read Tune says nothing: it begins all trials anew.
+`--resume` continues from the newest snapshot. Tune copies each snapshot over the previous one, once
+per second. A full disk would cut both short. A snapshot that is copied while Tune writes it would
+be incomplete. If Tune cannot read a snapshot, it silently restarts all trials from the beginning.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from grpo_trainable.storage.trial_storage import path_on
 
 
 def keep_whole() -> None:
-    """Have Tune, in this process, bring each file of a snapshot whole or not at all."""
+    """Make Tune, in this process, copy each file of a snapshot whole or not at all."""
     _FilesystemSyncer._sync_up_command = _sync_up_command  # Tune has no public way
 
 
 def _sync_up_command(
     self: Any, local_path: str, uri: str, exclude: list[str] | None = None
 ) -> tuple[Callable[..., None], dict[str, Any]]:
-    assert not exclude, "Tune leaves nothing of an experiment out"
+    assert not exclude, "Tune excludes no file of an experiment"
     return bring, {"local_path": local_path, "fs": self.storage_filesystem, "fs_path": uri}
 
 
-# When a file was last written, and its bytes, as it was brought: by where it is and where it went.
+# (source, target) -> time of the last change and size of the file when it was copied.
 _brought: dict[tuple[str, str], tuple[int, int]] = {}
 
 
 def bring(local_path: str, fs: FileSystem, fs_path: str) -> None:
-    """Copy what has changed in a directory of this machine into another, or into a store.
+    """Copy files that have changed in a directory into another one, or into a store.
 
     Raises:
-        OSError: a file cannot be written; the one before stays.
+        OSError: A file cannot be written. Its previous copy remains.
     """
     source, target = Path(local_path), path_on(fs, fs_path)
     for path in sorted(source.rglob("*")):
@@ -59,9 +59,9 @@ def _bring(path: Path, target: AnyPath) -> None:
             return
         content = path.read_bytes()
     except FileNotFoundError:
-        return  # a temporary file of Tune's
+        return  # it was a temporary file of Tune
     if _is_snapshot(path.name) and not _is_whole(content):
-        return  # Tune is just writing it, and it is brought the next time
+        return  # Tune is still writing it; the next call copies it
     if isinstance(target, StoredPath):
         target.write_bytes(content)
     else:
@@ -72,16 +72,16 @@ def _bring(path: Path, target: AnyPath) -> None:
 
 
 class StateUnreadable(BaseException):
-    """Raised where Tune cannot read the state of an experiment.
+    """Raised if Tune cannot read the state of an experiment.
 
-    No `Exception`: Tune catches those, and begins all trials anew without a word.
+    This is not an `Exception`: Tune catches those and silently restarts all trials.
     """
 
 
 def refuse_to_begin_anew() -> None:
-    """Have Tune, in this process, raise `StateUnreadable` where it cannot read a snapshot.
+    """Make Tune, in this process, raise `StateUnreadable` if it cannot read a snapshot.
 
-    An experiment that was ended before there was one begins anew, as before.
+    An experiment that ended before its first snapshot still restarts from the beginning.
     """
     TuneController.resume = _resume  # Tune has no public way
 

@@ -1,1 +1,1 @@
-"""Ray, applied once: actors, their bundles, and files on every machine."""
+"""The use of Ray: actors, their bundles, and files on every machine."""

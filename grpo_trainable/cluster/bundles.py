@@ -1,8 +1,8 @@
-"""Whether a bundle of the trial's placement group lies on a machine that is alive.
+"""Check that a bundle of the trial's placement group is on a machine that is alive.
 
-When a machine dies Ray gives its bundles to others as soon as one has room. Until then, and until
-it has noticed (15 s where the machine is dead, a minute where the link is cut), an actor for such a
-bundle would wait for ever, or die at once.
+When a machine dies, Ray moves its bundles to other machines as soon as one has room. First Ray has
+to notice, which takes 15 s if the machine is dead and a minute if the link is cut. Until the move,
+an actor for such a bundle would wait for ever, or die at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLL_S = 1.0
 
 
 def has_room(bundle: int, patience_s: float) -> bool:
-    """Whether an actor can be started in this bundle, after at most so many seconds."""
+    """Wait up to `patience_s` until an actor can start in a bundle. Return True if it can."""
     until = time.monotonic() + patience_s
     while not _has_room_now(bundle):
         left_s = until - time.monotonic()
@@ -31,15 +31,14 @@ def has_room(bundle: int, patience_s: float) -> bool:
 
 
 def _has_room_now(bundle: int) -> bool:
-    if ray.util.get_current_placement_group() is None:  # outside of Tune: actors may be anywhere
+    if ray.util.get_current_placement_group() is None:  # outside Tune, actors may be anywhere
         return True
     node = node_of(bundle, places_of_bundles(), ray.nodes())
     return node is not None and _answers(node["NodeManagerAddress"], node["NodeManagerPort"])
 
 
 def places_of_bundles() -> dict[int, str]:
-    """The id of the machine that each bundle of the trial's placement group lies on; empty outside
-    of Tune."""
+    """Return bundle -> id of its machine for the trial's placement group. Empty outside Tune."""
     group = ray.util.get_current_placement_group()
     return {} if group is None else ray.util.placement_group_table(group)["bundles_to_node_id"]
 
@@ -47,8 +46,13 @@ def places_of_bundles() -> dict[int, str]:
 def node_of(
     bundle: int, places: Mapping[int, str], nodes: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """The machine that a bundle lies on, as far as Ray knows; None where that is dead, or none has
-    had room yet. `places`: the id of each bundle's machine."""
+    """Return the machine of a bundle, or None if it is dead or Ray has not found one with room.
+
+    Args:
+        bundle: Number of the bundle.
+        places: Bundle -> id of its machine.
+        nodes: The machines, as `ray.nodes()` returns them.
+    """
     for node in nodes:
         if node["NodeID"] == places.get(bundle) and node["Alive"]:
             return node
@@ -56,7 +60,7 @@ def node_of(
 
 
 def _answers(address: str, port: int) -> bool:
-    """Whether a machine answers: Ray counts a dead one as alive for a while."""
+    """Return True if a machine answers. Ray counts a dead one as alive for a while."""
     try:
         socket.create_connection((address, port), ANSWER_S).close()
     except OSError:

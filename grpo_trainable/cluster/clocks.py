@@ -1,4 +1,4 @@
-"""How far the clocks of a trial's machines are apart, so that their spans lie on one time line."""
+"""Measure clock offsets between a trial's machines, to put their spans on one time line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_trainable.telemetry.timers import now
 
-ASKED = 6  # times; the first one starts a process there
+ASKED = 6  # readings of a clock; the first one starts a process there
 
 
 class Answer(NamedTuple):
-    """A clock elsewhere was read between two readings of ours; all in seconds since 1970."""
+    """A reading of a remote clock between two readings of ours, all in seconds since 1970."""
 
     asked: float
     there: float
@@ -23,14 +23,20 @@ class Answer(NamedTuple):
 
 
 def offset(answers: Iterable[Answer]) -> float:
-    """Seconds that the clock elsewhere is ahead of ours, by the quickest answer: it is wrong by at
-    most half the time which that took (Cristian 1989)."""
+    """Return the seconds that the remote clock is ahead of ours, from the quickest answer.
+
+    The error is at most half the duration of that answer (Cristian 1989).
+    """
     quickest = min(answers, key=lambda answer: answer.answered - answer.asked)
     return quickest.there - (quickest.asked + quickest.answered) / 2
 
 
 def offset_of(node: str) -> float:
-    """Seconds that the clock of a machine, given by Ray's id, is ahead of this process's."""
+    """Return the seconds that the clock of a machine is ahead of ours.
+
+    Args:
+        node: Ray's id of the machine.
+    """
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": there}
     clock = ray.remote(**options)(_clock)
@@ -38,5 +44,5 @@ def offset_of(node: str) -> float:
 
 
 def _clock() -> float:
-    """Seconds since 1970; Ray takes no function that is built in."""
+    """Return the seconds since 1970. Ray accepts no built-in function."""
     return time.time()

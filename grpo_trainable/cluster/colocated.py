@@ -23,11 +23,10 @@ from grpo_trainable.telemetry.timers import StageClock
 
 
 class Colocated:
-    """Has the methods of both roles. The generator keeps its own copy of the weights.
+    """Worker with the methods of both roles. The generator keeps its own copy of the weights.
 
-    Each role computes with the threads that its CPUs buy: `resources.generator_cpus` while
-    sampling, where the shipped policy gains nothing from a second, `resources.worker_cpus` while
-    training.
+    The worker samples with the threads of `resources.generator_cpus` and trains with those of
+    `resources.worker_cpus`. The shipped policy gains nothing from a second thread in sampling.
     """
 
     CONCURRENT = ("progress", "score")
@@ -38,48 +37,62 @@ class Colocated:
         self._learner = Learner(config, transport, clock)
 
     def reset(self, config: GRPOConfig) -> None:
+        """Restart both roles with a config of the same placement, resources and transport."""
         self._generator.reset(config)
         self._learner.reset(config)
 
     def warm_up(self, requests: Sequence[Request], prompt_tokens: int) -> None:
+        """Warm up both roles, as `Generator.warm_up` and `Learner.warm_up` do."""
         self._generator.warm_up(requests)
         self._learner.warm_up(prompt_tokens)
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
+        """Call `Generator.generate`."""
         return self._generator.generate(requests)
 
     def score(self, number: int) -> Scored:
+        """Call `Generator.score`."""
         return self._generator.score(number)
 
     def load(self, handle: Any) -> Loaded:
+        """Call `Generator.load`."""
         return self._generator.load(handle)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
+        """Call `Learner.update`."""
         return self._learner.update(rollout_batches)
 
     def publish(self, needed_from: int = 0) -> Published:
+        """Call `Learner.publish`."""
         return self._learner.publish(needed_from)
 
     def state(self) -> LearnerState:
+        """Call `Learner.state`."""
         return self._learner.state()
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
+        """Call `Learner.write`."""
         return self._learner.write(directory, seen_by)
 
     def next_message(self) -> tuple[str, bytes] | None:
+        """Call `Learner.next_message`."""
         return self._learner.next_message()
 
     def read_state(
         self, directory: str, digests: Mapping[str, str], counters: dict[str, Any]
     ) -> bool:
+        """Call `Learner.read_state`."""
         return self._learner.read_state(directory, digests, counters)
 
     def load_state(self, state: LearnerState) -> None:
+        """Call `Learner.load_state`."""
         self._learner.load_state(state)
 
     def progress(self) -> int:
+        """Return a count that changes while the worker works."""
         return self._generator.progress()  # counts the steps of the whole process
 
     def close(self) -> None:
+        """Close both roles."""
         self._generator.close()
         self._learner.close()

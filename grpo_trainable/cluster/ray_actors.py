@@ -1,4 +1,4 @@
-"""Ray, applied once: plain classes become actors, method calls become calls that can be awaited."""
+"""Ray actors made of plain classes, with method calls that can be awaited."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ ANY_BUNDLE = -1
 
 @dataclass(frozen=True, slots=True)
 class RayCall:
+    """A submitted call of an actor's method."""
+
     actor: RayActor
     stage: str
     ref: Any
@@ -28,9 +30,8 @@ class RayCall:
 class RayActor:
     """An actor in the placement group of the Trainable that starts it.
 
-    Each method that its class names in `CONCURRENT` runs in a thread of its own, while the other
-    calls are worked through in order. `bundle` is its bundle of the placement group; ANY_BUNDLE
-    leaves the choice to Ray. With `direct` its tensors may travel past the object store.
+    Each method that its class names in `CONCURRENT` runs in a separate thread. All other calls run
+    in the order of submission.
     """
 
     def __init__(
@@ -43,9 +44,20 @@ class RayActor:
         bundle: int = ANY_BUNDLE,
         direct: bool = False,
     ) -> None:
+        """Start the actor.
+
+        Args:
+            cls: The class of the actor.
+            name: Its name in messages.
+            args: Arguments of the class.
+            num_cpus: CPUs that the actor reserves.
+            num_gpus: GPUs that the actor reserves.
+            bundle: Bundle of the placement group. ANY_BUNDLE leaves the choice to Ray.
+            direct: Allow tensors to travel past the object store.
+        """
         self._name = name
         self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
-        # Explicit resources, or Ray looks for a whole CPU that the placement group does not have.
+        # Without explicit resources, Ray would look for a whole CPU that the group does not have.
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
         if self._concurrent:
             options["concurrency_groups"] = dict.fromkeys(self._concurrent, 1)
@@ -53,7 +65,7 @@ class RayActor:
             options["enable_tensor_transport"] = True
         group = ray.util.get_current_placement_group()
         if group is not None:
-            # Helper actors that Ray starts, as for `nccl`, have no room in the trial's own group.
+            # The trial's group has no room for helper actors that Ray starts, such as for `nccl`.
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group,
                 placement_group_bundle_index=bundle,
@@ -63,9 +75,11 @@ class RayActor:
 
     @property
     def name(self) -> str:
+        """Name of the actor in messages."""
         return self._name
 
     def submit(self, stage: str, method: str, *args: Any) -> RayCall:
+        """Submit a call of a method, without waiting for it."""
         bound = getattr(self.handle, method)
         if method in self._concurrent:
             bound = bound.options(concurrency_group=method)
@@ -76,20 +90,24 @@ class RayActor:
         return RayCall(self, stage, bound.remote(*parts))
 
     def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
-        """Runs a function in the actor's process, in order with its calls."""
+        """Submit a function that runs in the actor's process, in order with its calls."""
         call = self.handle.__ray_call__.remote(lambda actor, *rest: function(*rest), *args)
         return RayCall(self, stage, call)
 
     def tensors(self, transport: str, method: str, *args: Any) -> Any:
-        """A reference to the tensors that a method returns; they travel when it is passed on."""
+        """Call a method and return a reference to its tensors.
+
+        The tensors travel when the reference is passed on.
+        """
         return getattr(self.handle, method).options(tensor_transport=transport).remote(*args)
 
     def kill(self) -> None:
+        """Kill the actor."""
         ray.kill(self.handle)  # pyright: ignore[reportArgumentType]
 
 
 def driver_pid() -> int | None:
-    """The id of the process that started this job; None when it runs on another machine."""
+    """Return the id of the process that started this job, or None if it is on another machine."""
     job = ray.get_runtime_context().get_job_id()
     for entry in jobs():
         here = entry["DriverIPAddress"] == ray.util.get_node_ip_address()
@@ -102,29 +120,42 @@ class RayRuntime:
     """Waits for calls of `RayActor`s, and turns Ray's errors into ours."""
 
     def __init__(self, fetch_s: float | None = None) -> None:
-        """`fetch_s`: how long an answer that is there may take to get here from another machine;
-        None: as long as it likes."""
+        """Create the runtime.
+
+        Args:
+            fetch_s: Time limit in seconds for fetching a finished answer from another machine. None
+                means no limit.
+        """
         self._fetch_s = fetch_s
 
     def now(self) -> float:
+        """Return the seconds on a clock that never runs backwards."""
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
+        """Wait for the first of `calls`, at most `timeout_s`. Return those that are done."""
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
         if done and len(by_ref) > 1:
-            # One answer is there; others may be as well by now.
+            # One answer has arrived. Others may have arrived too.
             done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
         return [by_ref[ref] for ref in done]
 
     def share(self, value: Any) -> Any:
+        """Store a value once and return a reference that several calls can take as argument."""
         return ray.put(value)
 
     def result(self, call: RayCall) -> Any:
+        """Return the answer of a call that is done.
+
+        Raises:
+            ActorLost: The actor died, data did not reach it, or its answer cannot be fetched.
+            ActorFailed: The call raised an exception.
+        """
         try:
             return ray.get(call.ref, timeout=self._fetch_s)
         except RayActorError as error:
-            # The last line is the reason; where the actor never started, a traceback precedes it.
+            # The last line is the reason. If the actor never started, a traceback precedes it.
             reason = str(error).strip().splitlines()[-1]
             raise ActorLost(
                 f"{call.stage}: {call.actor.name} died ({_one_line(reason)})"

@@ -1,8 +1,8 @@
-"""Brings a user's files to the machines of a cluster: word lists, prompts, rewards, policies.
+"""Bring a user's files to the machines of a cluster: word lists, prompts, rewards, policies.
 
-A setting names a file by its path, which the actors of a trial read wherever they run. So each
-machine gets the file at that path, where it has none. One that is there must be the same: nothing
-is ever overwritten, and what all machines share is not sent at all.
+A setting names a file by its path, and the actors of a trial read that path on their machines. So
+each machine that lacks the file gets it at that path. A file that is already there must be the
+same: nothing is ever overwritten, and files that all machines share are not sent.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ SHIP_S = 600.0  # time limit for all machines together
 
 
 class ShippingError(RuntimeError):
-    """A machine cannot have a file; in one line that names both."""
+    """A file could not be brought to a machine. The message is one line that names both."""
 
 
 # ---- On one machine ----------------------------------------------------------------------------
 
 
 def lacking(files: Mapping[str, str]) -> list[str]:
-    """Those of `files`, path -> SHA-256, that this machine lacks.
+    """Return the paths that this machine lacks.
+
+    Args:
+        files: Path -> SHA-256.
 
     Raises:
-        ShippingError: it has another file at a path.
+        ShippingError: This machine has a different file at a path.
     """
     here = [path for path in files if Path(path).exists()]
     for path in here:
@@ -43,28 +46,37 @@ def lacking(files: Mapping[str, str]) -> list[str]:
         except ValueError as error:
             raise ShippingError(str(error)) from None
         if digest != files[path]:
-            raise ShippingError(f"has another file at {path}; remove it there, or make it the same")
+            raise ShippingError(
+                f"has a different file at {path}; remove it there, or make it the same"
+            )
     return [path for path in files if path not in here]
 
 
 def contents(paths: Iterable[str], files: Mapping[str, str]) -> dict[str, bytes]:
-    """Path -> content, of files that this machine has.
+    """Return path -> content of files on this machine.
+
+    Args:
+        paths: The files to read.
+        files: Path -> SHA-256.
 
     Raises:
-        ShippingError: one is not what it was when its SHA-256 in `files` was taken.
+        ShippingError: A file has changed since its SHA-256 was taken.
     """
     found = {path: Path(path).read_bytes() for path in paths}
     for path, content in found.items():
         if hashlib.sha256(content).hexdigest() != files[path]:
-            raise ShippingError(f"{path} has changed while the experiment was started")
+            raise ShippingError(f"{path} changed while the experiment was starting")
     return found
 
 
 def lay_down(files: Mapping[str, bytes]) -> None:
-    """Writes the files, path -> content, that this machine lacks.
+    """Write the files that this machine lacks.
+
+    Args:
+        files: Path -> content.
 
     Raises:
-        ShippingError: it has another file at a path, or cannot have one there.
+        ShippingError: This machine has a different file at a path, or a file cannot be written.
     """
     digests = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
     for path in lacking(digests):
@@ -73,32 +85,41 @@ def lay_down(files: Mapping[str, bytes]) -> None:
             with replacing(path) as file:
                 file.write(files[path])
         except OSError as error:
-            raise ShippingError(f"cannot have {path} ({error.strerror})") from None
+            raise ShippingError(f"cannot write {path} ({error.strerror})") from None
 
 
 # ---- On the machines of a cluster --------------------------------------------------------------
 
 
 def lacking_on(files: Mapping[str, str], nodes: Iterable[str]) -> set[str]:
-    """Those of `files`, path -> SHA-256, that any of these machines lacks, given by Ray's ids.
+    """Return the paths that any of some machines lacks.
+
+    Args:
+        files: Path -> SHA-256.
+        nodes: Ray's ids of the machines.
 
     Raises:
-        ShippingError: a machine does not answer, or has another file at a path.
+        ShippingError: A machine does not answer, or has a different file at a path.
     """
     return {path for paths in _on_each(nodes, lacking, dict(files)) for path in paths}
 
 
 def ship(files: Any, nodes: Iterable[str]) -> None:
-    """Lays files down on machines, by Ray's ids. `files`: a reference to path -> content.
+    """Write files on machines that lack them.
+
+    Args:
+        files: Ray's reference to a mapping from path to content.
+        nodes: Ray's ids of the machines.
 
     Raises:
-        ShippingError: a machine does not answer, or cannot have a file.
+        ShippingError: A machine does not answer, has a different file at a path, or cannot write a
+            file.
     """
     _on_each(nodes, lay_down, files)
 
 
 def _on_each(nodes: Iterable[str], function: Callable[[Any], Any], argument: Any) -> list[Any]:
-    """What a function answers on each machine."""
+    """Call a function on each machine, and return the answers."""
     names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     end = monotonic() + SHIP_S
     asked = {node: _at(node, function).remote(argument) for node in nodes}
@@ -109,7 +130,7 @@ def _on_each(nodes: Iterable[str], function: Callable[[Any], Any], argument: Any
         except (RayError, ShippingError) as error:
             cause = getattr(error, "cause", error)
             told = " ".join(str(cause).split())[:300]
-            wrong = told if isinstance(cause, ShippingError) else f"takes no files ({told})"
+            wrong = told if isinstance(cause, ShippingError) else f"accepts no files ({told})"
             raise ShippingError(f"node {names.get(node, node)} of the cluster {wrong}") from error
     return answers
 

@@ -1,4 +1,4 @@
-"""Which transport a trial uses, and whether that one can work where its actors are."""
+"""Choose the transport of a trial, and check that it works between the trial's actors."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from grpo_trainable.transports.transport import TransportError
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What the process of an actor found before training."""
+    """Findings in the process of an actor before training."""
 
-    gpus: tuple[str, ...]  # those that Ray gave it, where all actors must share one
-    seconds: float  # how long setting up took
+    gpus: tuple[str, ...]  # GPUs that Ray gave the actor, if all actors must share one
+    seconds: float  # duration of the set-up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """The transport of a trial."""
 
-    key: str  # a name in TRANSPORTS or a reference to a user's record; never `auto`
+    key: str  # a name in TRANSPORTS or a reference to a user's record, but never `auto`
     transport: Transport
-    why: str
-    far_machines: int = 0  # machines that fetch weights, other than the publishing learner's
+    why: str  # reason for the choice, for the console
+    far_machines: int = 0  # machines that fetch weights, without that of the publishing learner
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
-    """The transport that the config names, or the one that suits best where it says `auto`.
+    """Return the transport that the config names, or the most suitable one for `auto`.
 
-    `nodes`: those of the learner that publishes and of the generators, in this order.
+    Args:
+        config: Config of the trial.
+        nodes: Machines of the publishing learner and of the generators, in this order.
 
     Raises:
-        TransportError: the transport that the config names cannot work between them.
-        PluginError: the user's record cannot be loaded.
+        TransportError: The named transport cannot work between these machines.
+        PluginError: The user's record cannot be loaded.
     """
     if config.placement == "colocated":
         return _built_in("in_process", "generator and learner are one process")
@@ -52,7 +54,13 @@ def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
 
 
 def _suiting(home: str, far: set[str], generators: Sequence[str]) -> Choice:
-    """The transport for a learner at `home` and generators there or on the machines `far`."""
+    """Return the most suitable transport.
+
+    Args:
+        home: Machine of the learner.
+        far: Other machines, with generators.
+        generators: Machine of each generator.
+    """
     missing = TRANSPORTS["shm"].missing()
     if missing is not None:
         return _built_in("object_store", missing)
@@ -75,19 +83,19 @@ def _named(config: GRPOConfig, far: set[str]) -> Choice:
         raise TransportError(f"transport={key}: {refused}")
     if transport.one_machine and far:
         raise TransportError(
-            f"transport={key}: the trial's actors are on {1 + len(far)} machines, which share no "
-            "memory; use transport=object_store, or auto"
+            f"transport={key}: the trial's actors are on {1 + len(far)} machines, which do not "
+            "share memory; use transport=object_store or auto"
         )
     return Choice(
-        key=key, transport=transport, why="; ".join(filter(None, ("asked for", transport.cost)))
+        key=key, transport=transport, why="; ".join(filter(None, ("as configured", transport.cost)))
     )
 
 
 def check_here(key: str) -> Preflight:
-    """Whether the transport can work in the process of an actor, which is asked before training.
+    """Check, before training, that the transport works in this actor's process.
 
     Raises:
-        TransportError: it cannot.
+        TransportError: The transport does not work here.
     """
     began = time.perf_counter()
     transport = transport_named(key)
@@ -101,22 +109,26 @@ def check_here(key: str) -> Preflight:
 
 
 def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
-    """Compares what the actors of a trial found.
+    """Compare the findings of a trial's actors.
 
     Raises:
-        TransportError: the transport cannot work between them.
+        TransportError: The transport cannot work between the actors.
     """
     gpus = sorted({gpu for each in found for gpu in each.gpus})
     if transport.gpus == "shared" and len(gpus) > 1:
         raise TransportError(
-            f"transport={transport.name}: the trial's actors must share one GPU, and Ray gave them "
-            f"{', '.join(gpus)}; use transport=shm"
+            f"transport={transport.name}: the trial's actors must share one GPU, but Ray gave them "
+            f"GPUs {', '.join(gpus)}; use transport=shm"
         )
 
 
 def make_sender(key: str, far_machines: int = 0) -> WeightSender:
-    """The learner's end, which sends what is trained; frozen tensors travel once, apart from it.
-    `far_machines`: how many machines fetch, without the learner's."""
+    """Return the learner's end. It sends trained tensors every time, and frozen ones once.
+
+    Args:
+        key: The transport, as `Choice.key`.
+        far_machines: Number of machines that fetch, without the learner's.
+    """
     transport = transport_named(key)
     told = (far_machines,) if transport.in_parts else ()
     return FrozenApartSender(_made(transport.sender)(*told), far_machines)
@@ -125,8 +137,14 @@ def make_sender(key: str, far_machines: int = 0) -> WeightSender:
 def make_receiver(
     key: str, deadline_s: float, device: str = "cpu", first: float = 0.0
 ) -> WeightReceiver:
-    """A generator's end. `device`: where its weights are to stand, "cpu" or "cuda". `first`: with
-    which of the parts of a snapshot it begins, as a share of all in [0, 1)."""
+    """Return a generator's end.
+
+    Args:
+        key: The transport, as `Choice.key`.
+        deadline_s: Time limit in seconds for a fetch.
+        device: Device for the weights, "cpu" or "cuda".
+        first: Part of a snapshot that is fetched first, as a share of all parts in [0, 1).
+    """
     transport = transport_named(key)
     told = (first,) if transport.in_parts else ()
     trained = _made(transport.receiver)(deadline_s, device, *told)
@@ -134,10 +152,10 @@ def make_receiver(
 
 
 def make_both_ends(key: str) -> Any:
-    """Sender and receiver of a colocated worker, in one object."""
+    """Return sender and receiver of a colocated worker as one object."""
     return _made(transport_named(key).sender)()
 
 
 def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
-    """What a record names, imported where it is named by `module:name`."""
+    """Return what a record names, imported if it is named as `module:name`."""
     return load("transport", by) if isinstance(by, str) else by

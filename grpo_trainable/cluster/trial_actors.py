@@ -1,4 +1,4 @@
-"""The actors of one trial: started in their bundles, warmed up, replaced and ended."""
+"""Actors of one trial: start them in their bundles, warm them up, replace them and end them."""
 
 from __future__ import annotations
 
@@ -40,31 +40,36 @@ from grpo_trainable.transports.rdt import CollectiveGroup
 
 logger = logging.getLogger(__name__)
 
-CLOSE_DEADLINE_S = 2.0  # all actors of a trial together have this long to close
+CLOSE_DEADLINE_S = 2.0  # time limit for all actors of a trial together to close
 
 
 class TrialActors:
-    """The learners and the generators of a trial, or the colocated worker that is both."""
+    """Learners and generators of a trial, or the colocated worker that is both."""
 
     def __init__(self, config: GRPOConfig, runtime: RayRuntime, files: Any = None) -> None:
-        """`start` starts them. `files`: a reference to what `shipping.contents` gives, for the
-        machines they run on."""
+        """Prepare the actors. `start` starts them.
+
+        Args:
+            config: Config of the trial.
+            runtime: Waits for the calls of actors.
+            files: Ray's reference to path -> content of files to write on the actors' machines.
+        """
         self._config = config
         self._runtime = runtime
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
-        self._joining: list[RayCall] = []  # the calls of learners that look for one another
+        self._joining: list[RayCall] = []  # calls of learners that are connecting to each other
         self._files = files
         self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
         self._group: CollectiveGroup | None = None
-        self._unidentified: list[RayCall] = []  # calls that will tell where an actor runs
+        self._unidentified: list[RayCall] = []  # calls that will return where an actor runs
 
     def start(self) -> None:
-        """Chooses the transport and starts every actor, without waiting for any.
+        """Choose the transport and start every actor, without waiting for any.
 
         Raises:
-            TransportError: the transport cannot work between the machines of the trial.
-            PluginError: the user's transport cannot be loaded.
-            ShippingError: a machine cannot have a file that the trial reads.
+            TransportError: The transport cannot work between the machines of the trial.
+            PluginError: The user's transport cannot be loaded.
+            ShippingError: A file that the trial reads could not be brought to a machine.
         """
         if self._files is not None:
             ship(self._files, reserved_nodes())
@@ -96,24 +101,24 @@ class TrialActors:
         return MadeInActor(make_sender, self.choice.key, self.choice.far_machines)
 
     def __iter__(self) -> Iterator[RayActor]:
-        """Every actor, the learners or the worker first."""
+        """Iterate over all actors, the learners or the worker first."""
         return iter(self._actors)
 
     @property
     def learners(self) -> list[RayActor]:
-        """Those that train, first the one that publishes: a colocated worker does so as well."""
+        """Actors that train, the publishing one first. A colocated worker is among them."""
         return self._actors[: self._config.resources.num_learners]
 
     @property
     def generators(self) -> list[RayActor]:
-        """Those that sample: a colocated worker does so as well."""
+        """Actors that sample. A colocated worker is among them."""
         return self._actors[self._config.resources.num_learners :] or self._actors[:]
 
     def learner_group(self) -> LearnerGroup:
-        """The learners, once several have found one another.
+        """Return the learners, after waiting until they have connected to each other.
 
         Raises:
-            ActorFailed: one of them cannot begin.
+            ActorFailed: One of them cannot begin.
         """
         deadline_s = self._config.resources.deadline_s
         for call in self._joining:
@@ -130,10 +135,10 @@ class TrialActors:
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Lets all actors do at once what a round will ask of them, with the requests of a chunk.
+        """Make all actors do the work of a round once, in parallel, with the requests of a chunk.
 
         Raises:
-            ActorFailed: one of them cannot do it.
+            ActorFailed: One of them cannot do it.
         """
         longest = max(len(request.prompt_ids) for request in requests)
         if self._config.placement == "colocated":
@@ -146,11 +151,11 @@ class TrialActors:
             watch.result(call)
 
     def set_up_transport(self) -> float:
-        """Seconds that setting up the transport between the actors took.
+        """Set up the transport between the actors, and return the seconds that this took.
 
         Raises:
-            ActorFailed: the transport cannot work in one of the actors.
-            TransportError: it cannot work between them.
+            ActorFailed: The transport cannot work in one of the actors.
+            TransportError: The transport cannot work between the actors.
         """
         key, transport = self.choice.key, self.choice.transport
         deadline_s = self._config.resources.deadline_s
@@ -167,22 +172,30 @@ class TrialActors:
 
     @property
     def replaceable(self) -> bool:
-        """Whether another generator may take the place of a lost one.
+        """Return True if a new generator can replace a lost one.
 
-        A colocated one was the learner as well, and a collective group admits no new member.
+        A colocated generator is also the learner, and a collective group admits no new member.
         """
         return self._config.placement != "colocated" and not self.choice.transport.two_sided
 
     def replace(self, name: str, patience_s: float) -> Actor | None:
-        """A new generator in place of the one of this name, which was killed; None where no machine
-        has had room for it for `patience_s`, or the one that has cannot take it."""
+        """Start a new generator in place of one that was killed.
+
+        Args:
+            name: Name of the killed generator.
+            patience_s: Time limit in seconds for finding a machine with room.
+
+        Returns:
+            The new generator. None if no machine has room, or the machine that has cannot be used.
+        """
         index = [actor.name for actor in self._actors].index(name)
         if not has_room(resources.bundle_of(self._config, index), patience_s):
             return None
         try:
             self._prepare(places_of_bundles().get(resources.bundle_of(self._config, index)))
         except (RayError, ShippingError) as error:
-            # It has died meanwhile, or cannot have a file: others go on, and it is tried again.
+            # The machine has died, or a file cannot be brought to it. The other actors continue,
+            # and a later call tries again.
             logger.warning("%s cannot start on the machine that has room for it: %s", name, error)
             return None
         self._actors[index] = self._generator(index)
@@ -192,7 +205,7 @@ class TrialActors:
         r = self._config.resources
         device = "cuda" if r.generator_gpus else "cpu"
         number = index - r.num_learners
-        first = number / r.num_generators  # generators begin with different parts of a snapshot
+        first = number / r.num_generators  # generators fetch different parts of a snapshot first
         return self._actor(
             index,
             Generator,
@@ -212,8 +225,10 @@ class TrialActors:
         cpus: float,
         gpus: float,
     ) -> RayActor:
-        """The actor at this index, in its bundle. If actors shared the placement group at will, one
-        could take the room of another, which would wait for ever where no machine has as much left.
+        """Start the actor of this index in its bundle.
+
+        If actors could use any bundle, one could take the room of another. The other would then
+        wait for ever if no machine had enough left.
         """
         actor = RayActor(
             cls,
@@ -229,13 +244,13 @@ class TrialActors:
         return actor
 
     def _prepare(self, node: str | None) -> None:
-        """Brings to a machine what an actor needs there, and reads its clock."""
+        """Bring the files to a machine, and measure its clock offset."""
         if node is not None and self._files is not None:
             ship(self._files, [node])
         self._clock_ahead(node)
 
     def clock_offset(self, name: str) -> float:
-        """Seconds that the clock of an actor's machine is ahead of ours."""
+        """Return the seconds that the clock of an actor's machine is ahead of ours."""
         index = [actor.name for actor in self._actors].index(name)
         return self._clock_ahead(places_of_bundles().get(resources.bundle_of(self._config, index)))
 
@@ -247,30 +262,30 @@ class TrialActors:
         return self._clocks[node]
 
     def new_processes(self) -> list[MachineProcess]:
-        """The processes of actors that have started since the last call."""
+        """Return the places of actors that have started since the last call."""
         processes = []
         for call in self._runtime.wait(self._unidentified, 0.0) if self._unidentified else []:
             self._unidentified.remove(call)
-            with contextlib.suppress(ActorFailed):  # it has ended, which the pipeline notices
+            with contextlib.suppress(ActorFailed):  # the pipeline will notice that it has ended
                 processes.append(self._runtime.result(call))
         return processes
 
     def reset(self, config: GRPOConfig) -> None:
-        """Lets every actor begin anew with a config of the same placement, resources and transport.
+        """Restart every actor with a config of the same placement, resources and transport.
 
         Raises:
-            ActorFailed: one of them cannot.
+            ActorFailed: One of them cannot restart.
         """
         self._config = config
         for call in [actor.submit("reset", "reset", config) for actor in self._actors]:
             await_call(self._runtime, call, config.resources.deadline_s)
 
     def end(self) -> None:
-        """Ends every actor; what it holds outside its process is closed first."""
+        """Let every actor close what it holds outside its process, then kill it."""
         closing = [actor.submit("close", "close") for actor in self._actors]
         end = now() + CLOSE_DEADLINE_S
         for call in closing:
-            # An actor that is dead or busy for good is killed all the same.
+            # An actor that is dead or stays busy is killed anyway.
             with contextlib.suppress(RuntimeError):
                 await_call(self._runtime, call, deadline_s=max(0.0, end - now()))
         for actor in self._actors:
@@ -281,9 +296,9 @@ class TrialActors:
 
 
 class MadeInActor:
-    """An argument that is made in the process of the actor it is given to.
+    """Argument that is created in the process of the actor that receives it.
 
-    A user's sender or receiver may hold what no pickle can carry, and its file is imported by path.
+    A user's sender or receiver may not be picklable, and its file is imported by path.
     """
 
     def __init__(self, make: Callable[..., Any], *args: Any) -> None:
@@ -294,9 +309,10 @@ class MadeInActor:
 
 
 def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
-    """Has the learners look for one another, in the process of the first, and begin.
+    """Submit the calls by which the learners connect to each other and begin.
 
-    Nobody waits: an argument that is the answer to another call is filled in by Ray.
+    They meet at an address of the first learner. No call here waits: Ray fills in an argument that
+    is the answer to another call.
     """
     addresses = [learner.submit_function("start", own_address) for learner in learners]
     place = learners[0].submit("start", "host", addresses[0].ref)
@@ -307,15 +323,17 @@ def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
 
 
 def own_address() -> str:
-    """The address by which the cluster reaches this machine, and gloo from now on."""
+    """Return the address at which the cluster reaches this machine, and make gloo use it."""
     address = ray.util.get_node_ip_address()
     let_gloo_use(address)
     return address
 
 
 def nodes_of_weights(config: GRPOConfig) -> list[str]:
-    """The machines of the learner that publishes and of the generators, in this order. Outside of
-    Tune actors may be on any: all there are."""
+    """Return the machines of the publishing learner and of the generators, in this order.
+
+    Outside Tune, actors may be on any machine, so this returns all of them.
+    """
     nodes, r = places_of_bundles(), config.resources
     if not nodes:
         return nodes_alive()
@@ -325,12 +343,17 @@ def nodes_of_weights(config: GRPOConfig) -> list[str]:
 
 
 def nodes_alive() -> list[str]:
+    """Return Ray's ids of the machines that are alive."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
 def reserved_nodes() -> list[str]:
-    """The machines that a trial's actors may be on: of its placement group, or all there are."""
+    """Return the machines that a trial's actors may be on.
+
+    These are the machines of its placement group, or all machines outside Tune.
+    """
     nodes = places_of_bundles()
     if not nodes:
         return nodes_alive()
-    return sorted({node for bundle, node in nodes.items() if bundle != 0})  # 0: the trial's own
+    # Bundle 0 belongs to the trial's own process.
+    return sorted({node for bundle, node in nodes.items() if bundle != 0})

@@ -1,1 +1,1 @@
-"""Files that outlive a process: atomic writes, digests, checkpoints, object stores."""
+"""Files that outlive a process: atomic writes, digests, checkpoints and object stores."""

@@ -1,6 +1,6 @@
-"""A file or a directory is written whole or not at all, here and nowhere else in the project.
+"""Write a file or a directory whole or not at all. Only this module of the project does so.
 
-The standard library only: callbacks, reports and command lines write through it as well.
+It imports only the standard library, because callbacks, reports and command lines use it too.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import BinaryIO
 def replacing(
     path: str | Path, *, durable: bool = False, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends, and is removed if it raises.
+    """Open a new file that replaces `path` when the block ends, and is removed if the block raises.
 
-    A reader sees the old content or the new one, never a part of it. With `durable` the new content
-    also survives a crash of the machine. `path` is relative to the directory that `dir_fd` has
-    open, if given; a link at `path` is replaced, not followed. A killed process may leave the file
-    `.NAME.RANDOM` beside `path`.
+    A reader sees the old or the new content, never a part of it. A link at `path` is replaced, not
+    followed. A killed process may leave the file `.NAME.RANDOM` beside `path`.
+
+    Args:
+        path: The path to write.
+        durable: Make the new content survive a crash of the machine.
+        dir_fd: An open directory that `path` is relative to.
 
     Raises:
-        OSError: the file cannot be written or renamed; `path` is as it was.
+        OSError: The file cannot be written or renamed. `path` is unchanged.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
@@ -49,10 +52,10 @@ def replacing(
 
 
 def append(path: str | Path, data: bytes) -> None:
-    """Append to a file, which is made if there is none.
+    """Append to a file, creating it if there is none.
 
     Raises:
-        OSError: It cannot be written; what was written of `data` is removed again.
+        OSError: `data` cannot be written. Any part of it that was written is removed again.
     """
     with open(path, "ab", buffering=0) as file:
         size = file.tell()
@@ -74,14 +77,14 @@ def _sync_directory(folder: str, dir_fd: int | None) -> None:
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """A directory to fill, which becomes `path` when the block ends, and is removed if it raises.
+    """Create a directory that becomes `path` when the block ends, and is removed if it raises.
 
-    `path` must not exist, or be an empty directory; parents that are missing are made. A killed
-    process may leave the directory `.NAME.RANDOM` beside `path`.
+    `path` must not exist, or be an empty directory. Missing parents are created. A killed process
+    may leave the directory `.NAME.RANDOM` beside `path`.
 
     Raises:
-        FileExistsError: something is at `path`.
-        OSError: the directory cannot be made or renamed.
+        FileExistsError: `path` is not free.
+        OSError: The directory cannot be created or renamed.
     """
     path = Path(os.path.abspath(path))
     refuse_occupied(path)
@@ -90,14 +93,18 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        os.replace(temporary, path)  # an empty directory may be there: this takes its place
+        os.replace(temporary, path)  # also replaces an empty directory
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 def refuse_occupied(path: Path) -> None:
-    """FileExistsError where `path` is anything but free, or an empty directory."""
+    """Check that nothing is at `path`, except perhaps an empty directory.
+
+    Raises:
+        FileExistsError: Something else is there.
+    """
     is_empty = path.is_dir() and not path.is_symlink() and not any(path.iterdir())
     if not is_empty and (path.exists() or path.is_symlink()):
         raise FileExistsError(errno.EEXIST, "is not a new or empty directory", str(path))

@@ -1,7 +1,7 @@
 """A checkpoint on disk: a directory of safetensors and JSON whose manifest is written last.
 
-No pickle is written or read. Each file appears under its name only when it is whole, and a
-directory counts only when its manifest is there and every file has the SHA-256 it names.
+No pickle is written or read. A file appears under its name only when it is complete. A directory is
+a valid checkpoint only if it has a manifest and every file has the SHA-256 in the manifest.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from grpo_trainable.storage.tensor_files import (
     read_tensors,
 )
 
-# Torch is imported where tensors are read or written: the command, which looks for the checkpoint
-# that a trial goes on from, has no tensors.
+# Functions that read or write tensors import torch. The command, which only looks for the
+# checkpoint that a trial continues from, does not.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath, StoredPath
 
 FORMAT_VERSION = 5
-CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
-# What a trial had written before it started again from round 0, because no checkpoint was whole.
+CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names of their directories
+# Files that a trial had written before it restarted from round 0, because no checkpoint was whole.
 ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
 STATE = "state.json"
-# Each learner writes a file of its own for these, with tensors of its own or rows of some.
+# Parts of which each learner writes a separate file, with its tensors or its rows of tensors.
 OF_LEARNERS = ("policy", "optimizer")
 BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
 MOST_LEARNERS = 99_999
-# Bytes after which a file is synced while it is written. A single sync at the end could take longer
-# than `resources.deadline_s` on a slow disk, and nothing tells how far a sync has come.
+# A file is synced after this number of bytes while it is written. A single sync at the end could
+# take longer than `resources.deadline_s` on a slow disk, and a sync shows no progress.
 SYNC_BYTES = 64 << 20
-MESSAGE_BYTES = 16 << 20  # of a file that a learner elsewhere sends in parts
+MESSAGE_BYTES = 16 << 20  # bytes per message in which a learner on another machine sends a file
 
 Tick = Callable[[], object]  # called for every piece of a file that was written or read
 Part = TypeVar("Part")
@@ -64,39 +64,41 @@ SHOWN = 8  # trials that an error names
 
 
 class CheckpointError(RuntimeError):
-    """Raised where a checkpoint cannot be used; it names the file."""
+    """Raised if a checkpoint cannot be used. The message names the file."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Raised where the bytes of a directory prove that it holds no whole checkpoint: a file is
-    missing, is none of ours, or has the wrong checksum or format."""
+    """Raised if a directory certainly holds no whole checkpoint.
+
+    A file is missing, does not belong there, or has the wrong checksum or format.
+    """
 
 
 class ForeignCheckpoint(DamagedCheckpoint):
-    """Raised where a directory holds what is none of ours, which may stand beside whole files."""
+    """Raised if a directory contains something that is not ours, perhaps beside whole files."""
 
 
 class UnreadableCheckpoint(CheckpointError):
-    """Raised where a disk or a store does not give the bytes. They may be whole."""
+    """Raised if a disk or a store does not return a file, which may nevertheless be whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """Everything that a trial needs to go on."""
+    """Everything that a trial needs to continue."""
 
     state: dict[str, Any]  # plain data: counters, prompt indices, versions, config
     policy: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    groups: Sequence[RolloutGroup]  # scored and not yet trained on
+    groups: Sequence[RolloutGroup]  # scored but not yet trained on
 
 
 def part_file(part: str, number: int = 1, of: int = 1) -> str:
-    """The file of a part; of the policy and the optimizer, that of one of the learners."""
+    """Return the file name of a part, written by learner `number` of `of` learners."""
     return f"{part}-{number:05d}-of-{of:05d}.safetensors"
 
 
 def _listed_files(learners: int) -> set[str]:
-    """Every file that a manifest vouches for."""
+    """Return every file that a manifest lists."""
     numbers = range(1, learners + 1)
     of_learners = {part_file(part, n, learners) for part in OF_LEARNERS for n in numbers}
     return {STATE, part_file(BUFFER), *of_learners}
@@ -106,19 +108,19 @@ def _listed_files(learners: int) -> set[str]:
 
 
 def no_tick() -> None:
-    """Tell nobody: only the silence of actors is watched."""
+    """Do nothing. Only actors have to show progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerFiles:
-    """What one learner has written of a checkpoint."""
+    """Files that one learner has written for a checkpoint."""
 
     counters: dict[str, Any]
-    digests: dict[str, str]  # SHA-256 by file
-    # False: the learner does not see the directory, as one on another machine may not. Then
-    # `learner_messages` has what is to be written.
+    digests: dict[str, str]  # file -> SHA-256
+    # False if the learner does not see the directory, as on another machine. Then
+    # `learner_messages` yields the files.
     written: bool = True
-    error: tuple[int | None, str] | None = None  # why the directory could not be written
+    error: tuple[int | None, str] | None = None  # errno and text if the directory is not writable
 
 
 def write_learner_files(
@@ -131,9 +133,16 @@ def write_learner_files(
     of: int = 1,
     tick: Tick = no_tick,
 ) -> LearnerFiles:
-    """Writes what a checkpoint has of one learner, by part: live tensors, that is.
+    """Write the files of one learner for a checkpoint.
 
-    `seen_by`: a file in the directory by which a process knows that it sees it.
+    Args:
+        directory: Directory of the checkpoint.
+        seen_by: A file in the directory. If it is missing, this process does not see the directory.
+        tensors: Part -> live tensors.
+        counters: Plain data of the learner, returned unchanged.
+        number: Number of the learner, from 1.
+        of: Number of learners.
+        tick: Called for every piece that was written.
     """
     if not os.path.exists(os.path.join(directory, seen_by)):
         return LearnerFiles(counters=counters, digests={}, written=False)
@@ -142,7 +151,7 @@ def write_learner_files(
             name: _write(Path(directory, name), file_pieces(held), tick)
             for name, held in _learner_files(tensors, number, of)
         }
-    except OSError as error:  # it is the trial's to say what follows
+    except OSError as error:  # the trial decides what to do
         found = error.errno, error.strerror or str(error)
         return LearnerFiles(counters=counters, digests={}, error=found)
     return LearnerFiles(counters=counters, digests=digests)
@@ -157,9 +166,10 @@ def _learner_files(
 def learner_messages(
     tensors: Mapping[str, Mapping[str, Tensor]], *, number: int = 1, of: int = 1
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield the files that `write_learner_files` would write, as names with a part of the content.
+    """Yield the files that `write_learner_files` would write, as (name, piece of content).
 
-    The tensors are read as the messages are asked for, so they must not change until the last.
+    The tensors must not change before the last message, because each message reads them when it is
+    requested.
     """
     for name, held in _learner_files(tensors, number, of):
         for message in joined_pieces(file_pieces(held), MESSAGE_BYTES):
@@ -167,10 +177,10 @@ def learner_messages(
 
 
 def write_messages(directory: str | Path, messages: Iterable[tuple[str, bytes]]) -> dict[str, str]:
-    """Write the files of `learner_messages`. Return the SHA-256 by file.
+    """Write the files of `learner_messages`, and return file -> SHA-256.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: The directory cannot be written.
     """
     return {
         name: _write(Path(directory, name), (content for _, content in of_file))
@@ -180,14 +190,17 @@ def write_messages(directory: str | Path, messages: Iterable[tuple[str, bytes]])
 
 @contextmanager
 def begun(directory: str | Path) -> Iterator[str]:
-    """A directory for a checkpoint; the name of a file in it for `write_learner_files`, which is
-    gone before the checkpoint is finished.
+    """Create a directory for a checkpoint, and give the name of a file in it.
 
-    OSError when it cannot be written.
+    `write_learner_files` takes this name. The file is removed when the block ends, before the
+    checkpoint is finished.
+
+    Raises:
+        OSError: The directory cannot be written.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    # An old manifest must never vouch for a mixture of old and new files.
+    # An old manifest must never make a mixture of old and new files look valid.
     (directory / MANIFEST).unlink(missing_ok=True)
     proof = directory / f".{MANIFEST}.{uuid.uuid4().hex}"
     proof.touch()
@@ -203,9 +216,16 @@ def finish_checkpoint(
     state: Mapping[str, Any],
     groups: Sequence[RolloutGroup],
 ) -> None:
-    """Writes the other files, and then the manifest.
+    """Write the remaining files, and then the manifest.
 
-    OSError when the directory cannot be written, by the learners or by this process.
+    Args:
+        directory: Directory of the checkpoint.
+        learners: Results of all learners.
+        state: Plain data of the trial.
+        groups: Groups in the replay buffer.
+
+    Raises:
+        OSError: The learners or this process cannot write to the directory.
     """
     directory = Path(directory)
     for learner in learners:
@@ -230,10 +250,10 @@ def finish_checkpoint(
 
 
 def read_checkpoint(directory: str | AnyPath) -> TrialState:
-    """The verified content of a checkpoint.
+    """Return the verified content of a checkpoint.
 
     Raises:
-        CheckpointError: missing, damaged, foreign or of another format.
+        CheckpointError: It is missing, damaged, foreign or of another format.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     digests = _manifest_digests(directory)
@@ -249,10 +269,14 @@ def read_checkpoint(directory: str | AnyPath) -> TrialState:
 def read_state(
     directory: AnyPath, digests: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[RolloutGroup]]:
-    """A checkpoint's plain data and its groups. `digests`: SHA-256 by file.
+    """Return a checkpoint's plain data and its groups.
+
+    Args:
+        directory: Directory of the checkpoint.
+        digests: File -> SHA-256.
 
     Raises:
-        CheckpointError: as `read_checkpoint`.
+        CheckpointError: As for `read_checkpoint`.
     """
     state = _state(directory, digests)
     name = part_file(BUFFER)
@@ -264,19 +288,23 @@ def read_state(
 def read_part(
     directory: AnyPath, digests: Mapping[str, str], part: str, tick: Tick = no_tick
 ) -> dict[str, Tensor]:
-    """The whole tensors of a part. Of one that several learners wrote, each has rows of it.
+    """Return the whole tensors of a part, joining the rows that several learners wrote.
 
-    `digests`: SHA-256 by file.
+    Args:
+        directory: Directory of the checkpoint.
+        digests: File -> SHA-256.
+        part: Name of the part.
+        tick: Called for every piece that was read.
 
     Raises:
-        CheckpointError: as `read_checkpoint`.
+        CheckpointError: As for `read_checkpoint`.
     """
     rows: dict[str, list[Tensor]] = {}
     for file in sorted(name for name in digests if name.startswith(f"{part}-")):
         for name, tensor in _verified(directory / file, digests[file], read_tensors, tick).items():
             rows.setdefault(name, []).append(tensor)
     with _named_errors(directory):
-        # Rows are dropped as soon as they are joined: memory never holds all tensors twice.
+        # Rows are dropped as soon as they are joined, so memory never holds all tensors twice.
         return {name: _joined(rows.pop(name)) for name in list(rows)}
 
 
@@ -287,10 +315,10 @@ def _joined(rows: list[Tensor]) -> Tensor:
 
 
 def verified_digests(directory: str | AnyPath) -> dict[str, str]:
-    """SHA-256 by file of a checkpoint, once every file was read and has the one of the manifest.
+    """Read every file of a checkpoint, verify it, and return file -> SHA-256.
 
     Raises:
-        CheckpointError: as `read_checkpoint`.
+        CheckpointError: As for `read_checkpoint`.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     digests = _manifest_digests(directory)
@@ -300,20 +328,21 @@ def verified_digests(directory: str | AnyPath) -> dict[str, str]:
 
 
 def checkpoint_round(directory: str | AnyPath) -> int:
-    """Rounds trained when the checkpoint was taken, once all of it is verified.
+    """Verify a checkpoint, and return the number of rounds trained when it was taken.
 
     Raises:
-        CheckpointError: as `read_checkpoint`.
+        CheckpointError: As for `read_checkpoint`.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     return _round(_state(directory, verified_digests(directory)), directory)
 
 
 def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
-    """Return the newest whole checkpoint in a trial's directory and its rounds, or None.
+    """Return the newest whole checkpoint in a trial's directory and its round, or None.
 
     Args:
-        last: Pass over checkpoints of later rounds.
+        directory: The trial's directory.
+        last: Ignore checkpoints of later rounds.
 
     Raises:
         UnreadableCheckpoint: A newer one, or the directory, cannot be read.
@@ -329,7 +358,7 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
 
 def newest_round(directory: AnyPath) -> int | None:
-    """Return the round of the newest checkpoint that says so, or None. Verify nothing."""
+    """Return the round of the newest checkpoint that states one, or None. Verify nothing."""
     rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
     return next((round_ for round_ in rounds if round_ is not None), None)
 
@@ -341,15 +370,19 @@ def remove_older(
     confirmed: float = math.inf,
     verified: dict[str, int] | None = None,
 ) -> None:
-    """Leave the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
+    """Remove all but the newest `keep` checkpoints of a trial.
 
-    Only whole checkpoints of round `confirmed` or an earlier one count. What is newer than the
-    oldest that counts stays as well. `verified`: rounds of checkpoints that an earlier call has
-    found whole, by name; this one adds to them.
+    Args:
+        directory: The trial's directory.
+        keep: Number of checkpoints to keep.
+        shared_rounds: Rounds whose checkpoints are kept in addition.
+        confirmed: Only whole checkpoints up to this round count for `keep`. Everything newer than
+            the oldest one that counts is kept too.
+        verified: Name -> round of checkpoints that earlier calls found whole. This call adds to it.
 
     Raises:
-        CheckpointError: the newest is not whole, or one cannot be read; nothing was removed.
-        OSError: one cannot be removed.
+        CheckpointError: The newest is not whole, or one cannot be read. Nothing was removed.
+        OSError: A checkpoint cannot be removed.
     """
     verified = {} if verified is None else verified
     paths = numbered_checkpoints(directory)
@@ -361,7 +394,7 @@ def remove_older(
         keep -= round_ is not None and round_ <= confirmed
     older = [path for path in older if unverified_round(path) not in shared_rounds]
     if older and paths[-1].name not in verified:
-        raise DamagedCheckpoint(f"{paths[-1]}: is not whole")
+        raise DamagedCheckpoint(f"{paths[-1]}: is damaged or incomplete")
     for path in older:
         if isinstance(path, Path):
             _remove_at_once(path)
@@ -377,7 +410,7 @@ def _round_if_whole(path: AnyPath, verified: dict[str, int]) -> int | None:
 
 
 def _remove_at_once(path: Path) -> None:
-    """A rename hides it at once: half a checkpoint would look like a damaged one."""
+    """Rename a checkpoint, then remove it. Half removed, it would look like a damaged one."""
     removed = path.with_name(".removed")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
@@ -385,16 +418,16 @@ def _remove_at_once(path: Path) -> None:
 
 
 def numbered_checkpoints(directory: Directory) -> list[Directory]:
-    """The checkpoints that Tune has copied, or begun to copy, in order."""
+    """Return the checkpoints that Tune has copied, or begun to copy, in order."""
     names = filter(CHECKPOINT.fullmatch, _names(directory))
     return [cast(Directory, directory / name) for name in names]
 
 
 def checkpoints_named(directory: Directory) -> list[Directory]:
-    """The checkpoint that a path names: the directory itself, or all of a trial's, in order.
+    """Return the checkpoints that a path names: the directory itself, or all of a trial, in order.
 
     Raises:
-        CheckpointError: there is none, or a store cannot be asked, in one line.
+        CheckpointError: There is none, or the directory cannot be read. The message is one line.
     """
     try:
         if (directory / MANIFEST).exists() or CHECKPOINT.fullmatch(directory.name):
@@ -408,14 +441,14 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """What is said of a directory that holds no checkpoint: where it is an experiment's, which
-    trials there are."""
+    """Return the error for a directory without checkpoints. It names trials of an experiment."""
     if not directory.is_dir():
-        return CheckpointError(f"{directory}: is no directory")
+        return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
     if not trials:
         return CheckpointError(
-            f"{directory}: holds no checkpoint; name one, or the directory of a trial that has one"
+            f"{directory}: holds no checkpoint; name a checkpoint, or the directory of a trial "
+            "that has one"
         )
     more = f" or one of {len(trials) - SHOWN} more" if len(trials) > SHOWN else ""
     named = ", ".join(str(directory / name) for name in trials[:SHOWN])
@@ -423,7 +456,7 @@ def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
 
 
 def _names(directory: AnyPath) -> list[str]:
-    """List a directory, sorted. Return nothing where there is none."""
+    """Return the sorted names in a directory. A missing directory has none."""
     try:
         if isinstance(directory, Path):
             return sorted(os.listdir(directory))
@@ -435,10 +468,10 @@ def _names(directory: AnyPath) -> list[str]:
 
 
 def unverified_round(directory: AnyPath) -> int | None:
-    """Return the round that a checkpoint names, or None where it names none. Verify nothing.
+    """Return the round that a checkpoint states, or None if it states none. Verify nothing.
 
     Raises:
-        UnreadableCheckpoint: It cannot be read.
+        UnreadableCheckpoint: The checkpoint cannot be read.
     """
     try:
         return _round(_parse(directory / STATE, _read(directory / STATE)), directory)
@@ -453,17 +486,17 @@ def _round(state: Mapping[str, Any], directory: AnyPath) -> int:
 
 @contextmanager
 def _named_errors(directory: AnyPath) -> Iterator[None]:
-    """Refuses a path that leaves the directory: a manifest does not tell who wrote it."""
+    """Turn an error about the content of a checkpoint into a `DamagedCheckpoint`."""
     try:
         yield
     except (LookupError, TypeError, ValueError) as error:
         raise DamagedCheckpoint(
-            f"{directory}: not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
+            f"{directory}: is not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
         ) from error
 
 
 def _manifest_digests(directory: AnyPath) -> dict[str, str]:
-    """SHA-256 by file, as the manifest names them; no other file was read."""
+    """Return file -> SHA-256 from the manifest, without reading any other file."""
     if isinstance(directory, Path) and directory.is_symlink():
         raise ForeignCheckpoint(f"{directory}: is a link, not a checkpoint")
     refuse_foreign_files(directory)
@@ -471,11 +504,14 @@ def _manifest_digests(directory: AnyPath) -> dict[str, str]:
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{directory / MANIFEST}: format version {version}, this program reads {FORMAT_VERSION}"
+            f"{directory / MANIFEST}: format version {version}, but this program reads version "
+            f"{FORMAT_VERSION}"
         )
     learners = manifest.get("world_size")
     if type(learners) is not int or not 1 <= learners <= MOST_LEARNERS:
-        raise DamagedCheckpoint(f"{directory / MANIFEST}: written by {learners} learners?")
+        raise DamagedCheckpoint(
+            f"{directory / MANIFEST}: states an invalid number of learners, {learners}"
+        )
     expected = _listed_files(learners)
     listed = manifest.get("files")
     if not isinstance(listed, dict) or set(listed) != expected:
@@ -491,10 +527,10 @@ def _state(directory: AnyPath, digests: Mapping[str, str]) -> dict[str, Any]:
 def _verified(
     path: AnyPath, digest: str, use: Callable[[HashedFile], Part], tick: Tick = no_tick
 ) -> Part:
-    """Returns what `use` makes of a file whose SHA-256 is `digest`.
+    """Return the result of `use` for a file whose SHA-256 is `digest`.
 
-    The file is read once: the bytes that are hashed are those that are used. Who changes the file
-    in between changes nothing that is returned.
+    The file is read once, so the hashed bytes are the used ones. A change of the file after the
+    check cannot affect the result.
     """
     with _reading(path) as opened:
         file = HashedFile(opened, tick)
@@ -508,23 +544,26 @@ def _verified(
 
 
 def refuse_foreign_files(directory: str | AnyPath) -> None:
-    """ForeignCheckpoint when `directory` holds a file that is not of a checkpoint.
+    """Refuse a directory with a file that does not belong to a checkpoint.
 
-    Ray unpickles a file of its own that it finds in a checkpoint's directory.
+    Ray would unpickle a certain file that it finds in the directory of a checkpoint.
+
+    Raises:
+        ForeignCheckpoint: There is such a file.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     for name in _names(directory):
-        # What was killed while it wrote leaves a name with a dot in front and another behind.
+        # A process that was killed while writing leaves a file `.NAME.RANDOM`.
         whole = name[1:].rpartition(".")[0] if name.startswith(".") else name
         if whole not in (MANIFEST, STATE) and not PART.fullmatch(whole):
-            foreign = f"{directory / name}: is not of a checkpoint; nothing was loaded"
+            foreign = f"{directory / name}: does not belong to a checkpoint; nothing was loaded"
             raise ForeignCheckpoint(foreign)
 
 
 def _pack_groups(
     groups: Sequence[RolloutGroup],
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The groups' tensors by `number/field`, and a row of each group's other fields."""
+    """Return the tensors of groups as `number/field` -> tensor, and a row of other fields each."""
     from torch import Tensor
 
     tensors: dict[str, Tensor] = {}
@@ -535,7 +574,7 @@ def _pack_groups(
             value = getattr(group, item.name)
             if isinstance(value, Tensor):
                 tensors[f"{i}/{item.name}"] = value.contiguous()
-            elif value is not None:  # what nobody asked for reads as None without an entry
+            elif value is not None:  # a field without an entry is read as None
                 rows[-1][item.name] = value
     return tensors, rows
 
@@ -576,7 +615,7 @@ def _read(path: AnyPath) -> bytes:
 
 @contextmanager
 def _reading(path: AnyPath) -> Iterator[Readable]:
-    """Opens a file, and turns an OSError of the block into the error of a file not readable."""
+    """Open a file, and turn an OSError of the block into a `CheckpointError`."""
     try:
         if not isinstance(path, Path):
             with path.opened() as file:
@@ -591,8 +630,8 @@ def _reading(path: AnyPath) -> Iterator[Readable]:
 
 
 def _unread(path: AnyPath, error: OSError) -> CheckpointError:
-    """Tell a file that is missing, a link or a directory, from one that may be read later."""
-    from grpo_trainable.storage.object_store import reason  # pyarrow, which takes its time
+    """Return the error for a file: damaged if it is missing, or unreadable if it may be whole."""
+    from grpo_trainable.storage.object_store import reason  # imports pyarrow, slowly
 
     if isinstance(error, FileNotFoundError):
         return DamagedCheckpoint(f"{path}: is missing")
@@ -603,7 +642,7 @@ def _unread(path: AnyPath, error: OSError) -> CheckpointError:
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview], tick: Tick = no_tick) -> str:
-    """Writes a file, and returns its SHA-256."""
+    """Write a file, and return its SHA-256."""
     digest, unsynced = hashlib.sha256(), 0
     with replacing(path, durable=True) as file:
         for piece in pieces:

@@ -1,5 +1,7 @@
-"""The SHA-256 of a file, and of this package. The standard library only: commands compare files
-before torch loads."""
+"""SHA-256 of a file, and of this package.
+
+This imports only the standard library, because commands compare files before torch loads.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,14 @@ CHUNK_BYTES = 1 << 20
 
 
 def digest_of(key: str, path: str | Path) -> str:
-    """The SHA-256 of the file at `path`, which `key` names.
+    """Return the SHA-256 of a file.
+
+    Args:
+        key: The setting that names the file.
+        path: The file.
 
     Raises:
-        ValueError: it cannot be read, in one line that names both.
+        ValueError: The file cannot be read. The message is one line that names key and path.
     """
     digest = hashlib.sha256()
     try:
@@ -27,7 +33,7 @@ def digest_of(key: str, path: str | Path) -> str:
 
 
 def package_digest() -> str:
-    """The SHA-256 of the code of this package, names included."""
+    """Return the SHA-256 of this package's Python files, including their names."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The policy after a trial's last round must be saved: a trial without it has failed."""
+"""Save the policy after a trial's last round. A trial that cannot save it has failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # between the attempts to save it
 
 
 class PolicyNotSaved(RuntimeError):
-    """A trial has trained all its rounds, and the policy after the last one could not be saved."""
+    """A trial has trained all rounds, but the policy after the last one could not be saved."""
 
 
 def save_persistently(
@@ -20,10 +20,10 @@ def save_persistently(
     pauses_s: Sequence[float] = PAUSES_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Saved:
-    """What `save` gives, which is tried once more after each pause where it raises an OSError.
+    """Call `save` until it succeeds, with a pause after each OSError, and return its result.
 
     Raises:
-        OSError: the last attempt failed as well.
+        OSError: The attempt after the last pause failed too.
     """
     for pause_s in pauses_s:
         try:

@@ -1,10 +1,10 @@
-"""The private and alpha modules of Ray that the product uses; any version of Ray may move them.
+"""Names from private and alpha modules of Ray, which any version of Ray may move.
 
-No other file names such a module; `tests/unit/test_imports.py` enforces it. Private attributes of
-Tune's objects are used where the objects are: docs/architecture/actors.md lists them.
+No other file names such a module, as `tests/unit/test_imports.py` checks. Private attributes of
+Tune's objects appear in other files: docs/architecture/actors.md lists them.
 
-A name loads its module of Ray when it is first imported from here. So a process loads only what it
-uses.
+The first import of a name from here loads its module of Ray. So a process loads only the modules
+that it uses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write and read safetensors files in pieces, so that memory never holds a whole file.
 
-The library serialises to bytes, or copies every tensor to main memory before it writes to a path. A
-file written here has the same bytes as one of `safetensors.torch.save`.
+The safetensors library serialises to bytes, or copies every tensor to main memory before it writes
+to a path. A file written here has the same bytes as one of `safetensors.torch.save`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-# Torch is imported where tensors are made: files are also verified where there are no tensors.
+# Functions that create tensors import torch, so that verifying a file does not.
 if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 1 << 20
-LENGTH_BYTES = 8  # the length of the header, in front of the header
+LENGTH_BYTES = 8  # size of the number in front of the header that gives the header's length
 MOST_HEADER_BYTES = 100_000_000  # as in the library
-# Types of tensors by their names in a file, in the order in which the library stores them.
+# Type of a tensor in a file -> type in torch, in the order in which the library stores tensors.
 DTYPES = {
     "I64": "int64",
     "F64": "float64",
@@ -38,7 +38,7 @@ DTYPES = {
 
 
 def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file of these tensors. A piece of data has at most `PIECE_BYTES`.
+    """Yield the content of a file with these tensors. A piece of data has at most `PIECE_BYTES`.
 
     Tensors may be on any device, need not be contiguous, and may share memory.
     """
@@ -61,7 +61,7 @@ def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _tensor_pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in row-major order; only a piece is copied at a time."""
+    """Yield the bytes of a tensor in row-major order. Only one piece is copied at a time."""
     if tensor.nbytes <= PIECE_BYTES:
         yield _bytes_of(tensor.cpu().contiguous())
         return
@@ -71,14 +71,14 @@ def _tensor_pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor in main memory."""
+    """Return a view of the bytes of a contiguous tensor in main memory."""
     import torch
 
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def joined_pieces(pieces: Iterable[bytes | memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Join pieces to fewer ones of about `most_bytes`."""
+    """Join pieces into larger ones of about `most_bytes`."""
     held = bytearray()
     for piece in pieces:
         held += piece
@@ -93,24 +93,28 @@ def joined_pieces(pieces: Iterable[bytes | memoryview], most_bytes: int) -> Iter
 
 
 class TensorFileError(ValueError):
-    """Raised where the bytes of a file are not those of a whole safetensors file."""
+    """Raised if a file is not a complete safetensors file."""
 
 
 class Readable(Protocol):
-    def readinto(self, buffer: Any, /) -> int | None: ...
+    """An open binary file."""
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Read into the buffer, and return the number of bytes."""
+        ...
 
 
 class HashedFile:
     """An open file whose bytes are hashed as they are read, at most `PIECE_BYTES` at a time."""
 
     def __init__(self, file: Readable, tick: Callable[[], object]) -> None:
-        """Hash what is read of `file` from here on, and call `tick` for every piece."""
+        """Hash everything that is read of `file` from now on, and call `tick` for every piece."""
         self._file = file
         self._tick = tick
         self._digest = hashlib.sha256()
 
     def fill(self, buffer: memoryview) -> int:
-        """Fill the buffer. Return the bytes that were read, fewer only at the end of the file."""
+        """Fill the buffer, and return the number of bytes read. Only the file's end gives fewer."""
         filled = 0
         while filled < len(buffer):
             piece = buffer[filled : filled + PIECE_BYTES]
@@ -123,10 +127,10 @@ class HashedFile:
         return filled
 
     def fill_whole(self, buffer: memoryview) -> None:
-        """Fill the buffer.
+        """Fill the whole buffer.
 
         Raises:
-            TensorFileError: the file ends before.
+            TensorFileError: The file ends first.
         """
         if self.fill(buffer) < len(buffer):
             raise TensorFileError("it is cut short")
@@ -139,7 +143,7 @@ class HashedFile:
         return bytes(content)
 
     def sha256(self) -> str:
-        """Read the rest of the file, and return the digest of all that was read."""
+        """Read the rest of the file, and return the digest of everything that was read."""
         piece = memoryview(bytearray(PIECE_BYTES))
         while self.fill(piece):
             pass
@@ -147,10 +151,10 @@ class HashedFile:
 
 
 def read_tensors(file: HashedFile) -> dict[str, Tensor]:
-    """Return the tensors of a file, each in memory of its own.
+    """Return the tensors of a file, each in separate memory.
 
     Raises:
-        TensorFileError: it is not a safetensors file, or is cut short.
+        TensorFileError: The file is not a safetensors file, or is cut short.
     """
     import torch
 
@@ -180,7 +184,7 @@ def _read_header(file: HashedFile) -> list[tuple[str, str, list[int]]]:
             size = math.prod(shape) * getattr(torch, dtype).itemsize
             counted = all(type(length) is int and length >= 0 for length in shape)
             if not counted or entry["data_offsets"] != [at, at + size]:
-                raise ValueError(f"the place of {name} does not fit")
+                raise ValueError(f"the shape or the offsets of {name} are invalid")
             found.append((name, dtype, shape))
             at += size
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

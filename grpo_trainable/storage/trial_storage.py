@@ -1,4 +1,4 @@
-"""Where a trial's checkpoints lie in Tune's storage path, and which of them are kept."""
+"""Save, keep and restore a trial's checkpoints in Tune's storage path."""
 
 from __future__ import annotations
 
@@ -29,27 +29,33 @@ from grpo_trainable.storage.checkpointing import (
 from grpo_trainable.storage.object_store import AnyPath, StoredPath, reason
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION, StorageContext
 
-TUNES_OWN = re.compile(r"(params|error)\.")  # what Tune itself writes of a trial's config and end
+TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a trial's config and error
 
-# How many shared checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start
-# from its donor's checkpoint of one perturbation until the donor has been through the next.
+# Number of shared checkpoints that are kept beyond `checkpoint.keep`. Under synchronous PBT, a
+# clone may start from its donor's checkpoint of one perturbation until the donor has passed the
+# next one.
 SHARED_ROUNDS = 2
-LAST_ROWS_BYTES = 1 << 18  # of a `result.json`: some rows of 10 KB
+LAST_ROWS_BYTES = 1 << 18  # end of a `result.json` to read: some rows of 10 KB
 
 
 class TrialStorage:
-    """The checkpoints of one trial."""
+    """Checkpoints of one trial."""
 
     def __init__(self, context: StorageContext | None, keep: int | None) -> None:
-        """`context`: Tune's; None outside of Tune. `keep`: how many of the newest; None: all."""
+        """Open the storage of a trial.
+
+        Args:
+            context: Tune's storage context, or None outside Tune.
+            keep: Number of newest checkpoints to keep. None keeps all.
+        """
         self._context = context
         self._keep = keep
         self.shared_rounds: list[int] = []  # another trial may start from their checkpoints
-        self._verified: dict[str, int] = {}  # rounds of checkpoints that were found whole, by name
+        self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found whole
 
     @property
     def _directory(self) -> AnyPath | None:
-        """The trial's directory in the storage path; None outside of Tune."""
+        """The trial's directory in the storage path, or None outside Tune."""
         context = self._context
         return (
             None if context is None else path_on(context.storage_filesystem, context.trial_fs_path)
@@ -57,24 +63,24 @@ class TrialStorage:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[str]:
-        """Surrounds Tune's save; gives the directory that the checkpoint is first written to.
+        """Surround Tune's save, and give the directory that the checkpoint is first written to.
 
-        An OSError passes through, after the part of the checkpoint that was copied is removed.
+        An OSError is raised again, after the copied part of the checkpoint has been removed.
         """
         context = self._context
         assert context is not None
-        # Tune's own temporary directory would stay when the process is killed.
+        # Tune's own temporary directory would remain if the process were killed.
         directory = Path(context.trial_working_directory) / "saving"
         shutil.rmtree(directory, ignore_errors=True)
-        # Tune counts on from the last checkpoint that it registered. One that it did not register,
-        # because it was killed or the copy failed, must not be overwritten: it may be the only
-        # whole one.
+        # Tune continues to count from the last checkpoint that it registered. A checkpoint that it
+        # did not register, because it was killed or the copy failed, must not be overwritten: it
+        # may be the only whole one.
         context.current_checkpoint_index = before = newest_index(context)
         try:
             yield str(directory)
         except OSError:
-            # A partial copy would take the space that is missing. A store that has just failed is
-            # not asked once more: what it has of this one goes with the older ones.
+            # A partial copy would take up space that is already short. A store that has just failed
+            # gets no further request: the partial copy there is removed with older checkpoints.
             local = isinstance(context.storage_filesystem, LocalFileSystem)
             if context.current_checkpoint_index > before and local:
                 with contextlib.suppress(OSError):
@@ -84,15 +90,19 @@ class TrialStorage:
             shutil.rmtree(directory, ignore_errors=True)
 
     def share(self, round_: int) -> None:
-        """Notes that another trial may start from this trial's checkpoint of `round_`."""
+        """Note that another trial may start from this trial's checkpoint of `round_`."""
         rounds = [*(other for other in self.shared_rounds if other != round_), round_]
         self.shared_rounds = rounds[-SHARED_ROUNDS:]
 
     def remove_older(self, *, rows_follow: bool) -> list[str]:
-        """Remove what need not be kept; return why, where that cannot be done.
+        """Remove checkpoints that need not be kept.
 
-        `rows_follow`: callbacks bring the rows to an object store, after the checkpoints. A
-        checkpoint that is newer than the rows is of no use after a kill, so it does not count.
+        Args:
+            rows_follow: Callbacks copy the rows to an object store after the checkpoints. After a
+                kill, a checkpoint that is newer than the rows is useless, so it does not count.
+
+        Returns:
+            A line with the reason if checkpoints could not be removed, else nothing.
         """
         directory = self._directory
         if self._keep is None or directory is None:
@@ -101,31 +111,31 @@ class TrialStorage:
             confirmed = self._last_round(rows_follow)
             remove_older(directory, self._keep, self.shared_rounds, confirmed, self._verified)
         except (CheckpointError, OSError) as error:
-            return [f"older checkpoints stay: {error}"]
+            return [f"older checkpoints were not removed: {error}"]
         return []
 
     def go_on(
         self, noted: Any, restore: Callable[[Any], int], *, rows_follow: bool = False
     ) -> list[str]:
-        """Restore the newest whole checkpoint, and say where it is not the one that was noted.
+        """Restore the newest whole checkpoint, and report if it is not the noted one.
 
-        A torn copy, or a checkpoint that `checkpoint.keep` removed after Tune's last snapshot of
-        the experiment, gives way to the next one. Where none is left, the trial starts from round
-        0, and all that it had written is set aside.
+        If a checkpoint is an incomplete copy, or was removed by `checkpoint.keep` after Tune's last
+        snapshot of the experiment, the next older one is tried. If none is left, the trial starts
+        from round 0, and everything that it had written is set aside.
 
         Args:
-            noted: The checkpoint that Tune or a user names; None where Tune has noted none.
-            restore: Verify and restore a checkpoint, and return its round. Must change nothing
-                before it raises `CheckpointError`.
+            noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
+            restore: Verifies and restores a checkpoint, and returns its round. It must change
+                nothing before it raises `CheckpointError`.
             rows_follow: As for `remove_older`.
 
         Returns:
-            A line that says what was chosen and why, if it was not the noted one, or that a trial
-            which had trained begins again.
+            A line, if another checkpoint than the noted one was chosen, or if a trial that had
+            trained starts again from round 0. It gives the choice and the reason.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has
-                changed: the same command can be given again.
+                changed, so the same command can be repeated.
         """
         try:
             return self._go_on(noted, restore, rows_follow)
@@ -139,17 +149,20 @@ class TrialStorage:
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
             return self._repeated_rounds()
-        # One that is not here is gone, or of another trial: PBT means to go on from that.
+        # A checkpoint elsewhere no longer exists, or is of another trial, from which PBT wants to
+        # continue.
         elsewhere = [] if named is None or named in own else [named]
         last = self._last_round(rows_follow)
         problems, foreign = [], False
         for path in [*elsewhere, *own]:
             if path in own and _is_ahead(path, last):
-                problems.append(f"{path.name} is newer than the trial's rows, of round {last:g}")
+                problems.append(
+                    f"{path.name} is newer than the trial's last row, of round {last:g}"
+                )
                 continue
             try:
                 if not path.exists():
-                    raise DamagedCheckpoint(f"{path}: is gone")
+                    raise DamagedCheckpoint(f"{path}: no longer exists")
                 round_ = restore(noted if path == named else checkpoint_at(path))
             except DamagedCheckpoint as error:
                 if self._directory is None:
@@ -160,37 +173,39 @@ class TrialStorage:
             else:
                 if path == named and not problems:
                     return []
-                # Tune notes checkpoints in snapshots, which a kill may leave behind.
+                # Tune notes checkpoints in its snapshots. After a kill these may be out of date.
                 problems = problems or [f"Tune had noted {named.name if named else 'none'}"]
-                return [f"{'; '.join(problems)}; going on from {path.name} (round {round_})"]
+                return [f"{'; '.join(problems)}; continuing from {path.name} (round {round_})"]
         if foreign:
-            raise CheckpointError(f"{'; '.join(problems)}; no other one can be used")
+            raise CheckpointError(f"{'; '.join(problems)}; no other checkpoint can be used")
         assert self._directory is not None
-        problems.append(f"what the trial had is in {set_aside(self._directory).name}")
+        problems.append(f"the trial's earlier files are in {set_aside(self._directory).name}")
         return [f"{'; '.join(problems)}; starting from round 0"]
 
     def _repeated_rounds(self) -> list[str]:
-        """Return a line that says what a trial without a checkpoint trains again, if anything."""
+        """Return a line about the rounds that a trial without a checkpoint repeats, if any."""
         context = self._context
         if context is None:
             return []
         directory = StoredPath(context.storage_filesystem, context.trial_fs_path)
         trained = round_of_last_row(directory / EXPR_RESULT_FILE)
         if not trained:
-            return []  # it starts for the first time
+            return []  # the trial starts for the first time
         return [
-            f"it stopped after round {trained}, and no checkpoint was saved; starting from round 0"
+            f"the trial stopped after round {trained}, and no checkpoint was saved; starting from "
+            "round 0"
         ]
 
     def _own_checkpoints(self) -> list[AnyPath]:
-        """The trial's checkpoints, newest first."""
+        """Return the trial's checkpoints, newest first."""
         directory = self._directory
         return [] if directory is None else list(reversed(numbered_checkpoints(directory)))
 
     def _last_round(self, rows_follow: bool) -> float:
-        """Return the last round whose row is certain to stay: in a store, the last that is there.
+        """Return the last round whose row would survive a kill.
 
-        A kill may leave a checkpoint in a store without the rows up to its round.
+        In a store, this is the round of the last row there. A kill may leave a checkpoint in a
+        store without the rows up to its round.
         """
         directory = self._directory
         if rows_follow and isinstance(directory, StoredPath):
@@ -205,7 +220,7 @@ def _is_ahead(path: AnyPath, last: float) -> bool:
 
 
 def _path_of(noted: Any) -> AnyPath | None:
-    """Return the directory of what `Trainable.restore` takes."""
+    """Return the directory of a checkpoint in any form that `Trainable.restore` accepts."""
     checkpoint = getattr(noted, "checkpoint", noted)
     if checkpoint is None or isinstance(checkpoint, str):
         return None if checkpoint is None else Path(checkpoint)
@@ -213,11 +228,11 @@ def _path_of(noted: Any) -> AnyPath | None:
 
 
 def set_aside(directory: AnyPath) -> AnyPath:
-    """Move all that a trial has written into a new directory within its own, and return that.
+    """Move everything that a trial has written into a new subdirectory, and return that.
 
     Raises:
-        OSError: Something cannot be moved. Nothing is lost: the checkpoints go last, so the next
-            try finds the trial as this one did.
+        OSError: Something cannot be moved. Nothing is lost: checkpoints are moved last, so the next
+            attempt finds the same checkpoints.
     """
     names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
     taken = [int(match[1]) for match in map(ASIDE.fullmatch, names) if match]
@@ -240,10 +255,10 @@ def _move(source: AnyPath, target: AnyPath) -> None:
 
 
 def round_of_last_row(rows: StoredPath) -> int:
-    """Return the round of the last row of a `result.json` in a store; 0 where there is none.
+    """Return the round of the last row of a `result.json` in a store, or 0 if there is none.
 
     Raises:
-        OSError: the store cannot be read.
+        OSError: The store cannot be read.
     """
     try:
         lines = rows.read_end(LAST_ROWS_BYTES).split(b"\n")
@@ -256,20 +271,20 @@ def round_of_last_row(rows: StoredPath) -> int:
 
 
 def path_on(filesystem: FileSystem, path: str) -> AnyPath:
-    """A path of a file system of Tune's: on this machine, or in a store."""
+    """Return a path on one of Tune's file systems: on this machine, or in a store."""
     local = isinstance(filesystem, LocalFileSystem)
     return Path(path) if local else StoredPath(filesystem, path)
 
 
 def checkpoint_at(path: AnyPath) -> tune.Checkpoint:
-    """A checkpoint as Tune knows it."""
+    """Return a directory as a checkpoint of Tune."""
     if isinstance(path, Path):
         return tune.Checkpoint(str(path), LocalFileSystem())
     return tune.Checkpoint(path.path, path.filesystem)
 
 
 def newest_index(context: StorageContext) -> int:
-    """The index of the newest checkpoint of a trial, registered or not; -1 when there is none."""
+    """Return the index of a trial's newest checkpoint, registered or not, or -1 if it has none."""
     entries = context.storage_filesystem.get_file_info(
         FileSelector(context.trial_fs_path, allow_not_found=True)
     )

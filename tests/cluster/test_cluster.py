@@ -60,7 +60,7 @@ def test_an_actor_larger_than_any_machine_is_refused(cluster: Cluster, tmp_path)
     )
     assert status == 2
     (line,) = printed.splitlines()
-    assert "find" in line or "have no room: 2 CPUs, 2 CPUs, 2 CPUs" in line
+    assert "find" in line or "have no room for them: 2 CPUs, 2 CPUs, 2 CPUs" in line
 
 
 def test_an_address_at_which_nobody_listens_is_one_line(cluster: Cluster, tmp_path):
@@ -69,13 +69,13 @@ def test_an_address_at_which_nobody_listens_is_one_line(cluster: Cluster, tmp_pa
     )
     assert status == 2
     (line,) = printed.splitlines()
-    assert "--address 10.77.0.2:6380: nobody answers there" in line
+    assert "--address 10.77.0.2:6380: nothing answers there" in line
 
 
 def test_a_cluster_with_another_token_is_one_line(cluster: Cluster, tmp_path):
     status, printed = cluster.tune(*TINY, "--storage", str(tmp_path), RAY_AUTH_TOKEN="0" * 64)
     assert status == 2
-    assert f"--address {cluster.address}: Ray does not let us in" in printed.splitlines()[-1]
+    assert f"--address {cluster.address}: Ray refuses the connection" in printed.splitlines()[-1]
 
 
 def test_storage_that_not_every_machine_sees_is_refused(cluster: Cluster):
@@ -106,6 +106,8 @@ def test_files_of_the_first_machine_are_brought_to_the_others(cluster: Cluster, 
     others[0].run(["sh", "-c", f"echo cat > {words}"], {})
     status, printed = cluster.tune(*reading, "--storage", str(tmp_path / "again"))
     assert status == 2
-    told = f"node {others[0].address} of the cluster has another file at {words}; remove it there"
+    told = (
+        f"node {others[0].address} of the cluster has a different file at {words}; remove it there"
+    )
     assert told in printed.splitlines()[-1]
     assert others[0].run(["cat", str(words)], {}) == (0, "cat\n")

@@ -152,14 +152,14 @@ def test_actors_end_with_a_killed_driver(killed):
 
 def test_damaged_checkpoints_give_way_to_the_newest_whole_one(ended):
     last_whole = 2 * BETWEEN
-    assert f"going on from checkpoint_000001 (round {last_whole})" in ended.printed
+    assert f"continuing from checkpoint_000001 (round {last_whole})" in ended.printed
     assert rows(ended.first)[last_whole]["iterations_since_restore"] == 1
 
 
 def test_an_interrupt_saves_the_trial_that_runs_and_ends_everything(interrupted):
     assert interrupted.status == 130
     assert not interrupted.outlived_the_interrupt
-    assert "interrupted: 0 of 2 trials done, 1 not begun" in interrupted.printed
+    assert "interrupted: 0 of 2 trials done, 1 not started" in interrupted.printed
     assert f"saved after round {interrupted.saved_round} of {ROUNDS}" in interrupted.printed
     assert "--resume must --name cut" in interrupted.printed.splitlines()[-1]
     assert interrupted.began == 1

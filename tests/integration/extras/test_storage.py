@@ -99,7 +99,7 @@ def test_files_are_written_whole_listed_and_removed(store: Store, tmp_path: Path
     "uri", ["s3://", "s3://key:secret@bucket/a", "s3://bucket?region=x", "s3:/bucket", "s3://b#c"]
 )
 def test_what_is_no_plain_address_of_a_directory_is_refused(uri: str) -> None:
-    with pytest.raises(ValueError, match="must be s3://BUCKET/PATH; credentials and endpoint"):
+    with pytest.raises(ValueError, match="must be s3://BUCKET/PATH; set credentials and endpoint"):
         stored_path(uri)
 
 
@@ -108,7 +108,7 @@ def test_a_store_says_in_one_line_why_nothing_can_be_kept_there(
 ) -> None:
     assert refusal(stored_path("s3://bucket/a")) is None
     assert stored_path("s3://bucket/a").names() == []
-    assert refusal(stored_path("s3://nobody/a")) == "there is no bucket nobody; make it first"
+    assert refusal(stored_path("s3://nobody/a")) == "there is no bucket nobody; create it first"
     store.refuses = lambda method, path: "403 AccessDenied" if method == "PUT" else None
     assert "ACCESS_DENIED" in (refusal(stored_path("s3://bucket/a")) or "")
     store.refuses = lambda method, path: None
@@ -134,9 +134,9 @@ def test_a_checkpoint_is_read_from_the_store(store: Store, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("where", "key", "told"),
     [
-        ("s3://nobody/trial", "a-key", "s3://nobody/trial: is no directory"),
+        ("s3://nobody/trial", "a-key", "s3://nobody/trial: is not a directory"),
         ("s3://bucket/trial", "another", "s3://bucket/trial: cannot be read (ACCESS_DENIED)"),
-        ("s3://key:secret@bucket/trial", "a-key", "credentials and endpoint belong into the"),
+        ("s3://key:secret@bucket/trial", "a-key", "set credentials and endpoint in the"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_had_from_a_store_is_one_line(
@@ -206,9 +206,9 @@ def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
         (stored / "checkpoint_000001" / MANIFEST).unlink()
     round_, (note,) = going_on(stored, stored / "checkpoint_000002")
     assert round_ == (4 if damaged else 8)
-    said = "checkpoint_000002 is newer than the trial's rows, of round 11"
+    said = "checkpoint_000002 is newer than the trial's last row, of round 11"
     assert note.startswith(said)
-    assert note.endswith(f"going on from checkpoint_00000{0 if damaged else 1} (round {round_})")
+    assert note.endswith(f"continuing from checkpoint_00000{0 if damaged else 1} (round {round_})")
 
 
 def test_a_store_that_fails_is_no_proof_of_damage(store: Store, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     before = {name: (stored / name).read_bytes() for name in stored.files()}
     round_, (note,) = going_on(stored, stored / "checkpoint_000000")
     assert round_ == 0
-    assert note.endswith("; what the trial had is in set-aside-1; starting from round 0")
+    assert note.endswith("; the trial's earlier files are in set-aside-1; starting from round 0")
     aside = stored / "set-aside-1"
     assert {name: (aside / name).read_bytes() for name in aside.files()} == before
     assert stored.names() == ["set-aside-1"]
@@ -244,7 +244,7 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     brought(checkpoint(tmp_path / "8", 8), stored / "checkpoint_000000")
     round_, (note,) = going_on(stored, stored / "checkpoint_000000")
     assert round_ == 0
-    assert note.endswith("what the trial had is in set-aside-2; starting from round 0")
+    assert note.endswith("the trial's earlier files are in set-aside-2; starting from round 0")
     assert checkpoint_round(stored / "set-aside-2" / "checkpoint_000000") == 8
     # What was set aside does not count as the trial's files.
     trial: Any = FakeTrial(tmp_path / "trial")
@@ -288,13 +288,13 @@ def test_a_store_that_fails_holds_nobody_up_and_gets_everything_later(
     mirror = Mirror(local, stored)
     (local / "result.json").write_bytes(b"row 1\n")
     wait_for(lambda: caplog.records, 20.0)
-    assert "does not take the files of a trial" in caplog.text
+    assert "does not accept the files of a trial" in caplog.text
     assert str(local) in caplog.text
     store.refuses = lambda method, path: None
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\n"
-    assert "takes files again" in caplog.text
-    assert len(caplog.records) == 2  # failure and recovery are each logged once
+    assert "accepts files again" in caplog.text
+    assert len(caplog.records) == 2  # each is told once
 
 
 def test_a_silent_store_is_an_error_after_a_while(store: Store) -> None:
@@ -388,9 +388,13 @@ def killed_at_the_end() -> Iterator[Callable[[Process], Process]]:
 @pytest.mark.parametrize(
     ("storage", "key", "told"),
     [
-        ("s3://nobody/runs", "a-key", "s3://nobody/runs: there is no bucket nobody; make it first"),
+        (
+            "s3://nobody/runs",
+            "a-key",
+            "s3://nobody/runs: there is no bucket nobody; create it first",
+        ),
         ("s3://bucket/runs", "another", "ACCESS_DENIED"),
-        ("s3://key:secret@bucket/runs", "a-key", "credentials and endpoint belong into the"),
+        ("s3://key:secret@bucket/runs", "a-key", "set credentials and endpoint in the"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_one_line(

@@ -124,7 +124,7 @@ def test_refused_file_is_told_in_a_line(caplog, tmp_path):
 
     report([Broken()], FakeTrial(tmp_path / "trial"), row(1))
     (record,) = caplog.records
-    assert "failed for trial trial (No space left on device); the run goes on" in record.message
+    assert "failed for trial trial (No space left on device); the run continues" in record.message
     assert not record.exc_info
 
 
@@ -190,7 +190,7 @@ def test_rounds_that_are_refused_for_too_long_are_given_up_by_name(tmp_path, mon
     (tmp_path / "trial").touch()
     for round_ in (1, 2, 3):
         report([callback], trial, row(round_))
-    assert "ResultJsonCallback cannot be written for too long; round 1 will be" in caplog.text
+    assert "ResultJsonCallback could not write for too long; round 1 will be" in caplog.text
     (tmp_path / "trial").unlink()
     report([callback], trial, row(4))
     rows = read_rows(tmp_path / "trial" / "result.json")

@@ -235,7 +235,7 @@ def test_nothing_is_removed_while_the_rows_cannot_be_read(bucket: Path) -> None:
         checkpoint(bucket / "trial" / f"checkpoint_{number:06d}", number)
     (bucket / "trial" / "result.json").mkdir()  # a directory, which cannot be opened as a file
     (said,) = trial_storage(bucket, keep=1).remove_older(rows_follow=True)
-    assert said.startswith("older checkpoints stay: ")
+    assert said.startswith("older checkpoints were not removed: ")
     assert len(list((bucket / "trial").glob("checkpoint_*"))) == 3
 
 

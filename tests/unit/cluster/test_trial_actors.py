@@ -29,7 +29,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> TrialActors:
 @pytest.mark.parametrize(
     "error",
     [
-        ShippingError("node 10.0.0.2 of the cluster takes no files (the node died)"),
+        ShippingError("node 10.0.0.2 of the cluster accepts no files (the node died)"),
         NodeDiedError("the node died"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--checkpoint", "nowhere"], ["nowhere: is no directory"]),
+        (["--checkpoint", "nowhere"], ["nowhere: is not a directory"]),
         (["--checkpoint", "empty"], ["empty: holds no checkpoint"]),
         (["--checkpoint", "checkpoint_000001"], ["manifest.json: is missing"]),
         (["--model", "nowhere"], ["model.path=", "nowhere: no such directory"]),
@@ -114,7 +114,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
         (["--out", "full"], ["full: is not empty"]),
         (["--out", "full/file"], ["full/file: cannot be used"]),
         (["--against", "empty"], ["empty: holds no evaluation"]),
-        (["--out", "s3://bucket"], ["--out s3://bucket", "a directory of this machine"]),
+        (["--out", "s3://bucket"], ["--out s3://bucket", "a directory on this machine"]),
         (["--set", "engine=nowhere:E"], ["engine=nowhere:E", "cannot be imported"]),
         (["--bogus"], ["--bogus", "--help"]),
     ],

@@ -67,7 +67,7 @@ def test_damaged_one_gives_way_to_the_newest_whole_one(trial, damage):
     assert restored.round == 8
     (note,) = restored.notes
     assert note.startswith("checkpoint_000002")
-    assert note.endswith("; going on from checkpoint_000001 (round 8)")
+    assert note.endswith("; continuing from checkpoint_000001 (round 8)")
 
 
 def test_the_newest_is_taken_even_if_tune_had_not_noted_it(trial):
@@ -79,7 +79,7 @@ def test_the_newest_is_taken_even_if_tune_had_not_noted_it(trial):
     manager._latest_checkpoint_result = None
     restored = Restored(trial)
     assert restored.round == 12
-    assert restored.notes == ["Tune had noted none; going on from checkpoint_000002 (round 12)"]
+    assert restored.notes == ["Tune had noted none; continuing from checkpoint_000002 (round 12)"]
 
 
 @pytest.mark.parametrize(("torn", "round_"), [((), 12), ((2,), 8), ((1, 2), 4)])
@@ -91,7 +91,7 @@ def test_a_newer_one_that_tunes_last_snapshot_lacks_is_taken(trial, torn, round_
     restored = Restored(trial)
     assert restored.round == round_
     said = "".join(restored.notes)
-    assert ("Tune had noted checkpoint_000000; going on from" in said) == (torn == ())
+    assert ("Tune had noted checkpoint_000000; continuing from" in said) == (torn == ())
 
 
 def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):
@@ -115,7 +115,9 @@ def test_what_is_none_of_ours_beside_whole_files_is_no_damage(trial, how):
         (newest / MANIFEST).rename(directory.parent / "elsewhere")
         (newest / MANIFEST).symlink_to(directory.parent / "elsewhere")
     before = contents(directory)
-    with pytest.raises(CheckpointError, match=r"checkpoint_000002/.*no other one can be used"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint_000002/.*no other checkpoint can be used"
+    ):
         Restored(trial)
     assert contents(directory) == before
 
@@ -129,8 +131,8 @@ def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
     restored = Restored(trial)
     assert restored.round == 0
     (note,) = restored.notes
-    assert note.endswith("what the trial had is in set-aside-1; starting from round 0")
-    del before["params.json"]  # Tune writes this file only once
+    assert note.endswith("the trial's earlier files are in set-aside-1; starting from round 0")
+    del before["params.json"]  # which Tune writes once
     assert contents(directory / "set-aside-1") == before
     assert sorted(os.listdir(directory)) == ["params.json", "set-aside-1"]
 
@@ -139,7 +141,9 @@ def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
 def test_another_format_is_refused_by_name_and_not_taken_for_damage(trial, version):
     path = Path(trial.path) / "checkpoint_000002" / MANIFEST
     path.write_text(path.read_text().replace('"format_version": 5', f'"format_version": {version}'))
-    with pytest.raises(CheckpointError, match=f"format version {version}, this program reads 5$"):
+    with pytest.raises(
+        CheckpointError, match=f"format version {version}, but this program reads version 5$"
+    ):
         Restored(trial)
 
 
@@ -158,7 +162,7 @@ def test_trial_that_starts_again_without_a_checkpoint_says_what_it_repeats(trial
     restored = Restored(trial)
     assert restored.round == 0
     assert restored.notes == [
-        "it stopped after round 12, and no checkpoint was saved; starting from round 0"
+        "the trial stopped after round 12, and no checkpoint was saved; starting from round 0"
     ]
 
 
@@ -187,7 +191,7 @@ def test_last_checkpoint_that_was_not_written_is_told_at_the_end(trial, tmp_path
             callback.on_trial_save(**hooks)
     callback.on_experiment_end(trials=[trial, other])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == "sync/0: its last checkpoint could not be written; the one before stays"
+    assert line == "sync/0: its last checkpoint could not be written; the previous one remains"
 
 
 def test_tune_neither_offers_nor_removes_what_the_trial_has_removed(trial):

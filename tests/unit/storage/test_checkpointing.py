@@ -230,9 +230,18 @@ def test_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     [
         ([], "not a JSON object"),
         ({}, "format version None"),
-        ({"format_version": 99, "shards": 4}, "format version 99, this program reads 5"),
-        ({"format_version": FORMAT_VERSION, "world_size": 0}, "written by 0 learners"),
-        ({"format_version": FORMAT_VERSION, "world_size": "2"}, "written by 2 learners"),
+        (
+            {"format_version": 99, "shards": 4},
+            "format version 99, but this program reads version 5",
+        ),
+        (
+            {"format_version": FORMAT_VERSION, "world_size": 0},
+            "states an invalid number of learners, 0",
+        ),
+        (
+            {"format_version": FORMAT_VERSION, "world_size": "2"},
+            "states an invalid number of learners, 2",
+        ),
         ({**OURS, "world_size": 2, "files": {}}, "does not list .*optimizer-00002-of-00002"),
         (OURS, "does not list"),
         ({**OURS, "files": {"model.bin": "00"}}, "does not list"),
@@ -342,7 +351,7 @@ def test_file_of_anybody_else_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / f".{STATE}.k3j4h5").write_bytes(b"what a killed write leaves")
     refuse_foreign_files(tmp_path)
     (tmp_path / name).write_bytes(b"anything")
-    with pytest.raises(CheckpointError, match=f"{name}: is not of a checkpoint"):
+    with pytest.raises(CheckpointError, match=f"{name}: does not belong to a checkpoint"):
         refuse_foreign_files(tmp_path)
 
 

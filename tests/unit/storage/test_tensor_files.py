@@ -112,12 +112,12 @@ def header_of(**entry: Any) -> bytes:
         ((1).to_bytes(8, "little") + b"\xff", "header is wrong"),
         ((50_000).to_bytes(8, "little") + b"[" * 50_000, "header is wrong"),
         (header_of(dtype="F31"), "KeyError: 'F31'"),
-        (header_of(shape=[3]), "the place of a does not fit"),
-        (header_of(shape=[-1, -2]), "the place of a does not fit"),
-        (header_of(shape=[2.0]), "the place of a does not fit"),
+        (header_of(shape=[3]), "shape or the offsets of a are invalid"),
+        (header_of(shape=[-1, -2]), "shape or the offsets of a are invalid"),
+        (header_of(shape=[2.0]), "shape or the offsets of a are invalid"),
         (header_of(shape="ab"), "header is wrong"),
-        (header_of(data_offsets=[8, 16]), "the place of a does not fit"),
-        (header_of(data_offsets=None), "the place of a does not fit"),
+        (header_of(data_offsets=[8, 16]), "shape or the offsets of a are invalid"),
+        (header_of(data_offsets=None), "shape or the offsets of a are invalid"),
     ],
 )
 def test_what_is_no_whole_file_is_refused(content: bytes, reason: str):

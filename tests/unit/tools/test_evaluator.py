@@ -266,14 +266,14 @@ def test_a_policy_is_read_from_a_store_as_from_a_directory(policy, tmp_path):
     above = StoredPath(LocalFileSystem(), str(trial.parent), "file")
     with pytest.raises(CheckpointError, match=rf"is an experiment; .*: file://{trial}$"):
         read_trained_policy(above)
-    with pytest.raises(ExportError, match="nowhere: is no directory"):
+    with pytest.raises(ExportError, match="nowhere: is not a directory"):
         export(above / "nowhere", tmp_path / "other")
 
 
 def test_a_directory_without_a_checkpoint_is_told_so(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         read_trained_policy(tmp_path)
-    with pytest.raises(CheckpointError, match="is no directory"):
+    with pytest.raises(CheckpointError, match="is not a directory"):
         read_trained_policy(tmp_path / "nowhere")
 
 

@@ -307,9 +307,9 @@ APART = {"placement": "disaggregated"}
         (APART, ["a", "a"], "shm", "one machine"),
         (APART, ["a", "b", "c"], "object_store", "no generator is on the learner's machine"),
         (APART, ["a", "b", "a"], "by_machine", "shm on the learner's machine, object_store on"),
-        (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "asked for"),
-        (APART | {"transport": "object_store"}, ["a"], "object_store", "asked for"),
-        (APART | {"transport": "shm"}, ["a"], "shm", "asked for"),
+        (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "as configured"),
+        (APART | {"transport": "object_store"}, ["a"], "object_store", "as configured"),
+        (APART | {"transport": "shm"}, ["a"], "shm", "as configured"),
         (APART | {"transport": "nixl"}, ["a"], "nixl", "nearly a CPU core in each process"),
     ],
 )
@@ -342,7 +342,7 @@ def test_actors_that_ray_gave_several_gpus_cannot_share_the_memory_of_one() -> N
     first, second = (Preflight(gpus=(gpu,), seconds=0.1) for gpu in ("0", "1"))
     check_together(TRANSPORTS["cuda_ipc"], [first, first])
     check_together(TRANSPORTS["nccl"], [first, second])
-    with pytest.raises(TransportError, match=r"must share one GPU, and Ray gave them 0, 1"):
+    with pytest.raises(TransportError, match=r"must share one GPU, but Ray gave them GPUs 0, 1"):
         check_together(TRANSPORTS["cuda_ipc"], [first, second])
 
 
@@ -385,7 +385,7 @@ def chosen(reference: str, nodes: list[str]) -> Choice:
 def test_a_users_record_is_chosen_by_name_and_tells_its_cost(mine: Path) -> None:
     choice = chosen(f"{mine}:MINE", ["a", "b"])
     assert (choice.key, choice.transport.name) == (f"{mine}:MINE", "mine")
-    assert choice.why == "asked for; slow"
+    assert choice.why == "as configured; slow"
 
 
 def test_the_ends_of_a_users_transport_are_made_by_its_record(mine: Path) -> None:
@@ -407,7 +407,7 @@ def test_the_ends_of_a_users_transport_are_made_by_its_record(mine: Path) -> Non
         ),
         ("PAIR", ["a"], PluginError, "sidedness=two_sided is for built-in transports; use pull"),
         ("ONE_GPU", ["a"], TransportError, "needs resources.generator_gpus > 0 and"),
-        ("HERE", ["a", "b"], TransportError, "on 2 machines, which share no memory"),
+        ("HERE", ["a", "b"], TransportError, "on 2 machines, which do not share memory"),
     ],
 )
 def test_a_users_record_that_does_not_suit_is_one_line(

@@ -130,11 +130,11 @@ def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said(
     prompts(tmp_path / "prompts.jsonl")
     given = (*SPACE, "--set", "task.train_file=prompts.jsonl", "--dry-run")
 
-    assert "were compared" not in command(*given)[1]
+    assert "were checked against" not in command(*given)[1]
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", -1.0)
     _, out, _ = command(*given)
-    # One prompt of each stream: 128 held-out prompts, and 96 rounds of 16.
-    assert "note: of the 1,664 prompts that a trial asks for, 2 were compared with" in out
+    # One of each stream: 128 held-out prompts, and 96 rounds of 16.
+    assert "note: only 2 of the 1,664 prompts of a trial were checked against" in out
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", 1e9)
     monkeypatch.setattr(checks, "MAX_PROMPTS", 100)
-    assert "for, 200 were compared" in command(*given)[1]
+    assert "only 200 of the" in command(*given)[1]

@@ -39,10 +39,10 @@ def test_each_trial_that_has_begun_is_told_with_the_round_it_goes_on_from(tmp_pa
     trial("colocated_k8", 0)
 
     assert left_off(read_experiment(directory).trials, planned=7) == [
-        "interrupted: 1 of 7 trials done, 2 not begun",
-        "  colocated_k8/0  its first round had not ended: starts from round 0",
+        "interrupted: 1 of 7 trials done, 2 not started",
+        "  colocated_k8/0  had not finished its first round: starts from round 0",
         "  sync/0          saved after round 5 of 16",
-        "  async_k1/0      reached round 7 of 16, goes on from round 4",
+        "  async_k1/0      reached round 7 of 16, continues from round 4",
         "  async_k4/0      reached round 2 of 16, not saved: starts from round 0",
     ]
 
@@ -86,7 +86,7 @@ def test_a_trial_whose_round_takes_too_long_is_told_with_what_it_loses(tmp_path)
     assert go_on.startswith("continue with: ")
     assert "--resume must --name e" in go_on
     assert left == [
-        "interrupted: 0 of 8 trials done, 7 not begun",
+        "interrupted: 0 of 8 trials done, 7 not started",
         "  colocated_k8/0  reached round 3 of 12, not saved: starts from round 0",
     ]
 

@@ -155,7 +155,7 @@ def test_several_learners_hold_the_policy_each_or_between_them():
     outside = 2 * 50_257 * 512
     assert four["gathered layers"] == 4 * 8 * (outside + (one["weights"] // 4 - outside) // 2)
     assert four["published snapshot"] == 2 * one["published snapshot"]
-    kept = of(num_learners=2, elastic=True)["copy to go back to"]
+    kept = of(num_learners=2, elastic=True)["recovery copy"]
     assert kept == two["weights"] + two["optimizer moments"]
 
 

@@ -76,14 +76,15 @@ def test_a_trial_that_fits_no_node_is_refused_though_the_cluster_has_enough():
     with pytest.raises(UsageError) as caught:
         check_resources([wide], cpus(2, 2, 2), "the cluster")
     assert str(caught.value) == (
-        f"arm {wide.arm} has actors of 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, for which the "
-        "nodes of the cluster have no room: 2 CPUs, 2 CPUs, 2 CPUs; lower resources.generator_cpus "
+        f"arm {wide.arm} has actors of 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, but the nodes of "
+        "the cluster have no room for them: 2 CPUs, 2 CPUs, 2 CPUs; lower resources.generator_cpus "
         "or resources.learner_cpus"
     )
 
 
 def test_a_trial_that_needs_more_than_there_is_is_told_how_much():
-    with pytest.raises(UsageError, match=r"needs 4\.1 CPUs, this machine has 2; lower resources"):
+    needs = r"needs 4\.1 CPUs, but this machine has 2; lower resources"
+    with pytest.raises(UsageError, match=needs):
         check_resources([trial(learner_cpus=3, generator_cpus=1)], cpus(2), "this machine")
 
 
@@ -94,7 +95,7 @@ def test_more_learners_than_cpus_are_refused():
     with pytest.raises(UsageError) as caught:
         check_resources([four], cpus(2), "this machine")
     assert str(caught.value) == (
-        f"arm {four.arm} needs 5 CPUs, this machine has 2; lower resources.generator_cpus or "
+        f"arm {four.arm} needs 5 CPUs, but this machine has 2; lower resources.generator_cpus or "
         "resources.learner_cpus or resources.num_learners"
     )
 
@@ -151,7 +152,9 @@ def test_every_bundle_has_just_the_room_for_its_actors(learners, generators, lea
 def test_learners_that_fit_no_node_together_are_told_so():
     config = together(num_learners=2, learner_cpus=2, generator_cpus=1)
     check_resources([config], cpus(4, 2), "the cluster")
-    with pytest.raises(UsageError, match=r"resources\.spread=pack: all learners share a node$"):
+    with pytest.raises(
+        UsageError, match=r"resources\.spread=pack: now all learners must share one node$"
+    ):
         check_resources([config], cpus(3, 3), "the cluster")
     check_resources([trial(num_learners=2, learner_cpus=2, generator_cpus=1)], cpus(3, 3), "it")
 

@@ -30,7 +30,7 @@ def test_keys_in_which_trials_differ_are_columns_and_the_others_stand_below():
         "arm1     3  2    0.0003",
     ]
     assert chosen == "the same in every trial:\n  rounds=8"
-    assert defaults.startswith("left at its default in every trial:\n  placement=colocated")
+    assert defaults.startswith("left at their defaults in every trial:\n  placement=colocated")
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

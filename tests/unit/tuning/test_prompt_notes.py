@@ -33,8 +33,8 @@ def test_the_numbers_of_prompts_are_told_and_that_held_out_ones_repeat(sums):
     assert told(task=sums, eval={"prompts": 2}) == ["prompts: 3 to train on, 2 held out"]
     assert told(task=sums, eval={"prompts": 3}) == [
         "prompts: 3 to train on, 2 held out",
-        "note: eval.prompts=3 asks for 3 held-out prompts, and there are 2: some are asked several "
-        "times",
+        "note: eval.prompts=3 requests 3 held-out prompts, but there are only 2, so some are asked "
+        "several times",
     ]
 
 
@@ -42,7 +42,8 @@ def test_each_task_of_a_mix_has_its_own_numbers(sums):
     both = {label: {**sums, "weight": 1} for label in ("sums", "more")}
     lines = told(task={"name": "mix", "mix": both}, eval={"prompts": 5})
     assert lines[0] == "prompts of sums: 3 to train on, 2 held out"
-    assert "note: eval.prompts=5 asks for 3 held-out prompts of sums, and there are 2" in lines[1]
+    note = "note: eval.prompts=5 requests 3 held-out prompts of sums, but there are only 2"
+    assert note in lines[1]
     assert lines[2:] == ["prompts of more: 3 to train on, 2 held out"]
 
 

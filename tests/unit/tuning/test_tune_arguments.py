@@ -110,7 +110,7 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--iterations", "many"], ["--iterations", "an integer >= 1, got many"]),
         ([*SPACE, "--max-failures", "-3"], ["--max-failures", "an integer >= 0"]),
         ([*SPACE, "--seed", "-1"], ["--seed", "an integer >= 0"]),
-        ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
+        ([*SPACE, "--name", "../elsewhere"], ["--name", "without slashes"]),
         ([*SPACE, "--max-concurrent", "0"], ["--max-concurrent", "an integer >= 1"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
         ([*SPACE, "--samples", "1000"], ["1000 samples", "nearest valid: 512 and 1024"]),
@@ -134,7 +134,7 @@ SPACE = ("--space", "async_vs_sync")
                 *(*SPACE, "--scheduler", "pbt", "--num-samples", "2", "--set", "arm=sync"),
                 *("--set", "optim.lr=1", "--set", "loss.type=cispo"),
             ],
-            ["varies optim.lr, which --set fixes"],
+            ["--set fixes optim.lr, which pbt varies"],
         ),
         (
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
@@ -144,7 +144,7 @@ SPACE = ("--space", "async_vs_sync")
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
         (
             ["--resume", "--name", "never_started"],
-            ["no experiment never_started in ", "kept elsewhere? --storage DIRECTORY"],
+            ["no experiment never_started in ", "elsewhere, add --storage DIRECTORY"],
         ),
     ],
     ids=lambda value: " ".join(value[-2:]) if value and value[0].startswith("-") else "",
@@ -185,7 +185,7 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
 
     resume = ("--resume", "--name", "mine")
     refused(command(*resume, "--iterations", "5"), "rounds=5", "fixed at 4")
-    refused(command(*resume, "--set", "optim.lr=1"), "optim.lr=1", "was free")
+    refused(command(*resume, "--set", "optim.lr=1"), "optim.lr=1", "was not fixed")
     refused(command(*resume, "--num-samples", "3"), "--num-samples 3", "started with 1")
     refused(command(*resume, "--samples", "512"), "--samples 512", "started without it")
 
@@ -209,7 +209,7 @@ def test_a_resume_that_cannot_write_is_refused(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize("uri", ["s3://key:secret@bucket/runs", "gs://bucket", "file:///tmp/runs"])
 def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
-    remedies = {"f": "give its path alone", "g": "s3:// is the store", "s": "into the environment"}
+    remedies = {"f": "give only its path", "g": "or s3://BUCKET", "s": "in the environment"}
     remedy = remedies[uri[0]]
 
     status = tune.main([*SPACE, "--storage", uri])
@@ -409,7 +409,7 @@ def test_a_resume_runs_no_space_that_somebody_else_may_have_named(of_a_file, com
 
 
 def test_a_resume_refuses_another_space(of_a_file, command, tmp_path):
-    refused(command(*RESUME, "--space", "lag"), "--space lag", f"is of {of_a_file}")
+    refused(command(*RESUME, "--space", "lag"), "--space lag", f"was started with {of_a_file}")
     other = tmp_path / "other.py"
     other.write_text(SPACE_FILE.replace("3e-4", "5e-4"))
     refused(command(*RESUME, "--space", "other.py"), str(other), "put the file back")
@@ -574,7 +574,9 @@ def test_set_wins_over_an_arm_and_an_arm_over_a_preset(command):
 
 def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
     preset = ("--preset", "pipeline_rl", "--set", "placement=colocated")
-    of_preset = "; weight_update is of --preset pipeline_rl; --set weight_update=… replaces it"
+    of_preset = (
+        "; weight_update comes from --preset pipeline_rl, and --set weight_update=… overrides it"
+    )
     refused(
         command(*preset), "weight_update=in_flight: not read with placement=colocated", of_preset
     )
@@ -582,13 +584,14 @@ def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
     assert "weight_update=in_flight: not read" in error
     assert "--preset" not in error
 
-    of_preset = "; loss.clip_high is of --preset pipeline_rl"  # the preset has 4, shown as 4.0
+    # Where it is 4, shown as 4.0.
+    of_preset = "; loss.clip_high comes from --preset pipeline_rl"
     refused(
         command("--preset", "pipeline_rl", "--set", "loss.type=sapo"), "loss.clip_high", of_preset
     )
     # The error comes from a trial of an arm that does not have this setting.
     in_arm = ("--space", "async_vs_sync", "--set", "arm=sync", "--set", "model.preset=games")
-    of_preset = "; rollout.max_new_tokens is of --preset course_keyword"
+    of_preset = "; rollout.max_new_tokens comes from --preset course_keyword"
     refused(command("--preset", "course_keyword", *in_arm), "rollout.max_new_tokens=60", of_preset)
 
 
@@ -678,7 +681,7 @@ def test_a_preset_with_a_lag_is_one_asynchronous_trial(command):
 def test_a_dry_run_shows_the_settings_of_a_preset(command, name):
     status, out, _ = command("--preset", name, "--dry-run")
 
-    chosen, _ = out.split("left at its default in every trial:")
+    chosen, _ = out.split("left at their defaults in every trial:")
     assert status == 0
     assert {f"{key}=" for key in ALGORITHMS[name].settings} <= set(re.findall(r"[\w.]+=", chosen))
 
