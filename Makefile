@@ -70,10 +70,11 @@ test-processors: test-processors-restricted ## Run the numeric tests as other pr
 test-processors-restricted: $(READY) ## Run the numeric tests with few instructions and one thread.
 	ATEN_CPU_CAPABILITY=default $(RESTRICTED) $(NUMERICS) $(ARGS)
 
-check: $(READY) ## Check format, style and types: ruff format, ruff, pyright.
+check: $(READY) ## Check format, style, types and English: ruff, pyright, test_english.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/unit/test_english.py
 
 docs: $(READY) ## Build the site in site/; a dead link is an error.
 	$(PIP_INSTALL) -e '.[docs]'
