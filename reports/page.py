@@ -41,6 +41,7 @@ def render_page(
     sections: Sequence[Section],
     images: Mapping[str, bytes],
     damaged: Sequence[str],
+    short: Sequence[str],
     told: Sequence[str],
     pairs: Sequence[ArmPair],
 ) -> str:
@@ -54,12 +55,13 @@ def render_page(
         sections: The plots.
         images: PNG by plot and theme: "speed_up-dark".
         damaged: One line for each file that could not be read.
+        short: The answer in short, for the top of the page.
         told: The sentences about the differences between arms.
         pairs: Every pair of arms.
     """
     name = experiment.directory.name
     parts = [
-        _head(experiment, name, comparison),
+        _head(experiment, name, comparison, short),
         _missing(experiment, files, damaged),
         _table_section(comparison),
         _told_section(told, pairs),
@@ -75,7 +77,9 @@ def render_page(
     return document(f"{name}: report", body)
 
 
-def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> str:
+def _head(
+    experiment: ExperimentRecord, name: str, comparison: Comparison, short: Sequence[str]
+) -> str:
     asked = experiment.question
     question = f"experiment {name}" if asked is None else asked.text
     trials = experiment.trials
@@ -104,10 +108,11 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
         f"{', '.join(counts)}"
     )
     state = "good" if done == planned else "bad"
+    answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
-        f"{_warning(comparison)}</header>"
+        f"{answered}{_warning(comparison)}</header>"
     )
 
 

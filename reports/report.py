@@ -19,7 +19,7 @@ from reports.parquet_reader import read_files
 from reports.records import ExperimentRecord
 from reports.report_data import report_data
 from reports.summary import Comparison, compare
-from reports.verdicts import quantities, verdicts
+from reports.verdicts import quantities, short_answer, verdicts
 
 if TYPE_CHECKING:
     from reports.canvas import Plot, Section
@@ -80,10 +80,12 @@ def write_report_of(
     images = _images(shown, list(comparison.arms))
     asked = answer(experiment, comparison, files)
     found = quantities(experiment, comparison, files)
-    told = verdicts(found, comparison)
+    short, told = short_answer(found, comparison), verdicts(found, comparison)
     pairs = every_pair(experiment, comparison, files)
-    data = report_data(experiment, comparison, asked, found, pairs, told, damaged)
-    page = render_page(experiment, comparison, asked, files, shown, images, damaged, told, pairs)
+    data = report_data(experiment, comparison, asked, found, pairs, short, told, damaged)
+    page = render_page(
+        experiment, comparison, asked, files, shown, images, damaged, short, told, pairs
+    )
     try:
         _write_plots(directory, shown, images)
         _write_text(directory, "report.json", json.dumps(data, indent=1, allow_nan=False) + "\n")

@@ -31,6 +31,7 @@ def report_data(
     asked: Answer | None,
     found: Sequence[Quantity],
     pairs: Sequence[ArmPair],
+    short: Sequence[str],
     told: Sequence[str],
     problems: Sequence[str],
 ) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def report_data(
         asked: The table for the question of the search space, if it asks one.
         found: The quantities in which the arms are compared with the baseline.
         pairs: Every pair of arms.
+        short: The answer in short.
         told: The sentences about the differences between arms.
         problems: One line for each thing that could not be read.
     """
@@ -76,6 +78,7 @@ def report_data(
             }
             for pair in pairs
         ],
+        "answer": list(short),
         "told": list(told),
         "trials": [_trial(trial) for trial in experiment.trials],
         "not_begun": [{"arm": arm, "seed": seed} for arm, seed in experiment.not_begun],

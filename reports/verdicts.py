@@ -100,6 +100,58 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     return [*said, _by_chance(among_seeds)] if among_seeds else said
 
 
+def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
+    """Return the clear differences in speed and in reward, one sentence each.
+
+    A third sentence warns if all of it rests on one seed. The list is empty if there is nothing to
+    compare.
+    """
+    speed, reward = (
+        next(own for own in found if own.key == key) for key in ("speed_up", "reward_difference")
+    )
+    if not (speed.contrasts or speed.not_comparable or reward.contrasts):
+        return []
+    base = comparison.baseline
+    faster = [(own.value, arm) for arm, own in speed.contrasts.items() if _clear(own, more=True)]
+    if faster:
+        value, arm = max(faster)
+        interval = speed.contrasts[arm].shown_interval(speed.form, " to ")
+        times = f"{written(value, speed.form)} as many samples per second as {base}"
+        said = [f"The fastest arm is {arm}, with {times} ({LEVEL:.0%}: {interval})."]
+    elif speed.contrasts:
+        said = [f"No arm is clearly faster than {base}."]
+    else:
+        said = [f"No arm can be compared with {base} in speed."]
+    sides = (("higher", True), ("lower", False))
+    clear = {
+        side: [
+            f"{arm} ({written(own.value, reward.form)})"
+            for arm, own in reward.contrasts.items()
+            if _clear(own, more=more)
+        ]
+        for side, more in sides
+    }
+    parts = [f"clearly {side} in {_joined(arms)}" for side, arms in clear.items() if arms]
+    if parts:
+        said.append(f"Compared with {base}, the held-out reward is {', and '.join(parts)}.")
+    elif reward.contrasts:
+        said.append(f"No arm's held-out reward clearly differs from that of {base}.")
+    else:
+        said.append(f"No arm can be compared with {base} in held-out reward.")
+    seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
+    if seeds and max(seeds) == 1:
+        said.append("All of it rests on one seed, so it holds for these runs only.")
+    return said
+
+
+def _clear(own: Contrast, *, more: bool) -> bool:
+    return bool(own.told_apart) and own.more is more
+
+
+def _joined(arms: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(arms[:-1]), arms[-1])))
+
+
 def _baseline_doubt(comparison: Comparison) -> str | None:
     """Return a sentence if the baseline is too disturbed to compare any speed with it."""
     base = comparison.baseline

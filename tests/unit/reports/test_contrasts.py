@@ -17,13 +17,14 @@ import pytest
 from a_a import drawn, verdict
 
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
-from reports.contrasts import reward_difference, speed_up
+from reports.contrasts import Contrast, reward_difference, speed_up
 from reports.experiment import read_experiment
+from reports.intervals import Estimate
 from reports.pace import pace_of
 from reports.parquet_reader import read_files
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COVERS, UNEQUAL, compare, table
-from reports.verdicts import quantities, verdicts
+from reports.verdicts import quantities, short_answer, verdicts
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
 ROUNDS = 16
@@ -556,3 +557,52 @@ def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_
     assert (equal["told_apart"], slowed["told_apart"]) == (False, True)
     assert equal["repeats_told_apart"] <= 2
     assert slowed["repeats_told_apart"] >= 18
+
+
+# ---- The answer in short ---------------------------------------------------------------------
+
+
+def answered(record: ExperimentRecord, rewards: Mapping[str, Contrast]) -> list[str]:
+    """Return the short answer, with the speeds of the record and these differences in reward."""
+    comparison = compare(record.trials)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    speed, cost, reward = quantities(record, comparison, files)
+    return short_answer([speed, cost, replace(reward, contrasts=rewards)], comparison)
+
+
+def difference(value: float, half: float, seeds: int = 3) -> Contrast:
+    interval = Estimate(value=value, low=value - half, high=value + half)
+    return Contrast(value=value, neutral=0.0, seeds=range(seeds), interval=interval)
+
+
+def test_the_answer_names_the_fastest_arm_and_every_clear_difference_in_reward(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: 1.0, OTHER: 0.5, THIRD: 0.8}
+    three = {arm: [rows(rng, slower) for _ in range(3)] for arm, slower in runs.items()}
+    record = write(tmp_path / "e", three)
+    rewards = {OTHER: difference(0.05, 0.02), THIRD: difference(-0.04, 0.01)}
+
+    fastest, reward = answered(record, rewards)
+    speed = compare(record.trials).speed[OTHER]
+    times = f"{speed.value:.2f}x as many samples per second as {BASE}"
+    assert fastest.startswith(f"The fastest arm is {OTHER}, with {times} (95%: ")
+    assert reward == (
+        f"Compared with {BASE}, the held-out reward is clearly higher in {OTHER} (+0.050), and "
+        f"clearly lower in {THIRD} (-0.040)."
+    )
+
+
+def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_path):
+    rng = np.random.default_rng(0)
+    record = write(tmp_path / "e", {BASE: [rows(rng)], OTHER: [rows(rng, 1.2)]})
+
+    assert answered(record, {OTHER: difference(0.05, 0.06, seeds=1)}) == [
+        f"No arm is clearly faster than {BASE}.",
+        f"No arm's held-out reward clearly differs from that of {BASE}.",
+        "All of it rests on one seed, so it holds for these runs only.",
+    ]
+
+
+def test_one_arm_alone_has_no_answer(tmp_path):
+    record = write(tmp_path / "e", {BASE: [rows(np.random.default_rng(0))]})
+    assert answered(record, {}) == []

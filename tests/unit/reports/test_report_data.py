@@ -22,7 +22,7 @@ from reports.parquet_reader import read_files
 from reports.report_data import report_data
 from reports.settings import settings_section
 from reports.summary import HEADER, compare, table
-from reports.verdicts import quantities, verdicts
+from reports.verdicts import quantities, short_answer, verdicts
 from search_spaces import SPACES, Column, columns
 from search_spaces.search_space import Question
 
@@ -38,8 +38,8 @@ def data_of(directory: Path) -> dict[str, Any]:
     found = quantities(experiment, comparison, files)
     asked = answer(experiment, comparison, files)
     pairs = every_pair(experiment, comparison, files)
-    told = verdicts(found, comparison)
-    return report_data(experiment, comparison, asked, found, pairs, told, [])
+    short, told = short_answer(found, comparison), verdicts(found, comparison)
+    return report_data(experiment, comparison, asked, found, pairs, short, told, [])
 
 
 def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) -> Path:
