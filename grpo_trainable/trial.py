@@ -156,8 +156,9 @@ class Trial:
         start = now()
         chunk = range(schedule.unit_prompts(self.config))
         # With difficulty pools, each request of a round names its example, so these do too.
-        example = (lambda index: index) if self.config.pools.enabled else (lambda _: None)
-        self.actors.warm_up([self._prompts.request("train", i, example(i)) for i in chunk])
+        pools = self.config.pools.enabled
+        requests = [self._prompts.request("train", i, i if pools else None) for i in chunk]
+        self.actors.warm_up(requests)
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 
