@@ -101,8 +101,8 @@ FINE = {"good", "fork", "print"}
 WHY = {
     "raise": r"KeyError: 'two\\nlines'",
     "hang": "no answer within 3 s",
-    "no text": "TypeError: must say text, got NoneType",
-    "too much": "said 10,000,000 characters",
+    "no text": "TypeError: must return text, got NoneType",
+    "too much": "returned 10,000,000 characters",
     "die": "its process died, signal Killed",
     "daemon": "no answer within 3 s",
     "slow in all": r"took over 4\.5 s in all|no answer within 3 s",
