@@ -228,7 +228,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     assert occupied in refusal(capsys, SHIPPED_POLICY, tmp_path / "full")
     assert "full/file: File exists" in refusal(capsys, SHIPPED_POLICY, tmp_path / "full/file/out")
     hugging_face = write_hf_model(tmp_path / "model")
-    assert "is a Hugging Face directory already" in refusal(capsys, hugging_face, out)
+    assert "is already a Hugging Face directory" in refusal(capsys, hugging_face, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "model"]
 
 
