@@ -1,4 +1,4 @@
-"""A full disk at the end of a trial: the command names the loss, and a resume makes it good."""
+"""A full disk at the end of a trial: the command reports the loss, and a resume repairs it."""
 
 from __future__ import annotations
 
