@@ -69,7 +69,7 @@ def as_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"must return text, got {type(value).__name__}")
     if len(value) > MOST_CHARACTERS:
-        raise ValueError(f"returned {len(value):,} characters, valid: at most {MOST_CHARACTERS:,}")
+        raise ValueError(f"returned {len(value):,} characters; valid: at most {MOST_CHARACTERS:,}")
     # Half a surrogate pair can be neither encoded nor written to a file.
     return value.encode("utf-8", "replace").decode()
 

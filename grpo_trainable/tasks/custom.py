@@ -185,7 +185,7 @@ class CustomTask:
         with self._blamed(name):
             size = getattr(self._task, name, None)
         if size is not None and (type(size) is not int or size < 1):
-            raise self._error(f"{name} is {size!r:.40}, must be an integer >= 1")
+            raise self._error(f"{name} is {size!r:.40}; it must be an integer >= 1")
         return size
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
@@ -199,13 +199,13 @@ class CustomTask:
         try:
             return check.convert(given)
         except (TypeError, ValueError):
-            raise self._error(f"stop is {shown(given)}, must be a list of texts") from None
+            raise self._error(f"stop is {shown(given)}; it must be a list of texts") from None
 
     def _checked(self, call: str, example: Any) -> Example:
         if not isinstance(example, Example):
             kind = type(example).__name__
             raise self._error(
-                f"{call} gave a value of type {kind}, must be Example(prompt, ground_truth)"
+                f"{call} gave a value of type {kind}; it must be Example(prompt, ground_truth)"
             )
         mistake = mistake_in_prompt(example.prompt)
         if mistake is not None:

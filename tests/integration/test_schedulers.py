@@ -141,7 +141,8 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
     # The donor's chunks in flight are requested again, because with two passes over a batch the
     # clone needs the same batch.
     assert history[-1]["count/dropped_lost"] == 0
-    # The newest checkpoint stays, and that of round 4. PBT saves the latter once or twice for clones.
+    # The newest checkpoint stays, and so does that of round 4, which PBT saves for clones once or
+    # twice.
     kept = [checkpoint_round(path) for path in checkpoints(donor.path)]
     assert kept in ([4, 6], [4, 4, 6])
     loaded = read_checkpoint(checkpoints(clone.path)[-1])
