@@ -147,7 +147,7 @@ class ReasoningGymReward:
     """The reward of the task `reasoning_gym`, without the prompts.
 
     Raises:
-        ValueError: As for `Problems`, or if the template cannot be read.
+        ValueError: If `Problems` raises it, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -183,7 +183,7 @@ class ReasoningGymTask:
     """Problems of one data set. A fifth of them is held out.
 
     Raises:
-        ValueError: As for `Problems`, or if the template cannot be read.
+        ValueError: If `Problems` raises it, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:

@@ -66,7 +66,7 @@ def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Expo
         dtype: Type of the stored weights. By default weights keep the type they were trained in.
 
     Raises:
-        ExportError: If `source` holds no policy, or if the files of the trial's initial policy
+        ExportError: If `source` contains no policy, or if the files of the trial's initial policy
             have changed. The message is one line.
         OSError: If `out` cannot be written, or is neither new nor empty.
     """

@@ -1,4 +1,4 @@
-"""A full disk at the end of a trial: the command reports the loss, and a resume repairs it."""
+"""A full disk at the end of a trial: the command reports what is lost, and a resume recovers it."""
 
 from __future__ import annotations
 

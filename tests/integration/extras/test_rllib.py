@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
 
 
 class Told(RLlibCallback):
-    """A callback that notes RLlib's calls in the algorithm itself."""
+    """A callback that records RLlib's calls in the algorithm object."""
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         algorithm.told = ["init"]
@@ -220,7 +220,7 @@ def test_an_rllib_users_walk(algorithms: Any, tmp_path: Path) -> None:
     assert [first["training_iteration"], second["training_iteration"]] == [1, 2]
     assert first["mine"] == 1
     assert not second["done"]
-    # RLlib's names.
+    # Columns with RLlib's names.
     assert 0 <= first["env_runners"]["episode_return_mean"] <= 1
     assert first["env_runners"]["num_episodes_lifetime"] == 16
     assert second["env_runners"]["num_episodes_lifetime"] == 32
