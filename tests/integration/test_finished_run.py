@@ -120,7 +120,7 @@ def test_trace_shows_what_ran_beside_what(finished):
 def test_snapshots_of_tune_hold_no_details(finished):
     experiment, _ = finished
     (state,) = experiment.glob("experiment_state-*.json")
-    # The snapshot contains everything that is not JSON as a pickle, in hexadecimal.
+    # In the snapshot, everything that is not JSON is a pickle in hexadecimal.
     assert b"RoundDetails".hex() not in state.read_text()
 
 

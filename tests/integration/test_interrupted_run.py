@@ -68,7 +68,7 @@ def all_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def noted(experiment: Path, checkpoint: str) -> bool:
     """Return True if Tune's snapshot, written once a second, names the checkpoint."""
     states = [path.read_text() for path in experiment.glob("experiment_state-*.json")]
-    # The snapshot contains everything that is not JSON as a pickle, in hexadecimal.
+    # In the snapshot, everything that is not JSON is a pickle in hexadecimal.
     return any(checkpoint in state or checkpoint.encode().hex() in state for state in states)
 
 

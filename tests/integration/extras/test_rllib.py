@@ -123,7 +123,7 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
 
 
 def unread() -> dict[str, AlgorithmConfig]:
-    """Return configs that are refused, by words that the message must contain."""
+    """Return configs that are refused. The keys are words that the message must contain."""
 
     class Episodes(RLlibCallback):
         def on_episode_end(self, **kwargs: Any) -> None:
