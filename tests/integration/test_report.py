@@ -285,8 +285,8 @@ def write_lengths(directory: Path, arm: str, after: int, *, cut: int = 0) -> Non
     Args:
         directory: The directory of the experiment.
         arm: The arm of the trial.
-        after: Tokens of a response after round 2.
-        cut: Responses, of 10, that are cut off after round 2.
+        after: Number of tokens per response after round 2.
+        cut: Number of responses, out of 10, that are cut off after round 2.
     """
     metrics = {"policy/entropy_nats": 1.1, "response/reference_nll_nats": 0.9}
     rows = [{**row(n, eval__round=2.0 * (n > 1)), **metrics} for n in (1, 2)]
@@ -482,7 +482,7 @@ SECRET = "kingfisher"
 
 
 def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
-    """Each file that the report reads is replaced once by a link out of the experiment."""
+    """Each file that the report reads is replaced, in one case, by a link out of the experiment."""
     outside = write_experiment(tmp_path / "outside", space=SECRET)
     trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
     (trial / "error.txt").write_text(SECRET)

@@ -85,7 +85,7 @@ def requests(*responses):
 
 
 def worker_pids(scorer):
-    """Return the pids of the workers, with the spare's last."""
+    """Return the pids of the workers, ending with that of the spare."""
     return [worker._process.pid for worker in scorer._processes]
 
 
@@ -185,7 +185,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
 
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
-    # With waits this long, no wait counts as a step of progress.
+    # No wait is this long, so none counts as a step of progress.
     monkeypatch.setattr("grpo_trainable.generator.worker_process.WAIT_S", 60.0)
     with contextlib.closing(ProcessScorer(spec, deadline_s=1.0)) as scorer:
         before = steps_done()

@@ -105,7 +105,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
         (["--model", "nowhere"], ["model.path=", "nowhere: no such directory"]),
         (["--model", "a", "--checkpoint", "b"], ["not allowed with"]),
         (["--task", "maths"], ["task.name=maths"]),
-        (["--set", "optim.lr=1"], ["optim.lr=1: an evaluation does not read it"]),
+        (["--set", "optim.lr=1"], ["optim.lr=1: an evaluation does not read this setting"]),
         (["--samples", "0"], ["--samples", "must be an integer >= 1"]),
         (["--prompts", "some"], ["--prompts", "must be an integer >= 1, got some; or all"]),
         (["--temperature", "-1"], ["--temperature", ">= 0"]),

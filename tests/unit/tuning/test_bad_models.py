@@ -111,7 +111,7 @@ def test_a_prompt_longer_than_the_context_is_one_line(command, model, tmp_path):
     # It may be on either side of the split.
     asked = ("--set", "eval.prompts=200", "--set", "task.train_file=prompts.jsonl")
     found = command(*SPACE, "--set", f"model.path={model}", *asked)
-    refused(found, "the model's context is 96 tokens", "fox fox", "leaves none for a response")
+    refused(found, "the model's context is 96 tokens", "fox fox", "leaves no room for a response")
 
 
 def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: F811
