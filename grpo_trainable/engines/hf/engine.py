@@ -49,14 +49,14 @@ class HFEngine(LocalEngine):
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (A, V), float32, of hidden states (A, D)."""
         if self._head is None:
-            # Only once, because widening the head of a bfloat16 model costs about as much as a
-            # token.
+            # Computed only once, because widening the head of a bfloat16 model takes about as long
+            # as sampling a token.
             _, self._head = self.policy.head_operands(hidden)
         return (hidden.to(self._head.dtype) @ self._head.t()).float()
 
     @torch.no_grad()
     def _refuse_other_caches(self) -> None:
-        """Compare logits computed on a cache with padding with those of a whole pass.
+        """Compare the logits from a cache with padding to those from one pass over all tokens.
 
         Raises:
             ValueError: They differ or cannot be computed. The message is one line.
@@ -104,8 +104,8 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
 class HFDecoder:
     """Computes logits on a cache of transformers.
 
-    Prompts are padded on the left to P columns, so that a row has no gap. Some architectures let a
-    token see only a window of columns.
+    Prompts are padded on the left to P columns, so that no row has a gap after its prompt. Some
+    architectures let a token see only a window of columns, and a gap would fill part of it.
     """
 
     def __init__(

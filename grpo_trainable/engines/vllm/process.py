@@ -42,9 +42,9 @@ class CacheShape:
     itemsize: int  # bytes per number
 
     def bytes(self, rows: int, tokens: int) -> int:
-        """Return the memory for `rows` of `tokens` each.
+        """Return the bytes needed for `rows` rows of `tokens` tokens each.
 
-        Rows take whole blocks. The result includes the blocks that vLLM keeps for its own use.
+        Rows occupy whole blocks. The result includes the blocks that vLLM keeps for its own use.
         """
         blocks = rows * -(-tokens // BLOCK_TOKENS) + 2
         token = 2 * self.layers * self.heads * self.head_dim * self.itemsize
@@ -55,7 +55,7 @@ def import_vllm(threads: int) -> None:
     """Import vLLM, which then fixes the number of threads of this process.
 
     Raises:
-        ValueError: It cannot be imported, or this process cannot compute with `threads`.
+        ValueError: vLLM cannot be imported, or fixes another number than `threads`.
     """
     os.environ.update(MUST)
     for name, value in UNLESS_SET.items():
@@ -93,10 +93,10 @@ def start_llm(
 
     Args:
         directory: Directory with config.json.
-        backend: Registered name of the engine that will bring weights.
+        backend: Registered name of the weight-transfer engine, which brings the weights.
         dtype: Precision of the body.
-        longest: Tokens of a prompt and its response together.
-        rows: Rows that are sampled at once.
+        longest: Maximum number of tokens of a prompt plus its response.
+        rows: Maximum number of rows that are sampled together.
         cache: Size of a token in the KV cache.
         overrides: Entries of config.json to replace.
     """

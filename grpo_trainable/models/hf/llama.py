@@ -18,7 +18,7 @@ from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 from grpo_trainable.models.transformer import RMS_EPS
 
-# Our names without `.weight`, and Llama's: for the model, and for one of its layers.
+# Our names without `.weight` -> Llama's names, for the whole model and for one of its layers.
 OF_MODEL = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
 OF_LAYER = {
     "attention_norm": ("input_layernorm",),
@@ -50,7 +50,7 @@ def _renamed(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def llama_config(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the content of config.json of such a Llama."""
+    """Return the content of the config.json that describes the policy as a Llama."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
