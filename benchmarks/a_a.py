@@ -7,9 +7,9 @@ a_a          Runs three arms in randomised blocks: `a`; `a_again`, which differs
              that takes time; and `slowed`, whose reward function sleeps so that a round takes 15 %
              longer. The comparison must tell `slowed` apart from `a`, but not `a_again`. By
              construction, one in twenty experiments tells equal arms apart. The benchmark therefore
-             also counts how many of `--resampled` experiments tell the arms apart. Each of them
-             draws the rounds of every trial with replacement. For the equal arms, it also draws
-             which of the two runs of a seed counts as `a`.
+             also resamples the experiment `--resampled` times, and counts how often the arms are
+             told apart. Resampling draws the rounds of every trial with replacement. For the equal
+             arms, it also draws which of the two runs of a seed counts as `a`.
 disturbed    Runs a short `async_vs_sync` twice: with one core kept busy during two of its arms,
              then without. In the first run, the final table must mark exactly these two arms as not
              comparable; in the second, none. Otherwise the exit status is 1. Run nothing else at

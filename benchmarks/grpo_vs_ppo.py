@@ -252,7 +252,7 @@ HEADER = ["environment", "program", "target", "reached", "seconds (most)", "step
 
 
 def table(trials: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return, for each work and program, the number of trials that reached the target and medians.
+    """Return, per work and program, the number of trials that reached the target, and medians.
 
     Medians of seconds and steps are over the trials that reached the target.
     """

@@ -5,9 +5,9 @@
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
     python benchmarks/off_policy.py --no-run                    JSON and tables of finished trials
 
-Runs `launch/tune.py --space … --num-samples …` under a fixed name, so an interrupted command
-continues. Then it writes one JSON for each space, and the tables of docs/results/off_policy.md
-between their marks.
+Runs `launch/tune.py --space … --num-samples …` under a fixed name, so that the same command
+continues after an interrupt. Then it writes one JSON for each space, and puts the tables of
+docs/results/off_policy.md between their marks.
 """
 
 from __future__ import annotations

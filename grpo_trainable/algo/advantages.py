@@ -1,8 +1,8 @@
 """Advantages from rewards. Shapes: N groups of G responses each; `rewards` is never changed.
 
-`ADVANTAGES` holds the built-in values of `loss.advantage`. They share their signature with
-user-defined ones: `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give
-exactly 0, except with `none`.
+`ADVANTAGES` holds the built-in values of `loss.advantage`. Built-in and user-defined functions have
+the signature `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give exactly 0,
+except with `none`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ IMPORTANCE_RULES = ("truncate", "mask")
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Return min(log_ratio, LOG_RATIO_MAX), in any shape, but with a gradient above the bound too.
+    """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with a gradient even above the bound.
 
     Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and so is its derivative. A
     token that a loss does not clip (A < 0) is therefore still pushed back. A plain clamp would not
@@ -67,8 +67,8 @@ def importance_weight(
     """Return the weight w = p/b of each token, (B, S), bounded by `rule`.
 
     The weight is a constant that multiplies the loss of the token. p is the policy at the start of
-    the round and b the policy that sampled. As in AReaL (arXiv 2505.24298), w is decoupled from the
-    clipped ratio, which is then π_θ / p.
+    the round, and b the policy that sampled the token. As in AReaL (arXiv 2505.24298), w is
+    decoupled from the clipped ratio, which is then π_θ / p.
 
     Args:
         start_log_probs: Log-probs under p, (B, S).

@@ -92,7 +92,7 @@ def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
 def whitened_tokens(
     advantages: Sequence[Tensor], masks: Sequence[Tensor], *, eps: float
 ) -> list[Tensor]:
-    """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) for each.
+    """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) per group.
 
     Equal advantages give exactly 0. A single token equals its mean and also gives 0.
     """

@@ -38,7 +38,7 @@ class _Episode(RecordedRow):
     uniforms: np.ndarray  # (maximum number of actions, numbers per action)
     observation: np.ndarray  # observation before the next action
     observations: list[np.ndarray] = field(default_factory=list)
-    actions: list[Tensor] = field(default_factory=list)  # (A,) each, only continuous actions
+    actions: list[Tensor] = field(default_factory=list)  # (A,) each; only for continuous actions
     rewards: list[float] = field(default_factory=list)
     over: bool = False
     error: str | None = None  # the error that ended the episode

@@ -39,14 +39,14 @@ class Spaces:
 
     @property
     def seen(self) -> str:
-        """Description of the observations for people."""
+        """Description of the observations, for display."""
         if self.is_image:
             return f"images of {' × '.join(map(str, self.observation))}"
         return f"{self.observation[0]} numbers"
 
     @property
     def done(self) -> str:
-        """Description of the actions for people."""
+        """Description of the actions, for display."""
         if self.choices is not None:
             return f"one of {self.choices} actions"
         bounds = (f"{a:g} to {b:g}" for a, b in zip(self.low, self.high, strict=True))
@@ -96,7 +96,7 @@ def spaces_of(name: str) -> Spaces:
     """Return the spaces of an environment from `make_environment`.
 
     Raises:
-        ValueError: As `make_environment`, or if a space is not supported.
+        ValueError: For the same reasons as in `make_environment`, or if a space is not supported.
     """
     env = make_environment(name)
     try:

@@ -22,7 +22,7 @@ PER_TOKEN = {
     "token_rounds": torch.int32,
 }
 PER_RESPONSE = {"rewards": torch.float32, "finished": torch.bool}
-ROUNDED_UP = 1e-4  # rounding may lift the log-prob of a certain token this far above 0
+ROUNDED_UP = 1e-4  # rounding may lift the log-prob of a token of probability 1 this far above 0
 
 
 def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:

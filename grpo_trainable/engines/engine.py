@@ -30,7 +30,7 @@ class EngineSetup:
 
 
 class Engine(Protocol):
-    """Samples responses with the weights loaded last.
+    """Samples responses with the most recently loaded weights.
 
     The engine `torch` owns a model and a KV cache. Another engine may own neither and call a
     server. `version` and `round` are 0 before the first `load`.
@@ -71,9 +71,9 @@ class Engine(Protocol):
 
         Each token carries the version and round of the weights that sampled it, and its log-prob
         under `request.limits.temperature`. Measure the log-prob while sampling: the learner scores
-        at the same temperature and compares, so any other value gives wrong gradients. Temperature
-        0, which only evaluations request, takes the most likely token, with its log-prob at
-        temperature 1.
+        at the same temperature and compares, so any other value gives wrong gradients. At
+        temperature 0, which only evaluations request, choose the most likely token, and measure its
+        log-prob at temperature 1.
 
         All tensors are on the CPU. `check_groups` lists the other checks. Under the same weights,
         the same requests must give the same tokens. Otherwise a resumed run differs from one that

@@ -95,7 +95,7 @@ class EpisodeRows:
             self._fed[row].extend(observation.ids)
 
     def drop_over(self) -> Tensor | None:
-        """Drop rows that are over once they are many; return the kept rows' indices among the A.
+        """Once many rows are over, drop them and return the indices of the kept rows among the A.
 
         Returns None if nothing was dropped. The result is empty if all rows are over.
         """
@@ -131,7 +131,7 @@ class EpisodeRows:
     def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
         """Add one token to every row that does not wait, and return the actions that end with it.
 
-        The token comes from the row's observation, or is drawn from `logits` (A, V), which is
+        The token comes from the row's observation, or is drawn from `logits` (A, V). `logits` is
         changed in place. Rows of the returned actions now wait. Token t of a response always gets
         draw t.
         """

@@ -18,7 +18,7 @@ class RecordedRow:
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # nats
-    versions: list[int] = field(default_factory=list)  # versions of the weights that sampled it
+    versions: list[int] = field(default_factory=list)  # versions of the sampling weights
     rounds: list[int] = field(default_factory=list)  # rounds of those weights
     finished: bool = False  # True if an end id or a stop string ended the response
 

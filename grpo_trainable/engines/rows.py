@@ -19,8 +19,8 @@ from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
-# Drop ended rows from the batch once a smaller share than this still runs. Copying the cache costs
-# about as much as two tokens.
+# Drop ended rows from the batch once the share of rows that still run is below this. Copying the
+# cache costs about as much as two tokens.
 COMPACT_BELOW = 0.75
 
 # With a queue, rows leave as soon as they end. Waiting rows enter once this share of the slots is

@@ -242,9 +242,9 @@ class SlotDecoder:
 class EpisodeCache:
     """Computes logits for rows with different numbers of tokens.
 
-    Each row writes a token to the column of its own position, over the padding of its prompt. The
-    cache therefore does not depend on when an environment answered. At first there are B rows, of
-    which A remain. V is the vocabulary. The caller may change the logits.
+    Each row writes a token to the column of the token's position, and so overwrites the padding of
+    its prompt. The cache therefore does not depend on when an environment answered. At first there
+    are B rows; A of them remain. V is the vocabulary. The caller may change the logits.
     """
 
     _cache: KVCache

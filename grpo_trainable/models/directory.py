@@ -103,7 +103,8 @@ def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
     Of the weights, only names and shapes are read.
 
     Raises:
-        ValueError: The directory cannot be used. The message is one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with the
+            directory.
     """
     directory = policy_directory(model)
     if directory is None:

@@ -48,7 +48,7 @@ class NamedWeights(nn.Module, ABC):
     def trained(self) -> dict[str, Tensor]:
         """Return the live parameters that gradient steps change, by name.
 
-        These are `weights`, or adapters.
+        These are the tensors of `weights`, or those of the adapters.
         """
         return self.weights()
 

@@ -47,7 +47,7 @@ class _HeadLogProbs(torch.autograd.Function):
         blocks = _blocks(len(hidden_TD), len(weight_VD))
         scored, probs_TV = [], None
         for rows in blocks:
-            probs_TV = None  # frees the last block before the next is made
+            probs_TV = None  # frees the previous block before the next is computed
             probs_TV = _logits(hidden_TD[rows], weight_VD)
             scored.append(_become_probs(probs_TV, targets_T[rows], law.of(rows)))
         log_probs_T, entropy_T = (torch.cat(parts) for parts in zip(*scored, strict=True))
@@ -64,7 +64,7 @@ class _HeadLogProbs(torch.autograd.Function):
         scale_T = grads[0] / ctx.law.temperature
         hidden_grads, weight_grad = [], None
         for rows in ctx.blocks:
-            grad_TV = kept_TV  # frees the last block, as in the forward pass
+            grad_TV = kept_TV  # frees the previous block, as in the forward pass
             if grad_TV is None:
                 grad_TV = _logits(hidden_TD[rows], weight_VD)
                 _become_probs(grad_TV, targets_T[rows], ctx.law.of(rows))

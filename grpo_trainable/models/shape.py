@@ -69,7 +69,7 @@ class PolicySettings(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyShape:
-    """The limits that a policy sets to prompts and sampled tokens."""
+    """The limits that a policy sets for prompts and sampled tokens."""
 
     context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int

@@ -83,7 +83,7 @@ class Shelf:
             del of[left:]
 
     def begin_token(self) -> Tensor:
-        """Prepare for one more token per row, and return its position, (rows here,)."""
+        """Prepare for one more token per row, and return the tokens' positions, (rows here,)."""
         at = torch.tensor(self.lengths, device=self._device)
         hidden = torch.arange(self.columns, device=self._device) > at[:, None]
         bias = torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, -torch.inf)
@@ -145,7 +145,7 @@ class ShelvedCache:
         return hidden
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these of the A rows, given in order."""
+        """Keep only the rows with these indices among the A, in this order."""
         new = {row: i for i, row in enumerate(rows)}
         for shelf in self._used():
             shelf.remove([place for place, row in enumerate(shelf.rows) if row not in new])

@@ -102,7 +102,8 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     the reference use this policy.
 
     Raises:
-        ValueError: The directory cannot be used. The message is one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with the
+            directory.
     """
     policy, tokenizer = _unpacked(model, seed)
     if model.packing:

@@ -81,7 +81,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer that `save` wrote after `train`.
+        """Read a tokenizer that was made by `train` and written by `save`.
 
         Raises:
             ValueError: The file cannot be read or is not such a tokenizer. The message is one line.
@@ -97,7 +97,7 @@ class Tokenizer:
         """Wrap a tokenizer that has the special tokens of this package.
 
         Raises:
-            ValueError: It lacks one of them.
+            ValueError: The tokenizer lacks one of these tokens.
         """
         eos_id, pad_id = backend.token_to_id(END_OF_TEXT), backend.token_to_id(PAD)
         if eos_id is None or pad_id is None:

@@ -114,7 +114,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and SwiGLU, each after a norm and added to its input."""
+    """One layer: attention and SwiGLU, each preceded by a norm and added to its input."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class TransformerLM(Policy):
         self.config = config
         self.context_length, self.vocab_size = config.context_length, config.vocab_size
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        # Registered as a ModuleList, but typed by its content.
+        # Registered as a ModuleList, but typed as a list of blocks.
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.blocks = cast("list[Block]", blocks)
         self.final_norm = RMSNorm(config.d_model)

@@ -63,7 +63,7 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         self.lr = self.grad_clip = self.seed = None
 
     def training(self, *, grpo: Any = NotProvided, **settings: Any) -> Any:
-        """Set options of the training.
+        """Set training options.
 
         Args:
             grpo: nested settings of a trial (docs/config.md), merged with those of earlier calls.

@@ -1,4 +1,4 @@
-"""Text generation as a Gymnasium environment: an episode is a response, an action is a token."""
+"""Text generation as a Gymnasium environment: episodes are responses, and actions are tokens."""
 
 from __future__ import annotations
 

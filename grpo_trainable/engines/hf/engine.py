@@ -73,7 +73,7 @@ class HFEngine(LocalEngine):
         for prompt, logits in zip(prompts, on_cache, strict=True):
             whole = torch.cat((prompt.to(self.device), last))
             expected = self._logits(self.policy.hidden_states(whole[None])[0, -2:])
-            # Relative to the largest logit: the rounding of a body in this precision.
+            # The rounding error of a body in this precision, relative to the largest logit.
             allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
             if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
                 raise ValueError(
@@ -210,7 +210,7 @@ class PreallocatedLayer(DynamicLayer):
             self._room = [self._like(new) for new in states]
         begin = self.get_seq_length()
         end = begin + key_states.shape[-2]
-        # Without this check, a single token would be broadcast into no column at all.
+        # Without this check, a single token would be broadcast to an empty slice without an error.
         assert end <= self._columns, f"{end} tokens, and room for {self._columns}"
         for room, new in zip(self._room, states, strict=True):
             room[:, :, begin:end] = new

@@ -27,15 +27,15 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-MAX_PROMPTS = 1 << 16  # maximum number of training prompts to measure; so many take some seconds
+MAX_PROMPTS = 1 << 16  # limit on the training prompts to measure; so many take some seconds
 
 
 def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
     """Build the engine of a trial, and compare it with the policy that its config names.
 
     Raises:
-        ValueError: vLLM cannot be imported, does not know the model or computes other log-probs.
-            The message is one line.
+        ValueError: vLLM cannot be imported, does not know the model, or computes other log-probs
+            than the policy. The message is one line.
     """
     config, tokenizer = setup.config, setup.tokenizer
     import_vllm(threads(resources.generator_cpus(config)))

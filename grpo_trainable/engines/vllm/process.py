@@ -18,18 +18,18 @@ import torch
 if TYPE_CHECKING:
     from vllm import LLM  # pyright: ignore
 
-# Environment variables that vLLM needs, and those set only if the user has not set them.
+# Environment variables that vLLM needs, and variables set only if the user has not set them.
 MUST = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other actors share the cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern things done on purpose here
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about things that we do on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
 # Packages that vLLM's CPU build imports if installed. Their builds may not suit its torch.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # smallest limit on the tokens of one step; rows beyond it wait for the next
+PREFILL_TOKENS = 4096  # smallest limit on the tokens of a step; further rows wait for the next step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def import_vllm(threads: int) -> None:
     """Import vLLM, which then fixes the number of threads of this process.
 
     Raises:
-        ValueError: vLLM cannot be imported, or fixes another number than `threads`.
+        ValueError: vLLM cannot be imported, or fixes a number of threads other than `threads`.
     """
     os.environ.update(MUST)
     for name, value in UNLESS_SET.items():
@@ -111,7 +111,7 @@ def start_llm(
         trust_remote_code=False,
         hf_overrides=dict(overrides),
         generation_config="vllm",  # ignore the sampling defaults of the directory
-        logprobs_mode="processed_logprobs",  # of the distribution that tokens are drawn from
+        logprobs_mode="processed_logprobs",  # from the distribution that tokens are drawn from
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),

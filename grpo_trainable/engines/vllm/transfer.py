@@ -46,7 +46,7 @@ def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
     `renamed` gives tensors the names that they have in transformers.
 
     Raises:
-        RuntimeError: The snapshot arrived torn, or does not fill the model.
+        RuntimeError: The snapshot arrived torn, or lacks a tensor of the model.
     """
     llm.start_weight_update()
     llm.update_weights({"update_info": {"weights": weights, "renamed": renamed}})
@@ -70,7 +70,7 @@ def register_backend() -> None:
 
     @dataclass
     class NothingToAgree(WeightTransferInitInfo):
-        """Empty, because sender and receiver are one process."""
+        """Empty, because sender and receiver are the same process."""
 
     @dataclass
     class Snapshot(WeightTransferUpdateInfo):

@@ -26,7 +26,7 @@ Messages = Sequence[dict[str, str]]
 DATE = "26 Jul 2024"
 ASKS_FOR_DATE = "strftime_now"
 FIXED_DATE = f"{{%- macro {ASKS_FOR_DATE}(format) -%}}{DATE}{{%- endmacro -%}}"
-PRIVATE_USE = range(0xE000, 0xF900)  # characters without a meaning
+PRIVATE_USE = range(0xE000, 0xF900)  # characters without a fixed meaning
 
 
 class ChatTemplate:
@@ -127,7 +127,8 @@ class ChatTemplate:
     def _by_parts(self, text: str, quoted: re.Pattern[str], stray: str) -> list[int]:
         """Encode a rendered text piece by piece, between the special tokens of the template.
 
-        Matches of `quoted` are text. Marks that a template has separated (`stray`) are removed.
+        Matches of `quoted` are plain text. Marks that a template has separated (`stray`) are
+        removed.
         """
         ids: list[int] = []
         begin, plain = 0, ""
@@ -166,7 +167,7 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
 
     Args:
         named: The path of a file, or "on" for the template of the model in `path`, or "off".
-        path: Directory or hub id of the model. None is the shipped policy.
+        path: Directory or hub id of the model. None means the shipped policy.
         tokenizer: Tokenizer of the model.
 
     Raises:

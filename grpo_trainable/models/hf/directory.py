@@ -24,7 +24,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# Names of the longest sequence in the configs of different architectures.
+# Keys of the maximum sequence length in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -36,7 +36,7 @@ class NotOnTheHub(ValueError):
 
 
 def local_directory(path: str) -> Path:
-    """Return the directory that `path` names: itself, or a download of the model with this hub id.
+    """Return `path` if it is a directory, or else a download of the model with this hub id.
 
     An existing download is used as it is.
 
@@ -225,9 +225,9 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     """Read the tokenizer of tokenizer.json, with the end and padding ids that the other files name.
 
     A response ends with the tokenizer's end-of-text token, which is the first of `end_ids`. It also
-    ends with any end token that generation_config.json lists. If that file lists none, config.json
-    is used. If no file names a padding token, an end id serves as padding: no result depends on the
-    token at a padded position.
+    ends with any end token that generation_config.json lists. If that file lists none, the list in
+    config.json is used. If no file names a padding token, an end id serves as padding: no result
+    depends on the token at a padded position.
 
     Raises:
         ValueError: A file cannot be read, no end token is named, or the model's vocabulary is too

@@ -87,7 +87,7 @@ def write_llama(
     Args:
         directory: An existing directory.
         config: Shape of the policy.
-        parameters: Parameters of a `TransformerLM` of this shape, by our names.
+        parameters: Parameters of a `TransformerLM` of this shape, under our names.
         tokenizer: Tokenizer of the policy.
         dtype: Precision of the stored weights.
     """
@@ -106,7 +106,7 @@ def write_llama(
             "eos_token": END_OF_TEXT,
             "pad_token": PAD,
             "model_max_length": config.context_length,
-            # As for our tokenizer, a special token spelled out in a text is ordinary characters.
+            # As in our tokenizer, a special token that a text spells out is ordinary characters.
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
         },

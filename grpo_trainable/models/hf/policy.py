@@ -111,7 +111,7 @@ class HFPolicy(Policy):
         except (TypeError, ValueError) as error:
             why = str(error).splitlines()[0]
             raise ValueError(f"{_cannot_pack(self.model)} ({why})") from error
-        # Relative to the largest state, and far above rounding.
+        # The allowed difference, relative to the largest state, is far above rounding errors.
         allowed = 2.0**-4 if found.dtype == torch.bfloat16 else 2.0**-12
         if not bool((found - expected).abs().max() <= allowed * expected.abs().max()):
             raise ValueError(_cannot_pack(self.model))
@@ -155,7 +155,7 @@ class HFPolicy(Policy):
             with self._scaled(factor):
                 hidden, theirs = self.hidden_states(ids), self.model(ids, use_cache=False).logits
             ours = hidden @ self.head_weight.t()
-            # Relative to the largest logit, and far above rounding.
+            # The allowed difference, relative to the largest logit, is far above rounding errors.
             allowed = 2.0**-5 if ours.dtype == torch.bfloat16 else 2.0**-12
             if not bool((ours - theirs).abs().max() <= allowed * theirs.abs().max()):
                 raise ValueError(
@@ -171,7 +171,7 @@ class HFPolicy(Policy):
 
     @contextmanager
     def _scaled(self, factor: float) -> Iterator[None]:
-        """Multiply the hidden states that leave the body, within this context."""
+        """Multiply the hidden states that the body returns by `factor`, within this context."""
 
         def scale(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
             output.last_hidden_state = output.last_hidden_state * factor
