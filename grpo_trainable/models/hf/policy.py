@@ -211,7 +211,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     # transformers would fill missing weights with random numbers and continue.
     lacking = sorted(told["missing_keys"])
     if lacking:
-        raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} are missing)")
+        raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} missing)")
     try:
         return HFPolicy(model, read_shape(directory), head_fp32=head_fp32)
     except ValueError as error:
