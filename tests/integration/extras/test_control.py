@@ -153,7 +153,7 @@ def test_an_environment_that_fails_spoils_its_own_group(failing: str) -> None:
 def test_spaces_are_read_from_the_environment(failing: str) -> None:
     pendulum = spaces_of("Pendulum-v1")
     assert (pendulum.scale, pendulum.low, pendulum.high) == ((1.0, 1.0, 8.0), (-2.0,), (2.0,))
-    assert pendulum.done == "actions of numbers from -2 to 2"
+    assert pendulum.done == "continuous actions from -2 to 2"
     cart = spaces_of("CartPole-v1")
     assert cart.scale == pytest.approx((4.8, 1.0, 0.41887903, 1.0))
     assert (cart.seen, cart.done) == ("4 numbers", "one of 2 actions")

@@ -79,7 +79,7 @@ def larger_tokenizer(directory: Path) -> None:
         (unknown, ['no architecture model_type="nonesuch"']),
         (torn, ["model.safetensors", "not a readable safetensors file"]),
         (cut_short, ["model.safetensors: has ", "bytes but should have", "download it again"]),
-        (larger_tokenizer, ["the tokenizer has", "tokens, the model only 320"]),
+        (larger_tokenizer, ["the tokenizer has", "tokens, but the model has only 320"]),
     ],
 )
 def test_a_spoilt_model_is_one_line(command, model, tmp_path, spoil, words):  # noqa: F811
