@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 PASS_S = 1.0  # pause between two passes
 IDLE_S = 8.0  # longest pause, after a while without changes
 LAST_S = 60.0  # time limit for the remaining files at the end of the experiment
-SILENT_S = 15.0  # a store that has accepted no file for this long does not answer
+SILENT_S = 15.0  # a store that has accepted no file for this long counts as silent
 AT_ONCE = 8  # files copied in parallel
 
-INTERRUPTED_S = 4.0  # as LAST_S, but after Ctrl-C, when the command will soon be ended
+INTERRUPTED_S = 4.0  # replaces LAST_S after Ctrl-C, because the command will soon be ended
 # Training waits if the store lacks a row that is older than this. A row that is written during a
-# pass is copied in the next pass, so this is half of the 10 s that are promised.
+# pass is copied in the next pass, so this is half of the promised 10 s.
 MOST_BEHIND_S = 5.0
 TELL_S = 10.0  # shortest lag that is reported to the user
 LOOK_S = 0.2  # interval at which a wait checks for Ctrl-C
@@ -68,8 +68,8 @@ class Mirror:
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
-        self._cut_after: int | None = None  # remove parts of later rounds from the store
-        # Times at which the rows were written that the store lacks.
+        self._cut_after: int | None = None  # last round whose parts stay in the store; None: all
+        # For each row that the store lacks, the time at which it was written.
         self._rows: deque[float] = deque()
         self._failing = False
         self._answered_at = clock()  # last time that a pass began or the store accepted a file
@@ -84,7 +84,7 @@ class Mirror:
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """Remove from the store, in the next pass, parts of later rounds that are not here.
+        """In the next pass, remove from the store parts of later rounds that no longer exist here.
 
         Args:
             last: Last round whose parts stay.
@@ -188,7 +188,8 @@ class Mirror:
                 self._bring(EXPR_RESULT_FILE, state, content)
             for _ in range(rows):
                 self._rows.popleft()
-            # Only after `result.json`, because a row in the store must always have its files.
+            # Remove parts only after `result.json` was copied: a row in the store must always have
+            # its files.
             if (after := self._cut_after) is not None:
                 self._remove_after(after)
                 if self._cut_after == after:  # unless `cut` was called again meanwhile
@@ -299,9 +300,9 @@ class MirrorCallback(RoundWriter):
         return True
 
     def cut(self, trial: Any, last: int) -> None:
-        """Wait until the store has no rows and parts of rounds that are repeated.
+        """Wait until the store has no rows or parts of rounds that will be repeated.
 
-        Otherwise these would seem to belong to the next checkpoint.
+        Otherwise these rows and parts would seem to belong to the next checkpoint.
         """
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.cut(last)
@@ -336,7 +337,7 @@ class MirrorCallback(RoundWriter):
 
 
 def put_older_aside(local: Path, stored: StoredPath) -> None:
-    """Put local files aside unless the store is known to have no later rows.
+    """Put local files aside if the store has later rows, or if this cannot be found out.
 
     Later rows mean that the trial has continued on another machine since the files were written.
     """
@@ -354,7 +355,7 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print how far the store is behind, again when the lag has doubled, and when it is over."""
+    """Print how far the store is behind, whenever the lag has doubled and when it is over."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told, mirror.told_s = True, behind_s

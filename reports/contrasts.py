@@ -35,7 +35,7 @@ class Contrast:
     neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
-    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
+    spread: Spread | None = None  # variance over the seeds; for a ratio, that of its logarithm
     identical: int = 0  # number of prompts if the two arms differ in none of them, else 0
     counted_disturbed: str = ""  # for a speed: the disturbed rounds that count, by arm
 
@@ -158,7 +158,8 @@ def reward_difference(
 ) -> Contrast | None:
     """Return the held-out reward of an arm less that of the baseline.
 
-    Seeds are paired. So are the prompts that every shared seed has scored in both arms.
+    Seeds are paired, and so are prompts. Only prompts that every shared seed scored in both arms
+    count.
 
     Args:
         arm: seed -> prompt -> reward, the mean over the prompt's responses at the end.

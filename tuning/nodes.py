@@ -14,7 +14,7 @@ from callbacks.trial_files import label
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources
 
-# What each node has, or has left, as Ray's name of a resource -> amount.
+# For each node, Ray's name of a resource -> amount that the node has, or has left.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
 KINDS = ("CPU", "GPU")
 
@@ -35,7 +35,7 @@ def this_machine(trials: Sequence[GRPOConfig]) -> Nodes:
 
 
 def total(nodes: Nodes, kind: str) -> float:
-    """Return how much of a resource all nodes have together."""
+    """Return the amount of a resource that all nodes have together."""
     return sum(node.get(kind, 0.0) for node in nodes)
 
 
@@ -51,12 +51,12 @@ def room_beside(
 
     Args:
         bundles: The bundles to place, each on one node.
-        nodes: What the nodes have.
+        nodes: The resources of the nodes.
         strategy: Ray's PACK or SPREAD.
 
     Returns:
-        What the nodes have left, or None if Ray finds no place for a bundle. Ray may overlook a
-        possible placement.
+        The resources that the nodes have left, or None if Ray finds no place for a bundle. Ray may
+        overlook a possible placement.
     """
     left = [{kind: node.get(kind, 0.0) for kind in KINDS} for node in nodes]
     waiting = sorted(bundles, key=_size, reverse=True)
@@ -111,7 +111,7 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
     """Refuse a trial that would wait for ever because its placement group never fits.
 
     Raises:
-        UsageError: The actors of a trial need more than there is, or one finds no node with room.
+        UsageError: The actors of a trial need more than there is, or no node has room for one.
     """
     for trial in trials:
         if (
@@ -183,7 +183,7 @@ def _times(trial: GRPOConfig, nodes: Nodes, most: int) -> int:
 # ---- Trials that wait ----------------------------------------------------------------------------
 
 
-LOOK_S = 10.0  # pause between two looks at the nodes
+LOOK_S = 10.0  # pause between two checks of the nodes
 
 
 def nodes_alive() -> Nodes:
@@ -192,7 +192,7 @@ def nodes_alive() -> Nodes:
 
 
 class WaitingCallback(FailSafeCallback):
-    """Prints a line when the nodes have no room for a trial, and another when they have."""
+    """Prints a line when the nodes have no room for a trial, and another when there is room."""
 
     def __init__(
         self,
