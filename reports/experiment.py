@@ -20,7 +20,7 @@ from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
 from grpo_trainable.storage.checkpointing import ASIDE
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
-from reports.records import MAX_NUMBER, MIN_NUMBER, ExperimentRecord, TrialRecord
+from reports.records import MAX_NUMBER, MIN_NUMBER, NO_ERROR, ExperimentRecord, TrialRecord
 from search_spaces import SPACES
 from search_spaces.search_space import Question
 
@@ -257,7 +257,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
 
 def _last_line(error: str) -> str:
     lines = error.strip().splitlines()
-    return lines[-1].strip() if lines else "(error.txt is empty)"
+    return lines[-1].strip() if lines else NO_ERROR
 
 
 def _last_failure(error: str) -> float | None:

@@ -17,6 +17,7 @@ from search_spaces.search_space import Question
 # Limits of float32, in which trials compute. Larger numbers could overflow when figures combine
 # them.
 MIN_NUMBER, MAX_NUMBER = 1e-45, 3.5e38
+NO_ERROR = "(error.txt is empty)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,11 @@ class TrialRecord:
     def done(self) -> bool:
         """Return True if the trial has ended and its last policy is saved.
 
-        The policy is saved after the row of the last round, so the save can still fail.
+        The policy is saved after the row of the last round, so the save can still fail. On a full
+        disk Tune leaves error.txt empty.
         """
-        return self.ended and not (self._failed_last and PolicyNotSaved.__name__ in str(self.error))
+        unsaved = self.error == NO_ERROR or PolicyNotSaved.__name__ in str(self.error)
+        return self.ended and not (self._failed_last and unsaved)
 
     @property
     def failed(self) -> bool:
