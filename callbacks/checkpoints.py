@@ -1,4 +1,4 @@
-"""Keep Tune's list of checkpoints consistent with the checkpoints that a trial has."""
+"""Keep Tune's list of checkpoints consistent with the checkpoints that a trial has kept."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SHOWN_TRIALS = 16
 STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
 LEFT = "left_s"  # key in a shown row: seconds until the trial ends
 
-_live: Live | None = None  # the live table; a process has at most one, as it has one terminal
+_live: Live | None = None  # the live table; a process has at most one, because it has one terminal
 
 
 def stop_live_table() -> None:
@@ -174,7 +174,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
 def _held_out(result: Mapping[str, Any]) -> str:
     """Return the latest held-out reward, with its round if the evaluation was in an earlier round.
 
-    The first row carries the reward before training.
+    The first row may contain the reward before training.
     """
     reward, measured = f"{result['reward/eval_mean']:.3f}", int(result["eval/round"])
     return reward if measured == result["training_iteration"] else f"{reward} (round {measured})"
@@ -288,7 +288,7 @@ def _bar(row: Mapping[str, Any]) -> Text:
 
 
 def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
-    """Return the colours of the stages that occur. Every trial evaluates, but not in every row."""
+    """Return the colours of the stages that occur, plus eval, which may be in no row yet."""
     occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():

@@ -5,10 +5,10 @@ of a trial to a directory on this machine. A thread copies changed files to the 
 per second. Training waits for a store that answers but is behind. A file that the store refuses is
 copied in a later pass.
 
-A pass copies `result.json` last, as it was when the pass began. So for every round that has a row
-in the store, the store also has all other files of that round. A trial that continues on another
-machine, from a checkpoint whose round has a row, therefore finds all of its files. And a trial
-removes a checkpoint only after enough newer ones have a row in the store
+A pass copies `result.json` last, in the state that the file had when the pass began. So for every
+round that has a row in the store, the store also has all other files of that round. If a trial
+continues on another machine from a checkpoint whose round has a row, it finds all of its files. A
+trial removes a checkpoint only after enough newer ones have a row in the store
 (`TrialStorage.remove_older`).
 """
 
@@ -106,7 +106,7 @@ class Mirror:
     @property
     def behind_s(self) -> float:
         """Age in seconds of the oldest row that the store lacks. 0 if it lacks none."""
-        with suppress(IndexError):  # the pass that copies it may end right now
+        with suppress(IndexError):  # the pass that copies the row may end right now
             return self._clock() - self._rows[0]
         return 0.0
 
@@ -240,7 +240,7 @@ class Mirror:
         return self._cut_after is not None or bool(self._changed())
 
     def _changed(self) -> dict[str, State]:
-        """Return the files that differ from those in the store, without files being written."""
+        """Return the files that differ from those in the store and are not being written."""
         found = {}
         for path in sorted(self.local.rglob("*")):
             name, state = path.relative_to(self.local).as_posix(), _state(path)

@@ -58,8 +58,8 @@ def binned(
 ) -> Any:
     """Return a histogram of counts (B,) between edges (B + 1,).
 
-    TensorBoard identifies a bin by its upper edge. An empty bin in front gives the first bin a
-    lower edge.
+    TensorBoard identifies a bin by its upper edge. So an empty bin in front provides the lower edge
+    of the first bin.
 
     Args:
         tag: The tag.

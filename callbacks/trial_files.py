@@ -27,7 +27,8 @@ from grpo_trainable.storage.trial_storage import path_on
 from grpo_trainable.telemetry.metrics import names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
-# Path of a part from the trial's directory. Parts in deeper directories are copies put aside.
+# Path of a part, relative to the trial's directory. Parts in deeper directories are copies that
+# were put aside.
 STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
 
 _verbose = False

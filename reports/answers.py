@@ -125,8 +125,8 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure, or None if the trial's rows and files do not have it, or if other processes
-        disturbed a speed.
+        The figure, or None if the trial's rows and files do not have it, or if it is a speed that
+        other processes disturbed.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -138,7 +138,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_reward(trial: TrialRecord) -> float | None:
-    """Return the held-out reward at the evaluation nearest to `EARLY` of the rounds."""
+    """Return the held-out reward at the evaluation nearest to the share `EARLY` of the rounds."""
     place = EARLY * trial.config.rounds
     measured = [(abs(round_ - place), reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured)[1] if measured else None
@@ -149,7 +149,7 @@ def _mean(trial: TrialRecord, metric: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-# Reduces the rounds' values to one; the keys are those of search_spaces.columns.OVER.
+# Functions that reduce the rounds' values to one; the keys are those of search_spaces.columns.OVER.
 OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
     "last": TrialRecord.last,
     "mean": _mean,

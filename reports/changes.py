@@ -41,7 +41,7 @@ class Quantity:
     unit: str  # follows a value in a sentence; empty for shares
     fell: str  # sentence for a decrease
     rose: str  # sentence for an increase
-    threshold: float  # changes above it are named, in both directions
+    threshold: float  # the report names changes above it, in both directions
     relative: bool  # the threshold is a share of the value before
     because: str  # reason for this threshold
 
@@ -93,7 +93,7 @@ TRUNCATED = Quantity(
 )
 ENTROPY = Quantity(
     name="entropy_nats",
-    title="entropy, nats per token",
+    title="entropy in nats per token",
     measured="policy/entropy_nats in round 1, and its mean over the last eighth of the rounds",
     form="{:.2f}",
     unit="nats per token",
@@ -187,7 +187,7 @@ class Change:
 
     @property
     def threshold(self) -> float:
-        """Largest change that is not named."""
+        """Largest change that the report does not name."""
         return self.quantity.threshold
 
     @property
@@ -251,7 +251,7 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
         (ENTROPY, "policy/entropy_nats"),
         (NLL, "response/reference_nll_nats"),
     ):
-        # The initial policy sampled the responses of round 1 at any lag.
+        # At any lag, the initial policy sampled the responses of round 1.
         first = trial.rows[0] if trial.rows and trial.rows[0]["training_iteration"] == 1 else {}
         late = trial.late_mean(metric)
         before |= {quantity.name: first[metric]} if metric in first else {}
@@ -319,7 +319,7 @@ def _of_responses(responses: Sequence[Response]) -> dict[str, float]:
 
 
 def _commonest(responses: Sequence[Response]) -> dict[str, float]:
-    """Return the share of responses with the commonest 3-gram; empty if none has three words."""
+    """Return the share of responses with the commonest 3-gram; empty if there is no 3-gram."""
     holders = Counter(run for r in responses for run in set(ngrams(words(r.text), WORDING_WORDS)))
     return {COMMONEST.name: max(holders.values()) / len(responses)} if holders else {}
 

@@ -57,8 +57,8 @@ def _exp(value: float) -> float:
 class Spread:
     """Two parts of an estimate's variance."""
 
-    between: float  # for one seed; falls with the number of seeds
-    floor: float = 0.0  # does not fall with the number of seeds
+    between: float  # variance for one seed; to be divided by the number of seeds
+    floor: float = 0.0  # variance that more seeds do not reduce
 
 
 def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
@@ -150,8 +150,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
 def alike(values: np.ndarray) -> bool:
     """Return True if all values are equal up to rounding.
 
-    The scatter of other values cannot be estimated from them: Student's interval would have zero
-    width.
+    From equal values, the scatter of other values cannot be estimated: Student's interval would
+    have zero width.
     """
     return float(np.ptp(values)) <= 1e-12 * float(np.abs(values).max())
 

@@ -23,7 +23,7 @@ class Pace:
     rounds: int  # timed rounds
     planned: int  # rounds of the whole trial
     disturbed: int  # disturbed rounds
-    others: float | None  # mean share of the machine other processes took in disturbed rounds
+    others: float | None  # mean share of the machine that others took in disturbed rounds
     keeps_disturbed: bool  # disturbed rounds count because the trial's settings say so
 
     @property
@@ -60,7 +60,7 @@ class Pace:
 
     @property
     def disturbance(self) -> str:
-        """Share of the machine that other processes took, and when: `40% in 12 of 16 rounds`."""
+        """Share that other processes took of the machine: `40% in 12 of 16 rounds`."""
         return f"{self.others or 0.0:.0%} in {self._how_often}"
 
     @property

@@ -117,13 +117,13 @@ def _head(
 
 
 def _warning(comparison: Comparison) -> str:
-    """Return the first-screen warning that more than the reward changed."""
+    """Return a warning for the first screen if quantities other than the reward changed."""
     moved = any(change.moved for own in comparison.changes.values() for change in own)
     if not moved:
         return ""
     return (
-        '<p class="status bad">Check before you trust the reward: <a href="#changes">other '
-        f"quantities changed too</a>: {escaped(changes.moved_in(comparison.changes))}</p>\n"
+        '<p class="status bad">Before you trust the reward, check <a href="#changes">the other '
+        f"quantities that changed</a>: {escaped(changes.moved_in(comparison.changes))}</p>\n"
     )
 
 

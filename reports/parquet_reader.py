@@ -65,7 +65,7 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
                 nulls = pa.nulls(len(table), schema.field(lacking).type)
                 table = table.append_column(lacking, nulls)
             table = table.select(schema.names).cast(schema)
-            table.validate(full=True)  # without this, text that is not UTF-8 raises only later
+            table.validate(full=True)  # without this, text that is not UTF-8 fails only later
             tables.append(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = one_line(error)
@@ -106,7 +106,7 @@ class VersionPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPoint:
-    """Figures of one gradient step of a round, medians over the rounds; None if unknown."""
+    """Figures of one gradient step of a round: medians over the rounds, or None if unknown."""
 
     clip_fraction: float | None
     kl_sampler_nats: float | None  # KL(sampler || policy), the negated kl/behaviour_nats

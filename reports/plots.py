@@ -312,7 +312,7 @@ def _drift(arms: Arms) -> list[Plot]:
                 title=title,
                 look=f"{look} Solid: the estimate k1, which can be negative. Dotted: the estimate "
                 "k3, which is never negative but jumps at a single unlikely token. The axis is "
-                "logarithmic beyond the innermost marks.",
+                "linear near 0 and logarithmic beyond.",
                 x_label="round",
                 y_label="nats per response",
                 series=metric(f"kl/{name}_nats"),

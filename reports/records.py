@@ -74,7 +74,7 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """State of the trial, for a user."""
+        """State of the trial, as a text for the user."""
         reached = f"round {self.round} of {self.config.rounds}"
         if self.done:
             if self.complete:

@@ -1,4 +1,4 @@
-"""The content of `report.json`: the page's figures for programs.
+"""The content of `report.json`: the page's figures in machine-readable form.
 
 docs/report.md lists the keys.
 """

@@ -37,7 +37,10 @@ HEADER = (
     *("device-hours", "held-out reward", "tokens per response", "reference NLL", "largest lag"),
     *("eval s", "checkpoint s"),
 )
-RATIOS = ("speed-up", "at equal cost")  # columns that a single arm does not have
+RATIOS = (
+    "speed-up",
+    "at equal cost",
+)  # columns that the table lacks if there is nothing to compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ class TrialSummary:
     last: float | None
     reference_nll: float | None
     largest_lag: float | None
-    niceness: float  # of its actors; an ordinary process has 0
+    niceness: float  # highest niceness of its actors; an ordinary process has 0
     still: int  # rounds whose groups all have equal rewards; 0 if the advantage can use such groups
 
     @property
@@ -102,7 +105,7 @@ class Comparison:
     baseline: str | None  # the arm that speed-ups are relative to; None if no arm is timed
     speed: Mapping[str, Contrast]  # samples per second relative to the baseline, for other arms
     cost: Mapping[str, Contrast]  # the same for samples per device-hour
-    not_comparable: Mapping[str, str]  # arm -> reason why it has neither
+    not_comparable: Mapping[str, str]  # arm -> reason why it has no speed and no cost
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
 
     @property
@@ -223,9 +226,10 @@ class Comparison:
         notes = self._notes_on_niceness()
         if disturbed := self._disturbed():
             notes.append(
-                "Excluded from speeds and speed-ups because other processes took too much of the "
-                f"machine: {'; '.join(disturbed)}. The percentage is the share that they took. If "
-                f"too few seeds of an arm remain, the table shows {MARK} instead of its speed."
+                "Trials excluded from speeds and speed-ups because other processes took too much "
+                f"of the machine: {'; '.join(disturbed)}. The percentage is the share that they "
+                f"took. If too few seeds of an arm remain, the table shows {MARK} instead of its "
+                "speed."
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "

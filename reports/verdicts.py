@@ -16,7 +16,7 @@ from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import UNEQUAL, Comparison
 
-FEW_SEEDS = 3  # two seeds make Student's interval 3.6 times as wide as three
+FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with three
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +166,9 @@ def _baseline_doubt(comparison: Comparison) -> str | None:
 
 
 def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
-    """Name the arms with a single seed, and say what their intervals cover."""
+    """Name the results that rest on a single seed, and say what their intervals cover."""
     alone = [
-        f"{arm} in {quantity.name}"
+        f"{quantity.name} of {arm}"
         for quantity in found
         for arm, own in quantity.contrasts.items()
         if len(own.seeds) == 1

@@ -21,7 +21,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 class DoesNotFit(Missing):
-    """A trial needs more memory than there is."""
+    """A trial needs more memory than is available."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Need:
 
 
 def unlike(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """Return one trial for each set of settings. Seeds and arm names do not change the memory."""
+    """Drop trials that differ from others only in seed and arm name, which need equal memory."""
     return list({replace(trial, seed=0, arm="custom"): trial for trial in trials}.values())
 
 

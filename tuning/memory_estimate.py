@@ -32,7 +32,7 @@ TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One item that takes memory in an actor."""
+    """One item that occupies memory in an actor."""
 
     what: str
     bytes: int
@@ -281,7 +281,7 @@ class _Trial:
     # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """Return the KV cache, and the logits with their probabilities, for the rows of a call."""
+        """Return the KV cache, and the logits with their probabilities, for one call's rows."""
         rows, size = schedule.most_rows(self.config), self.size
         # A row has one place in the cache. A slot has a place on every shelf, and the shelves
         # together are at most twice as long as a row.
@@ -371,7 +371,9 @@ class _Trial:
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
             yield FLOAT * d  # norms compute in float32
-            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # so does attention on a CPU
+            yield (
+                0 if self._trains_on_gpu else 6 * q + 4 * k
+            )  # attention on a CPU also computes in float32
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:

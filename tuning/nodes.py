@@ -47,7 +47,8 @@ def room_beside(
     The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
     The largest bundle comes first. It goes to the node that will then have the largest share of the
     bundle's resources free. With PACK, all other bundles that fit follow it to that node, which
-    then takes no more. With SPREAD, no node takes a second bundle while another node has room.
+    then gets no more bundles. With SPREAD, no node gets a second bundle while another node has
+    room.
 
     Args:
         bundles: The bundles to place, each on one node.
@@ -87,7 +88,7 @@ def _roomiest(
 
 
 def _took(bundle: Mapping[str, float], node: dict[str, float]) -> bool:
-    """Place the bundle on the node if it has room. Return True if it had."""
+    """Place the bundle on the node if it has room, and return True if the bundle was placed."""
     fits = all(_fits(bundle, node, kind) for kind in KINDS)
     if fits:
         _take(bundle, node)

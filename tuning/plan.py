@@ -363,7 +363,7 @@ class Plan:
         return [self._complete(trial) for trial in in_blocks(trials)]
 
     def _of_preset(self, key: str, arms: Iterable[str]) -> str:
-        """Return a clause that says these arms take `key` from the preset, or ""."""
+        """Return a clause which says that these arms get `key` from the preset, or ""."""
         if self.preset is None or key in self.fixed or key not in self.preset.settings:
             return ""
         value = self.preset.settings[key]
@@ -451,7 +451,7 @@ class Plan:
                 )
 
     def check_memory(self, nodes: Nodes, available: int, where: str) -> None:
-        """Compare the memory that the trials need with the memory that there is.
+        """Compare the memory that the trials need with the available memory.
 
         Without a cluster, this also compares their GPU memory with the GPUs of this machine.
 
@@ -461,7 +461,7 @@ class Plan:
             where: Name of the machine or cluster, for messages.
 
         Raises:
-            DoesNotFit: The trials need more. The message is one line that lists the parts.
+            DoesNotFit: The trials need more memory. The message is one line that lists the parts.
             UsageError: A policy cannot be used.
         """
         needs = []

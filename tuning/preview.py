@@ -56,7 +56,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
     text, _, truth = prompts.told("train", 0)
     if trial.model.env is not None:
         group, spaces = trial.rollout.group_size, spaces_of(trial.model.env)
-        yield f"\nin {trial.model.env} the policy sees {spaces.seen} and does {spaces.done}"
+        yield f"\nin {trial.model.env} the policy sees {spaces.seen} and takes {spaces.done}"
         yield f"a group is {group} episodes with the same start; the first group starts from {text}"
         return
     yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"

@@ -86,7 +86,8 @@ def _start_ray(plan: Plan) -> None:
     # Ray gives its workers niceness 15. Beside a single busy process, a trial would seem to hang.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a worker for each core in advance. Tune runs trials in other workers, with
-    # other environment variables. So each of Ray's would waste a CPU second while a trial starts.
+    # other environment variables. So each worker started in advance would waste a CPU second while
+    # a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     ray.init(

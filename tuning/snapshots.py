@@ -1,8 +1,9 @@
 """Keep Tune's snapshots of an experiment whole, and refuse to resume from a damaged one.
 
-`--resume` continues from the newest snapshot. Tune copies each snapshot over the previous one, once
-per second. A full disk would cut both short. A snapshot that is copied while Tune writes it would
-be incomplete. If Tune cannot read a snapshot, it silently restarts all trials from the beginning.
+`--resume` continues from the newest snapshot. Once per second, Tune copies the snapshot over its
+previous copy. A full disk would cut both short. A snapshot that is copied while Tune writes it
+would be incomplete. If Tune cannot read a snapshot, it silently restarts all trials from the
+beginning.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Meter:
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """Return the disturbance since the measuring started or the last `take`, or None."""
+        """Return the disturbance since the last `take` or `start_measuring`, or None."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:
@@ -199,7 +199,7 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds that the trial waited or a hypervisor stole between two readings."""
+    """Return the core-seconds between readings that the trial waited or that a hypervisor stole."""
     if before.waited_s is None or after.waited_s is None:
         return None
     # When a thread ends, its waiting time leaves the sum of its process, so the sum may fall.
@@ -344,7 +344,7 @@ def _earlier(before: Mapping[int, Usage], pid: int, now: Usage) -> Usage:
 
 
 class ProcessTree:
-    """All processes of the machine, divided into ours and foreign ones.
+    """All processes of the machine, divided into our processes and foreign ones.
 
     A process is ours if it is in `own`, descends from a process in `own`, or is a service of the
     Ray cluster that started this process. A process keeps the parent that it had when it was first

@@ -63,7 +63,7 @@ class StageClock:
         """Time one call of the actor, and yield the seconds that the actor waited for it.
 
         Args:
-            stage: the stage to which waiting from `since` on belongs.
+            stage: the stage of the time from `since` until the call starts.
             since: the moment when the wait for this call began, in seconds since 1970. Time
                 between the last call and this moment counts as idle.
         """

@@ -54,7 +54,7 @@ GENERATIONS = pa.schema(
 
 
 class EvaluationError(ValueError):
-    """A directory contains no evaluation, or none can be written to it; the message is one line."""
+    """A directory contains no evaluation, or cannot be used for one; the message is one line."""
 
 
 def prepare_directory(out: Path) -> None:

@@ -327,7 +327,7 @@ def test_nothing_is_warned_of_where_nothing_moved(experiment):
     page, _ = write(experiment)
 
     assert "sync: no quantity moved by more than its threshold." in page.words
-    assert "other quantities changed" not in page.words
+    assert "other quantities that changed" not in page.words
 
 
 # ---- Missing data ----------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     words = " ".join(table(compare(record.trials)).split())
     shared = "because other processes took too much of the machine"
     seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
-    assert f"Excluded from speeds and speed-ups {shared}: {seeds}. The percentage is" in words
+    assert f"Trials excluded from speeds and speed-ups {shared}: {seeds}. The percentage" in words
     assert "Wall-clock and device-hours count every round, disturbed ones included; totals" in words
     said = told(record)
     assert f"Not comparable with {BASE} in speed (samples per second): {OTHER} ({reason})." in said
@@ -398,8 +398,8 @@ def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_p
     assert {COVERS[False], COVERS[True]} <= set(notes)
     (alone,) = [sentence for sentence in said if "these runs only" in sentence]
     assert alone.startswith(
-        f"These results rest on one seed and hold for these runs only: {OTHER} in speed (samples "
-        f"per second), {OTHER} in cost (samples per device-hour). Their intervals"
+        f"These results rest on one seed and hold for these runs only: speed (samples per second) "
+        f"of {OTHER}, cost (samples per device-hour) of {OTHER}. Their intervals"
     )
     assert said[-1].startswith(
         "In each quantity, chance alone shows a clear difference between two equal arms in 5% of"
