@@ -37,10 +37,7 @@ HEADER = (
     *("device-hours", "held-out reward", "tokens per response", "reference NLL", "largest lag"),
     *("eval s", "checkpoint s"),
 )
-RATIOS = (
-    "speed-up",
-    "at equal cost",
-)  # columns that the table lacks if there is nothing to compare
+RATIOS = ("speed-up", "at equal cost")  # columns left out if there is nothing to compare
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import BinaryIO
 def replacing(
     path: str | Path, *, durable: bool = False, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` when the block ends. If the block raises, remove it.
+    """Open a new file that replaces `path` when the block ends, or is removed if the block raises.
 
     A reader sees the old or the new content, never a part of it. A link at `path` is replaced, not
     followed. A killed process may leave the file `.NAME.RANDOM` beside `path`.
@@ -77,7 +77,7 @@ def _sync_directory(folder: str, dir_fd: int | None) -> None:
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """Create a directory that becomes `path` when the block ends. If the block raises, remove it.
+    """Create a directory that becomes `path` when the block ends, or is removed if it raises.
 
     `path` must not exist, or be an empty directory. Missing parents are created. A killed process
     may leave the directory `.NAME.RANDOM` beside `path`.

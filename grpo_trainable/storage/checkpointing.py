@@ -472,7 +472,7 @@ def _names(directory: AnyPath) -> list[str]:
 
 
 def unverified_round(directory: AnyPath) -> int | None:
-    """Return the round that a checkpoint states, or None if there is none. Verify nothing.
+    """Return the round that a checkpoint states, or None if it states no round. Verify nothing.
 
     Raises:
         UnreadableCheckpoint: The checkpoint cannot be read.

@@ -1,8 +1,8 @@
 """The page of an evaluation: its figures, its categories, and a browser of all responses.
 
-The responses may be hostile text. Responses in the body are escaped. Responses in the browser are
-JSON in a block that is never run as a script. The page's own script puts them into text nodes, and
-the page's security policy allows no other script.
+The responses may be hostile text. In the body, they are escaped. The list of all responses is JSON,
+in a block that is never run as a script. The page's own script puts them into text nodes, and the
+page's security policy allows no other script.
 """
 
 from __future__ import annotations
