@@ -184,7 +184,7 @@ def test_what_is_no_environment_for_it_is_refused_in_one_line(
 def test_a_dry_run_says_what_the_policy_sees_and_does(capsys: Any) -> None:
     assert tune.main(["--space", "lag", "--set", "task.name=control", "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "the policy sees 4 numbers and does one of 2 actions in CartPole-v1" in printed
+    assert "in CartPole-v1 the policy sees 4 numbers and takes one of 2 actions" in printed
 
 
 CRITIC = {"loss": {"type": "ppo", "advantage": "gae"}, "k": 2}

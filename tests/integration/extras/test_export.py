@@ -222,7 +222,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     (tmp_path / "full" / "file").touch()
     out = tmp_path / "out"
     assert "nowhere: is not a directory" in refusal(capsys, tmp_path / "nowhere", out)
-    assert "empty: holds no checkpoint" in refusal(capsys, tmp_path / "empty", out)
+    assert "empty: contains no checkpoint" in refusal(capsys, tmp_path / "empty", out)
     assert "the following arguments are required: OUT" in refusal(capsys, tmp_path / "empty")
     occupied = "full: is not a new or empty directory"
     assert occupied in refusal(capsys, SHIPPED_POLICY, tmp_path / "full")

@@ -100,7 +100,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
     ("arguments", "words"),
     [
         (["--checkpoint", "nowhere"], ["nowhere: is not a directory"]),
-        (["--checkpoint", "empty"], ["empty: holds no checkpoint"]),
+        (["--checkpoint", "empty"], ["empty: contains no checkpoint"]),
         (["--checkpoint", "checkpoint_000001"], ["manifest.json: is missing"]),
         (["--model", "nowhere"], ["model.path=", "nowhere: no such directory"]),
         (["--model", "a", "--checkpoint", "b"], ["not allowed with"]),
@@ -113,7 +113,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
         (["--set", "rollout.max_new_tokens=300"], ["context is 128 tokens", "valid: at most"]),
         (["--out", "full"], ["full: is not empty"]),
         (["--out", "full/file"], ["full/file: cannot be used"]),
-        (["--against", "empty"], ["empty: holds no evaluation"]),
+        (["--against", "empty"], ["empty: contains no evaluation"]),
         (["--out", "s3://bucket"], ["--out s3://bucket", "a directory on this machine"]),
         (["--set", "engine=nowhere:E"], ["engine=nowhere:E", "cannot be imported"]),
         (["--bogus"], ["--bogus", "--help"]),

@@ -466,8 +466,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     by_arm = cells(text)
 
     assert text.startswith(
-        "Medians over 3 seeds (least to most). Speed-ups are geometric means over the seeds, with "
-        "their 95 % interval.\n"
+        "Medians over 3 seeds (minimum to maximum). Speed-ups are geometric means over the seeds, "
+        "with their 95% intervals.\n"
     )
     assert by_arm["colocated_k1"] == [
         *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),
