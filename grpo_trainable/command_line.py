@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Flush standard output, then exit."""
-        sys.stdout.flush()  # here `run` can still handle a closed pipe
+        sys.stdout.flush()  # at this point, `run` can still handle a closed pipe
         super().exit(status, message)
 
 
@@ -74,9 +74,9 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def command(name: str) -> list[str]:
-    """Return the words that start the command line `name`.
+    """Return the first words of the command line that runs `name`.
 
-    They start it as the present command was started: by its entry point, or as a file of the
+    They have the form in which the current command was started: an entry point, or a file of the
     repository.
     """
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
@@ -112,15 +112,15 @@ def run(name: str, body: Callable[[], int | None]) -> int:
         return OUTPUT_CLOSED
 
 
-# ---- Work that outlives its reader -------------------------------------------------------------
+# ---- Output that may fail ----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def output_dropped_on_error() -> Iterator[None]:
     """Drop output that cannot be written, instead of raising an error, and continue.
 
-    Use it for work that must continue after Ctrl-C has ended `| tee`, or when the disk of a log is
-    full.
+    Use it for work that must continue after Ctrl-C has ended `| tee`, or when the disk that holds
+    the log is full.
     """
     with contextlib.ExitStack() as stack:
         for stream, redirect in (

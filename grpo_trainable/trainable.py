@@ -60,7 +60,7 @@ class GRPOTrainable(tune.Trainable):
 
         Raises:
             InputChanged: A file that the trial reads has changed.
-            ShippingError: A file cannot be brought to a machine.
+            ShippingError: A file cannot be copied to a machine.
         """
         shipped = None
         if files:
@@ -82,8 +82,8 @@ class GRPOTrainable(tune.Trainable):
             self._restore_newest()
         report = self.trial.run_round()
         if report is None:
-            # The trial was restored from its final checkpoint, which Tune did not know to be final.
-            # No round follows, and the last row stays valid.
+            # The trial was restored from its final checkpoint, but Tune did not know that it was
+            # final. No round follows, and the last row stays valid.
             return {RESULT_DUPLICATE: True, "done": True}
         return {
             **report.metrics,
@@ -99,7 +99,7 @@ class GRPOTrainable(tune.Trainable):
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
-        """Save a checkpoint, and count the time that Tune's whole save takes.
+        """Save a checkpoint, and record how long Tune takes for it.
 
         The time includes writing the checkpoint and copying it to the storage path.
 
@@ -125,9 +125,9 @@ class GRPOTrainable(tune.Trainable):
         try:
             result = save_persistently(self._write_to_storage, self.last_pauses_s if ended else ())
         except OSError as error:
-            # The disk is full, permission is missing, or a store fails or is silent. That must not
-            # end a trial that can continue. The policy of a trial that has ended would be lost
-            # silently, so that is an error.
+            # The disk is full, permission is missing, or an object store fails or does not answer.
+            # None of these may end a trial that can continue. If the trial has ended, its last
+            # policy would be lost silently, so an error is raised.
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: its last policy, of round "
@@ -187,7 +187,7 @@ class GRPOTrainable(tune.Trainable):
                 refuse_foreign_files(directory)
                 self.load_checkpoint(directory)
             except DamagedCheckpoint as error:
-                # A checkpoint in an object store is read from a local copy, which has another name.
+                # A checkpoint in an object store is read from a local copy, which has another path.
                 raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
         return self.trial.rounds_trained
 
@@ -196,7 +196,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial.load(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config. Return False if it reserves other resources."""
+        """Start over with another config, or return False if it needs other resources."""
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False

@@ -53,7 +53,7 @@ class RayActor:
             num_cpus: CPUs that the actor reserves.
             num_gpus: GPUs that the actor reserves.
             bundle: Bundle of the placement group. ANY_BUNDLE leaves the choice to Ray.
-            direct: Allow tensors to travel past the object store.
+            direct: Allow tensors to bypass the object store.
         """
         self._name = name
         self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
@@ -133,7 +133,7 @@ class RayRuntime:
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
-        """Wait for the first of `calls`, at most `timeout_s`. Return those that are done."""
+        """Wait at most `timeout_s` for the first of `calls`. Return those that are done."""
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
         if done and len(by_ref) > 1:
@@ -142,7 +142,7 @@ class RayRuntime:
         return [by_ref[ref] for ref in done]
 
     def share(self, value: Any) -> Any:
-        """Store a value once and return a reference that several calls can take as argument."""
+        """Store a value once and return a reference that several calls can take as an argument."""
         return ray.put(value)
 
     def result(self, call: RayCall) -> Any:

@@ -30,7 +30,7 @@ from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memor
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
 
-Scores = list[Score | RewardError]  # of a group: for each response, then for each completion
+Scores = list[Score | RewardError]  # of a group: one per response, then one per completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class _Fetched:
     """Weights in this process that the engine has not loaded yet."""
 
     weights: PolicyWeights
-    bytes: int  # number of bytes that travelled
+    bytes: int  # number of bytes that were transferred
     seconds: float
 
 
@@ -74,7 +74,8 @@ class Generator:
             clock=clock,
         )
         self._receiver = receiver
-        # Numbers continue after a reset, so a late `score` from before it finds no newer chunk.
+        # Numbers continue after a reset, so a late `score` call from before the reset cannot get a
+        # newer chunk.
         self._numbers = itertools.count()
         self._build(config)
 
@@ -86,7 +87,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         self._fetched: dict[str, torch.Tensor] = {}  # the weights of the last fetch
-        # Another thread puts weights in. Newer weights replace those that were not taken out.
+        # Another thread puts weights into the mailbox. Newer weights replace those that were not
+        # taken out.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
@@ -194,7 +196,7 @@ class Generator:
             number = next(self._numbers)
             self._to_score[number] = rollouts
             return Sampled(number=number, loaded=loaded, spans=spans)
-        assert scores is not None, "episodes bring their scores, and an inline scorer has made them"
+        assert scores is not None, "episodes come with scores, an inline scorer has made them"
         return _scored(rollouts, scores, self._parts, loaded, spans)
 
     @property
@@ -206,10 +208,10 @@ class Generator:
         """Score what `generate` has sampled.
 
         This runs in a separate thread, concurrently with any other call. The weights that were
-        loaded meanwhile are in the answer to `generate`.
+        loaded during sampling are in the answer to `generate`.
 
         Args:
-            number: The number in that answer, `Sampled`.
+            number: The number in that answer, a `Sampled`.
         """
         rollouts = self._to_score.pop(number)
         start = now()
@@ -252,7 +254,7 @@ class Generator:
     ) -> tuple[list[RolloutGroup], list[Scores] | None]:
         """Return the groups, and the scores of episodes.
 
-        The scores are None if responses have yet to be scored.
+        The scores are None if the responses must still be scored.
         """
         if isinstance(self.engine, EarningEngine):
             return self._earn(self.engine, requests, self.between_tokens)

@@ -13,8 +13,8 @@ def die_with_parent(lifeline_fd: int) -> None:
     """Have the kernel kill this process and its group when the other end of the pipe is closed."""
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
-    # No signal comes if the pipe was closed before. Nothing is ever written to it, so readable
-    # means closed.
+    # If the pipe was closed before this point, no signal comes. Nothing is ever written to it, so
+    # readable means closed.
     if select.select([lifeline_fd], [], [], 0)[0]:
         sys.exit()
 

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101) without `torch.optim.Optimizer`.
 
 The constructor of that class imports torch's compiler, which nothing here needs. The import takes
-more than a second of CPU time in every process that trains. The numbers are the same, because this
+more than a second of CPU time in every process that trains. The results are the same, because this
 code calls the same fused kernel on the same state.
 """
 
@@ -54,7 +54,7 @@ class AdamW:
             [each.grad for each in parameters if each.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],  # maxima, which only AMSGrad has
+            [],  # maxima; only AMSGrad has them
             [state["step"] for state in states],
             fused=True,
             amsgrad=False,

@@ -147,10 +147,11 @@ class GradientSteps:
     def _old_log_probs(self, batch: BatchWithLogProbs, present: Tensor) -> Tensor:
         """Return the log-probs (B, S) of the policy in the ratio's denominator.
 
-        With importance weights, that is the policy before the round. Without, it is the policy that
-        sampled. If the policy before the round sampled a token, its log-prob as the learner
-        computes it is used, unless the ratio has to show the difference: an engine may round
-        otherwise, and a bfloat16 body rounds by more than some losses clip at.
+        With importance weights, this is the policy before the round. Without them, it is the policy
+        that sampled the token. If that was the policy before the round, its log-prob is recomputed
+        by the learner, unless the ratio must show the difference between sampler and learner
+        (`ratio_sees_sampler`). An engine may round differently, and the rounding error of a
+        bfloat16 body exceeds the clip range of some losses.
 
         Args:
             batch: The rows.

@@ -48,7 +48,7 @@ def check_user_code(config: GRPOConfig) -> None:
 
 
 def main(loss: str, advantage: str, group_size: str, engine: str) -> None:
-    """Load the engine and try the functions. Exit with the message of a `PluginError`."""
+    """Load the engine and try the functions. If that fails, exit with the error's message."""
     try:
         if is_reference(engine):
             load("engine", engine)

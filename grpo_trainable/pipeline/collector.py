@@ -21,8 +21,8 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
 
-# Last number of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros,
-# so no other draw has this key.
+# Last number of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros.
+# This number is not zero, so no other draw has this key.
 REPLAY = 1
 
 
@@ -76,7 +76,7 @@ class Collector:
         self.counts.redispatched += len(chunk.prompt_indices)
 
     def accept(self, chunk: Chunk, scored: Scored) -> None:
-        """Take in the results of a chunk.
+        """Process the results of a chunk.
 
         Raises:
             ActorFailed: More rewards have failed than the task allows.
@@ -114,8 +114,8 @@ class Collector:
     def make_batches(self, round_: int) -> list[list[RolloutGroup]]:
         """Return the rollout batches that a round trains on. The gate judges each group once more.
 
-        Batches without groups are left out, and the result may be empty. Only the error rate of
-        rewards ends a trial.
+        Batches without groups are left out, so the result may be empty. An empty result does not
+        end the trial; only a high error rate of the rewards does.
         """
         batch_ids = self.ledger.batches_of(round_)
         self._close_draws([self.ledger.batch(batch_id) for batch_id in batch_ids])
@@ -262,7 +262,7 @@ class DrawnRewards:
         }
 
     def answers(self, drawn: Iterable[int]) -> dict[int, float]:
-        """Return the mean answer reward of each of the prompts `drawn` that was scored."""
+        """Return the mean answer reward of each scored prompt in `drawn`."""
         return {index: self._rewards[index][1] for index in drawn if index in self._rewards}
 
     def take_metrics(self, batches: Sequence[FilledBatch]) -> dict[str, float]:

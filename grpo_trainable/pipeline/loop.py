@@ -89,7 +89,7 @@ class Pipeline:
             runtime: Waits for calls.
             clock: Returns seconds since 1970, by the clock of the trial's process.
             spawn: Starts a generator in place of a lost one. None: any loss of a generator ends the
-                trial, as it must if the learner is lost with it.
+                trial. This is necessary if the learner is lost with it.
         """
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
@@ -168,8 +168,8 @@ class Pipeline:
         if self.evaluation is None:
             self._evaluate()
         # Submit no chunks before this point: the wall clock leaves out evaluations, so it would
-        # miss what is sampled during one. From here on, chunks are submitted after every answer,
-        # also while the learner trains.
+        # miss the time of chunks that are sampled during one. From here on, chunks are submitted
+        # after every answer, also while the learner trains.
         self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
         batches = self._collector.make_batches(round_)
@@ -196,7 +196,7 @@ class Pipeline:
         return self._report(start, groups, row, updated, last=last)
 
     def _group_metrics(self, groups: list[RolloutGroup], round_: int) -> dict[str, float]:
-        """Return the metrics of the groups that the round trained on; empty without groups."""
+        """Return the metrics of the groups that the round trained on, or {} without groups."""
         if not groups:
             return {}
         oldest_version = min(group.oldest_version for group in groups)
@@ -228,7 +228,7 @@ class Pipeline:
         return updated
 
     def _answers_to_update(self, batches: list[list[RolloutGroup]]) -> dict[Actor, Updated] | None:
-        """Return each learner's answer, or None if one was lost and the others can try again."""
+        """Return each learner's answer, or None if a learner was lost and the others can retry."""
         self._updated = {}
         calls = self._learners.update(batches)
         for call in calls:
@@ -274,7 +274,7 @@ class Pipeline:
     def evaluate(self) -> Evaluation:
         """Return the held-out rewards under the current weights. Call it between two rounds.
 
-        If they have been measured since the last round, nothing is sampled again.
+        If the rewards have been measured since the last round, nothing is sampled again.
 
         Raises:
             ActorFailed: As in `run_round`.
@@ -347,8 +347,7 @@ class Pipeline:
     def _replace(self, generator: FleetGenerator, lost: ActorLost) -> None:
         """Replace a generator, and submit its unfinished work again.
 
-        Chunks to train on return to the ledger. Held-out chunks go to the generators with the least
-        to do.
+        Training chunks return to the ledger. Held-out chunks go to the least busy generators.
         """
         before = self.counts.redispatched
         for work in self._fleet.replace(generator, lost):
@@ -411,9 +410,9 @@ class Pipeline:
 
         Prompts that were in flight are requested again.
 
-        The state's settings may sample other rollouts than the current ones, for example after PBT
-        has changed `k`. Then groups that waited or were in flight are dropped and counted, and new
-        prompts are requested.
+        If the state's settings sample different rollouts from the current ones, for example after
+        PBT has changed `k`, then groups that waited or were in flight are dropped and counted, and
+        new prompts are requested.
 
         Args:
             state: The result of `state`.

@@ -9,8 +9,8 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Last number of the key for draws from the pools. The key is longer than that of any other draw,
-# because numpy pads shorter keys with zeros.
+# Last number of the key for draws from the pools. Numpy pads shorter keys with zeros, so this key
+# is longer than that of any other draw.
 POOLS = 3
 
 NAMES = ("easy", "mid", "hard")
@@ -24,9 +24,9 @@ class Pick(NamedTuple):
 
 
 class DifficultyPools:
-    """The training examples by their running pass rate: easy, hard, or in between.
+    """Three pools of training examples, by running pass rate: easy, mid and hard.
 
-    An example that was never scored is in the middle pool. For each prompt, a pool is drawn by the
+    An example that was never scored is in the mid pool. For each prompt, a pool is drawn by the
     shares in the settings, among the pools that are not empty. Then one of its least often picked
     examples is drawn. The random draws are keyed by (seed, prompt index). Rates change only when a
     round is trained, so at lag 0 the picks do not depend on timing.

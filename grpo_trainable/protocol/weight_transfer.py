@@ -62,12 +62,13 @@ class WeightReceiver(Protocol):
         """Return the snapshot behind `handle`.
 
         Its tensors may be shared with others and read-only. They do not change before the snapshot
-        is released. That does not happen while a generator uses it, so nobody needs to copy them.
+        is released. It is not released while a generator uses it, so nobody needs to copy the
+        tensors.
 
         Args:
             handle: the value that `publish` returned.
-            received: the data that arrived with the handle, if the transport lets the learner send
-                instead of the generator fetch.
+            received: the data that arrived with the handle, if in this transport the learner sends
+                and the generator does not fetch.
         """
         ...
 

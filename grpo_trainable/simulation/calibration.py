@@ -17,9 +17,9 @@ from grpo_trainable.telemetry.stages import IDLE, OTHER_THREADS, TRACE_NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """The seconds of each call of a run, by side and kind, and the seconds that the driver adds."""
+    """The seconds of each call of a run, by side and kind, and the time that the driver adds."""
 
-    calls: dict[tuple[str, str], list[float]]  # oldest first, so a slow minute slows both sides
+    calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
     reference_s: float  # the part of an update that is not repeated for further gradient steps
     hop_s: float  # time from the submission of a call to its start
     gap_s: float  # time from the end of a step to the start of the next
@@ -95,16 +95,16 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a sampling call that is listed separately
-# A call's kind follows from a stage that only its kind has. `sync` comes last: calls of other kinds
-# may contain it too, but loads and publications have no other stage.
+# A call's kind is recognised by a stage that only calls of this kind have. `sync` comes last: calls
+# of other kinds may contain it too, but loads and publications have no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     """Return (kind, round, seconds) of an actor's calls, from the spans of its main thread.
 
-    The thread waits between any two calls, which separates their spans. If a call completed states,
-    the seconds of that part follow the call as an entry of kind `VINE`.
+    Between any two calls, the thread has a span of waiting. If a call completed states, the seconds
+    of that part follow the call as a separate entry of kind `VINE`.
     """
     calls: list[list[dict[str, Any]]] = [[]]
     for event in sorted(events, key=lambda event: event["ts"]):

@@ -177,7 +177,7 @@ class VirtualGenerator:
         raise AssertionError("the generator samples before it has weights")
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored | Sampled:
-        """Return groups for the requests, or the number by which `score` returns them."""
+        """Return groups for the requests, or the number with which `score` returns them."""
         scored = self._generate(start, end, requests)
         if not self._scores_apart:
             return scored

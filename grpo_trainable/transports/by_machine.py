@@ -88,6 +88,6 @@ class ByMachineReceiver:
         self._far.release(before_round)
 
     def close(self) -> None:
-        """Let go of everything that was fetched."""
+        """Release everything that was fetched."""
         self._near.close()
         self._far.close()

@@ -99,14 +99,14 @@ class Slot(Protocol):
 
 
 class Slots(Generic[S]):
-    """Keeps as many slots as there are snapshots in use at a time.
+    """Keeps one slot for each snapshot that is in use at the same time.
 
-    A slot is written again after its snapshot was released. A slow generator releases late, so more
-    slots exist meanwhile.
+    A slot is reused after its snapshot was released. If a slow generator releases a snapshot late,
+    more slots are needed.
     """
 
     def __init__(self, make: Callable[..., S]) -> None:
-        """Start without slots. `make(layout, *more)` makes one, with the `more` given to `take`."""
+        """Start without slots. `make(layout, *more)` creates one; `take` receives `more`."""
         self._make = make
         self._slots: list[S] = []
 
@@ -143,7 +143,10 @@ class Slots(Generic[S]):
 def layout_for(
     tensors: Mapping[str, Tensor], without: Collection[str] = (), start: int = 0
 ) -> Layout:
-    """Return the layout of the tensors from byte `start` on: by name, each stored as it is now."""
+    """Return a layout of the tensors in name order, from byte `start` on.
+
+    Each tensor keeps the order in which its dimensions are stored.
+    """
     chosen = ((name, tensors[name]) for name in sorted(tensors) if name not in without)
     stored = tuple((name, tuple(t.shape), t.stride(), t.dtype) for name, t in chosen)
     return _laid_out(stored, start)
@@ -155,8 +158,8 @@ def _laid_out(
 ) -> Layout:
     places, offset = [], start
     for name, shape, stride, dtype in stored:
-        # Take the strides of a tensor that has memory, although nothing touches the memory. On
-        # `meta`, torch forgets how it stores dimensions of one element or none.
+        # Take the strides from a tensor with memory, although nothing touches that memory. On the
+        # `meta` device, torch loses the strides of dimensions with one element or none.
         dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype), device="meta")
         stride = dense.stride()
         places.append(

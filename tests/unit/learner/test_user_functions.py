@@ -121,7 +121,7 @@ def test_every_built_in_advantage_passes_the_trial_of_a_users(name):
         ),
         (LOSS + "    return 1 / 0", r"raised ZeroDivisionError: division by zero \(line 3\)"),
         (LOSS + "    log_probs @ mask", r"raised RuntimeError: .* \(line 3\)"),
-        (LOSS + "    pass", r"one number a token .* must be a tensor .*, but it is a NoneType"),
+        (LOSS + "    pass", r"one number per token .* must be a tensor .*, but it is a NoneType"),
         (
             LOSS + "    return (-advantages * log_probs).mean()",
             r"float32 of shape \(3, 4\) on cpu, but it is a tensor of float32 of shape \(\)",
