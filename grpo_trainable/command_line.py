@@ -25,7 +25,7 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class UsageError(Exception):
-    """A mistake that is found before anything starts, in one line that says what to do."""
+    """A mistake found before anything starts. The message is one line that says what to do."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError in place of exiting."""
+        """Raise UsageError instead of exiting."""
         raise UsageError(f"{message} (--help lists the options)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
@@ -63,7 +63,7 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], An
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows as text in columns: the first left-aligned, the others right-aligned."""
+    """Return rows as text: the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -76,7 +76,7 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 def command(name: str) -> list[str]:
     """Return the first words of the command line that runs `name`.
 
-    They have the form in which the current command was started: an entry point, or a file of the
+    They match how the current command was started: by its entry point, or as a file of the
     repository.
     """
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
@@ -91,8 +91,8 @@ def program(name: str) -> str:
 def run(name: str, body: Callable[[], int | None]) -> int:
     """Run `body` and return its exit status; None means OK.
 
-    A user's mistake is printed as one line on standard error. If the reader of the output has gone
-    (`| head`), nothing is printed.
+    A user's mistake is printed as one line on standard error. If the program that reads the output
+    has ended (`| head`), nothing is printed.
     """
     try:
         status = body()
@@ -163,7 +163,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for all writers, because nobody will ever read the stream
+            _discard(self._stream)  # for all writers, because nobody will read the stream again
         except OSError:
             return  # a full disk may have space later
 

@@ -1,6 +1,6 @@
 """Python objects that a user names in a setting: `module:name` or `path/to/file.py:name`.
 
-A module is looked up in the current directory first, then on `sys.path`. Every mistake is a
+A module is looked up in the current directory first, then on `sys.path`. Every mistake raises a
 `PluginError`. This module imports only the standard library.
 """
 
@@ -72,7 +72,7 @@ def load(key: str, reference: str) -> Callable[..., Any]:
 
 
 def load_instance(key: str, reference: str, kind: type[T]) -> T:
-    """Return the object that the setting or option `key` names, which must be a `kind`.
+    """Return the object that the setting or option `key` names. It must be a `kind`.
 
     Raises:
         PluginError: The object cannot be imported, or is not a `kind`.
@@ -86,7 +86,7 @@ def load_instance(key: str, reference: str, kind: type[T]) -> T:
 
 
 def load_module(key: str, path: str) -> ModuleType:
-    """Return the module made from a file.
+    """Import a file, and return the module.
 
     Raises:
         PluginError: The file cannot be imported.
@@ -154,7 +154,8 @@ def source_of(reference: str) -> str | None:
         if path is None:
             return None
     origin = spec.origin if spec is not None and spec.has_location else None
-    return origin if origin is not None and os.path.isfile(origin) else None  # none in an archive
+    # The source of a module in an archive is not a file.
+    return origin if origin is not None and os.path.isfile(origin) else None
 
 
 def one_line(error: BaseException) -> str:

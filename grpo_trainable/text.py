@@ -1,4 +1,4 @@
-"""Words and phrases for sentences that people read."""
+"""Helpers for text that people read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def written(value: float, form: str) -> str:
 
 
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return `did you mean NAME?` with the name nearest to a text, or None.
+    """Return `did you mean NAME?` with the name most similar to a text, or None.
 
     Args:
         text: A name that does not exist.

@@ -66,8 +66,8 @@ class GRPOTrainable(tune.Trainable):
         if files:
             lay_down(files)
             shipped = ray.put(files)
-        # Imported here because the command imports this class but needs none of the libraries that
-        # a trial needs, such as torch.
+        # This import is not at the top, because the command imports this class but does not need
+        # the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
         self.trial = Trial(resolved(config), self._storage, inputs, shipped)
@@ -150,7 +150,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial.save(checkpoint_dir)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restore a checkpoint, or the trial's newest intact one if that checkpoint is damaged.
+        """Restore a checkpoint. If it is damaged, restore the trial's newest intact one.
 
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
@@ -226,13 +226,13 @@ def register(
     """Register the Trainable with Tune as "GRPO", with details for the callbacks.
 
     Args:
-        inputs: The result of `inputs.digests_of_all` for the trials. A trial fails, and names the
-            file, if it would read a file with other content. None: each trial reads the files as
-            they are.
+        inputs: The result of `inputs.digests_of_all` for the trials. A trial fails if a file that
+            it would read has different content; the error names the file. None: each trial reads
+            the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
         trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
-        trainable.__qualname__ = DetailedGRPO.__qualname__  # Ray names the process after it
+        trainable.__qualname__ = DetailedGRPO.__qualname__  # Ray names the process like this
     register_trainable(NAME, trainable)

@@ -132,8 +132,8 @@ class Trial:
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.
 
-        This happens late because a checkpoint may be loaded first, and its weights are the ones to
-        send.
+        This happens late, because a checkpoint may be loaded first, and then its weights must be
+        sent.
         """
         if self._has_first_weights:
             return
@@ -167,7 +167,7 @@ class Trial:
 
         Args:
             name: The name of the killed generator.
-            patience_s: How long to wait for a machine with room.
+            patience_s: Seconds to wait for a machine with room.
 
         Raises:
             InputChanged: A file that the new generator would read has changed.
@@ -237,7 +237,7 @@ class Trial:
         return self._learners.state()
 
     def _disturbance(self, round_: int) -> dict[str, float]:
-        """Return the share of this machine's CPU time that other processes took in this round.
+        """Return the share of this machine's CPU time that other processes used in this round.
 
         The result is empty if the share is unknown.
         """

@@ -65,7 +65,8 @@ class RayActor:
             options["enable_tensor_transport"] = True
         group = ray.util.get_current_placement_group()
         if group is not None:
-            # The trial's group has no room for helper actors that Ray starts, such as for `nccl`.
+            # The trial's group has no room for helper actors that Ray starts, such as those for
+            # `nccl`.
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group,
                 placement_group_bundle_index=bundle,
@@ -97,7 +98,7 @@ class RayActor:
     def tensors(self, transport: str, method: str, *args: Any) -> Any:
         """Call a method and return a reference to its tensors.
 
-        The tensors travel when the reference is passed on.
+        The tensors are sent when the reference is passed on.
         """
         return getattr(self.handle, method).options(tensor_transport=transport).remote(*args)
 

@@ -19,7 +19,7 @@ from grpo_trainable.transports.transport import TransportError
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """Findings in the process of an actor before training."""
+    """Results of the checks in an actor's process before training."""
 
     gpus: tuple[str, ...]  # GPUs that Ray gave the actor, if all actors must share one
     seconds: float  # duration of the set-up
@@ -58,7 +58,7 @@ def _suiting(home: str, far: set[str], generators: Sequence[str]) -> Choice:
 
     Args:
         home: Machine of the learner.
-        far: Other machines, with generators.
+        far: Other machines that run generators.
         generators: Machine of each generator.
     """
     missing = TRANSPORTS["shm"].missing()
@@ -109,7 +109,7 @@ def check_here(key: str) -> Preflight:
 
 
 def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
-    """Compare the findings of a trial's actors.
+    """Compare the results of a trial's actors.
 
     Raises:
         TransportError: The transport cannot work between the actors.

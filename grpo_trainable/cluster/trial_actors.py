@@ -312,8 +312,8 @@ class MadeInActor:
 def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
     """Submit the calls by which the learners connect to each other and begin.
 
-    They meet at an address of the first learner. Nothing waits here: Ray replaces an argument that
-    is the answer to another call by its value.
+    They meet at an address of the first learner. This function does not wait: if an argument is the
+    answer to another call, Ray passes its value.
     """
     addresses = [learner.submit_function("start", own_address) for learner in learners]
     place = learners[0].submit("start", "host", addresses[0].ref)

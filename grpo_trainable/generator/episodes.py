@@ -55,7 +55,7 @@ class EpisodePlayer:
 
         Args:
             settings: The environment's settings.
-            prompts: Returns the episode of each prompt.
+            prompts: Provides the episode of each prompt.
             tokenizer: Decodes actions.
 
         Raises:

@@ -118,8 +118,8 @@ class Generator:
 
         Args:
             handle: The handle of the published weights.
-            received: Their tensors, if the transport brings them with the call.
-            sent_at: When the tensors could begin to travel, in seconds since 1970.
+            received: Tensors of the weights, if the transport delivers them with the call.
+            sent_at: Earliest time at which the tensors could be sent, in seconds since 1970.
         """
         with self._context.call("sync", since=sent_at) as waited_s:
             with self._context.clock("sync"):
@@ -148,7 +148,7 @@ class Generator:
         start = time.perf_counter()
         weights = self._receiver.fetch(handle, received)
         seconds = waited_s + time.perf_counter() - start
-        # A tensor that was already here did not travel.
+        # A tensor that was already here was not transferred.
         new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
         self._fetched = weights.tensors
         return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
@@ -172,7 +172,7 @@ class Generator:
         )
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
-        """Sample the requests, all of one stream, and score them if that is quick.
+        """Sample responses to requests of one stream, and score them if that is quick.
 
         A reward that may take long is computed by `score`, while the next requests are sampled. The
         answer is then `Sampled`. Episodes are rewarded while they are played. In an evaluation, all
@@ -318,7 +318,7 @@ class Generator:
         self._receiver.close()
 
     def _scores(self, rollouts: _Rollouts) -> list[Scores]:
-        """Return the scores of every group: of its responses, then of its completions."""
+        """Return the scores of every group: first of its responses, then of its completions."""
         groups = rollouts.groups
         texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
         for of_group, completed in zip(texts, rollouts.completions, strict=False):

@@ -29,7 +29,8 @@ from grpo_trainable.plugins import load, one_line
 from grpo_trainable.tasks import REWARDS, as_score
 from grpo_trainable.tasks.custom import CustomTask
 
-# Memory limit of a built-in reward, in bytes: an answer can be a number that no memory can hold.
+# Memory limit of a built-in reward, in bytes: the number in an answer can be too large for any
+# memory.
 MEMORY_BYTES = 2 << 30
 
 

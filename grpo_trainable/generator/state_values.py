@@ -19,8 +19,8 @@ from grpo_trainable.config import VineSettings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
 STREAM = "vine"  # part of the key of the completions' random draws
-# The end of a sentence in a token: a punctuation mark, perhaps a closing quote or bracket, and
-# perhaps spaces.
+# The end of a token that ends a sentence: a punctuation mark, then any closing quotes or brackets,
+# then any spaces.
 SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
 
 Sample = Callable[[Sequence[Request]], list[RolloutGroup]]
@@ -91,7 +91,7 @@ class Completer:
         return states
 
     def _states(self, ids: list[int]) -> Iterator[int]:
-        """Yield the states of a response that get a value, without the prompt.
+        """Yield the states of a response that get a value, except the prompt.
 
         A state is given by its number of response tokens. The states are in ascending order.
 

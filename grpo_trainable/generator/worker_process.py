@@ -1,4 +1,4 @@
-"""A process that runs user code and talks in JSON lines, with a deadline for each reply.
+"""A process that runs user code and exchanges JSON lines, with a deadline for each reply.
 
 It can be killed at any time, together with everything that it has started.
 """

@@ -35,8 +35,9 @@ class AdamW:
         self.groups = list(groups)
         self._betas = betas
         self._weight_decay = weight_decay
-        # The state that a checkpoint keeps of each parameter, under the names of torch.optim.AdamW:
-        # `step`, `exp_avg`, `exp_avg_sq`. It is empty before the parameter's first step.
+        # The state that a checkpoint stores for each parameter, under the names of
+        # torch.optim.AdamW: `step`, `exp_avg`, `exp_avg_sq`. It is empty before the parameter's
+        # first step.
         self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
 
     @torch.no_grad()

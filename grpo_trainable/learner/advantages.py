@@ -49,7 +49,7 @@ class CriticTargets:
 class Estimated:
     """The advantages of one rollout batch."""
 
-    advantages: list[Tensor]  # one for each group: (G,), or (G, R) for each token
+    advantages: list[Tensor]  # one per group: (G,), or (G, R) if tokens have their own
     critic: CriticTargets | None = None  # None without a critic
 
     def of_responses(self, groups: Groups) -> Tensor:

@@ -1,4 +1,4 @@
-"""The critic: state values, learned beside the policy. It never leaves the learner."""
+"""The critic, which learns state values alongside the policy. It never leaves the learner."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Critic:
 
         Args:
             values: The current values, (B, S).
-            batch: The microbatch, with values before the round and returns.
+            batch: The microbatch, with its returns and its values from before the round.
             tokens: Number of tokens in the gradient step.
         """
         assert batch.values is not None, "the round begins with the critic's values"
@@ -136,9 +136,9 @@ class Critic:
 
     @property
     def weight(self) -> float:
-        """Weight of the value loss beside the policy loss.
+        """Weight of the value loss relative to the policy loss.
 
-        It is 1 with a separate body: only the critic gets the gradient then, and AdamW's steps do
+        With a separate body, it is 1. Then only the critic gets the gradient, and AdamW's steps do
         not depend on the gradient's scale.
         """
         return self._config.critic.coef if self.shares_body else 1.0

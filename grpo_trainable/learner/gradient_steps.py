@@ -168,7 +168,7 @@ class GradientSteps:
         return torch.where(batch.own_tokens, start, behaviour)
 
     def _weights_bounded(self, batch: BatchWithLogProbs, start: Tensor) -> Tensor | None:
-        """Return the tokens whose importance weight is bounded, (B, S); None without weights.
+        """Return the tokens whose importance weight is bounded, (B, S); None without such weights.
 
         Args:
             batch: The rows.
@@ -257,7 +257,7 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Replace the sums by sums over all ranks."""
-        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one for each rank; a sum keeps NaN
+        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one per rank; a sum keeps NaN
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
         own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]

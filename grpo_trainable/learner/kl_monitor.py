@@ -58,7 +58,7 @@ def _mean_kl(
     masks: Sequence[Tensor],
     estimator: str,
 ) -> float:
-    """Return the mean KL per response in nats. Batches are weighted by their responses."""
+    """Return the mean KL per response in nats. A batch's weight is its number of responses."""
     total, responses = 0.0, 0
     for ours, theirs, mask in zip(policy, others, masks, strict=True):
         assert theirs is not None, "a monitored batch has log-probs under every policy"

@@ -203,7 +203,7 @@ class Learner:
     def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
         clock = self._context.clock
         if self._state.kl_coefficient.in_reward > 0 and self.reference is not None:
-            with clock("reference"):  # rewards need it, and advantages need rewards
+            with clock("reference"):  # rewards need the reference, and advantages need rewards
                 rollout_batches = [self.reference.annotate(groups) for groups in rollout_batches]
         with clock("optimize"):
             made = [self._batches.batch(groups) for groups in rollout_batches]
@@ -291,8 +291,8 @@ class Learner:
         """Hand the weights to the transport, which takes a snapshot of them.
 
         Args:
-            needed_from: Snapshots of earlier rounds are released. Later ones are still in use or in
-                transit.
+            needed_from: Snapshots of rounds before this one are released. Later ones may still be
+                in use or in transit.
         """
         with self._context.call():
             with self._context.clock("sync"):
@@ -316,7 +316,7 @@ class Learner:
         """Return the weights to publish, without tensors if another rank publishes."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
-            # Tensors of lower precision travel unchanged.
+            # Tensors of lower precision are sent unchanged.
             name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
             for name, tensor in self._ranks.weights(self.policy)
         }

@@ -76,7 +76,7 @@ class LearnerRank:
         return Shards(self._group)
 
     def leave(self) -> None:
-        """Leave the group. Ranks that still wait for this one fail at once."""
+        """Leave the group. Ranks that still wait for this one fail immediately."""
         gc.collect()
         self._group.leave()
 

@@ -94,15 +94,17 @@ class BatchWithLogProbs:
     train_batch: TrainBatch
     # The tokens that the weights before the round sampled, bool (B, S).
     own_tokens: Tensor
-    reference: Tensor | None = None  # under the frozen first policy; None if not needed
-    # Under the policy before the round. None if the round's first gradient step computes them.
+    # Log-probs under the frozen first policy. None if not needed.
+    reference: Tensor | None = None
+    # Log-probs under the policy before the round. None if the round's first gradient step computes
+    # them.
     start: Tensor | None = None
     # The response tokens that the loss counts, bool (B, S); None: all.
     counted: Tensor | None = None
     # The tokens that the loss treats differently in this gradient step, bool (B, S). None if it
     # treats all alike.
     selected: Tensor | None = None
-    # A critic's values before the round and its targets, (B, S); None without a critic.
+    # The critic's values before the round, and its targets, (B, S). None without a critic.
     values: Tensor | None = None
     returns: Tensor | None = None
 
@@ -181,7 +183,7 @@ class Reference:
         return self._log_probs.without_gradient(self.model, batch)
 
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Return the groups of one chunk with their `reference_log_probs`.
+        """Return the groups of one chunk with `reference_log_probs` filled in.
 
         The groups run through the model together. So the results for a chunk have the same bits in
         every process of a machine that uses the same number of threads.

@@ -1,4 +1,4 @@
-"""The rows of a round's batches that each gradient step and each microbatch contains."""
+"""The split of a round's batches into the rows of gradient steps and microbatches."""
 
 from __future__ import annotations
 

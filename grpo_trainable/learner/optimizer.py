@@ -17,9 +17,9 @@ from grpo_trainable.learner.ranks import ALONE, Ranks
 class StepTaken(NamedTuple):
     """The figures of one optimizer step."""
 
-    grad_norm: float  # the policy's, before clipping
+    grad_norm: float  # norm of the policy's gradient, before clipping
     lr: float
-    skipped: bool  # loss or gradient was not finite, so nothing changed
+    skipped: bool  # True: loss or gradient was not finite, so nothing changed
     critic_grad_norm: float  # before clipping; 0 without a critic
 
 
@@ -139,7 +139,7 @@ class PolicyOptimizer:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return AdamW's live moments and counters, and master weights, under parameter/name."""
+        """Return live tensors under parameter/name: AdamW's moments and counters, master weights."""
         return self._masters.tensors() | {
             f"{name}/{key}": value
             for name, parameter in self._parameters.items()
@@ -190,7 +190,7 @@ def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-MASTER = "master"  # the name of a master weight in a checkpoint, beside AdamW's names
+MASTER = "master"  # the name of a master weight in a checkpoint; other names are AdamW's
 
 
 class MasterWeights:

@@ -1,7 +1,7 @@
 """The communication of learners in separate processes, by a torch.distributed process group.
 
 It uses gloo on CPUs and nccl on GPUs. It is the default group of its process, because sharding
-needs one.
+needs a default group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Maximum time that a rank waits for another in a sum, as a multiple of `resources.deadline_s`. The
-# pipeline gives up a silent actor after one deadline, and that must happen first. In an elastic
+# pipeline gives up on a silent actor after one deadline, and that must happen first. In an elastic
 # group, waiting for a lost rank must end well before the deadline, because other ranks may be
 # waiting for the rank that waits.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25

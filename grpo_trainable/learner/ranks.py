@@ -1,9 +1,9 @@
 """The interface between the learners of a trial. Each learner is a rank.
 
 Every rank gets all groups of a round, so it computes advantages, plan and denominators without
-messages. A rank runs its share of the microbatches (`deal`). Then the results are summed over the
-ranks: before the sum, a row's log-probs are 0 on every rank but one, and a rank's gradients are its
-share of the step's gradient.
+communication. A rank runs its share of the microbatches (`deal`). Then the results are summed over
+the ranks: before the sum, a row's log-probs are 0 on every rank but one, and a rank's gradients are
+its share of the step's gradient.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Ranks(Protocol):
         ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor, divided as `like` is."""
+        """Return this rank's part of a whole tensor, divided in the same way as `like`."""
         ...
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ class Replicas(ConnectedRanks):
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace gradients by their sums over the ranks.
 
-        A parameter without a gradient on any rank keeps none. A rank that ran no microbatch
+        A parameter that has no gradient on any rank is left out. A rank that ran no microbatch
         contributes zeros.
         """
         if self.size == 1:
@@ -166,7 +166,7 @@ class Replicas(ConnectedRanks):
             yield from tensors.items()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, which is whole."""
+        """Return the tensor, which is already whole."""
         return tensor
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:

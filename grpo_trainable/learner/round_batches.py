@@ -176,7 +176,7 @@ class RoundBatches:
         """Return the tokens that the learner's current weights have sampled, bool (B, S).
 
         With `in_flight`, a row that older weights began continues with their key-value cache. So
-        either all tokens of a row count or none.
+        its tokens do not count, even those that the current weights have sampled.
         """
         own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":

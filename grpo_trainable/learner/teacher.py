@@ -17,8 +17,8 @@ def build_teacher(
 ) -> Reference | None:
     """Build the configured teacher, or return None without one.
 
-    Like the policy's, its log-probs belong to the distribution from which responses are sampled, at
-    their temperature.
+    Its log-probs are those of the distribution from which responses are sampled, with the same
+    temperature. The policy's log-probs are computed in the same way.
 
     Args:
         config: The trial's settings.
@@ -38,9 +38,9 @@ def build_teacher(
 
 
 def check_teacher(config: GRPOConfig) -> int | None:
-    """Return the number of tokens in the teacher's context, or None without a teacher.
+    """Return the teacher's context length in tokens, or None without a teacher.
 
-    First check everything that can be checked before the trial.
+    First, check everything about the teacher that can be checked before the trial starts.
 
     Raises:
         ValueError: As in `build_teacher`.

@@ -82,7 +82,7 @@ class TrainingState:
         )
 
     def own(self) -> LearnerState:
-        """Return copies of what this rank holds, without communication."""
+        """Return copies of the state that this rank holds, without communication."""
         return LearnerState(
             policy=_copies(self._parameters.items()),
             optimizer=_copies(self._optimizer_tensors().items()),

@@ -1,4 +1,4 @@
-"""The collector: takes in scored groups and selects what a round trains on."""
+"""The collector, which accepts scored groups and selects those that a round trains on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
 
-# Last number of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros.
-# This number is not zero, so no other draw has this key.
+# Last number of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros,
+# but this number is not zero. So no other draw has the same key.
 REPLAY = 1
 
 
@@ -41,7 +41,7 @@ class Collector:
 
         Args:
             config: The trial's settings.
-            gate: The lag rule.
+            gate: Decides which groups may be trained on.
             recorder: Receives notes for the user.
             by_task: Computes the metrics of each task.
             train_size: Number of training examples; required with difficulty pools.
@@ -58,12 +58,12 @@ class Collector:
         if config.pools.enabled:
             assert train_size is not None, "the size of the task is checked where it is built"
             self._pools = DifficultyPools(config, train_size)
-        self._drawn_row: dict[str, float] = {}  # metrics of the prompts that the round has drawn
+        self._drawn_row: dict[str, float] = {}  # metrics of the prompts drawn for the round
 
     # ---- Sampling ----------------------------------------------------------------------------
 
     def take(self) -> Chunk:
-        """Return the next chunk to sample. With difficulty pools, it names the examples."""
+        """Return the next chunk to sample. With difficulty pools, the chunk names its examples."""
         chunk = self.ledger.take()
         self.counts.requested = self.ledger.next_prompt
         if self._pools is None:
@@ -147,7 +147,7 @@ class Collector:
             self._note_short(filled)
 
     def _note_short(self, batches: Sequence[FilledBatch]) -> None:
-        """Note the rollout batches of a round that resampling could not fill."""
+        """Add a note if resampling could not fill some of a round's rollout batches."""
         rollout = self._config.rollout
         short = [batch for batch in batches if len(batch.accepted) < rollout.prompts]
         if not short:
@@ -162,7 +162,7 @@ class Collector:
         )
 
     def _note_missing(self, batches: int, planned: int) -> None:
-        """Note that rollout batches had no group to train on.
+        """Add a note that rollout batches had no group to train on.
 
         Args:
             batches: Number of the round's rollout batches that have a group.
@@ -213,7 +213,7 @@ class Collector:
         Args:
             state: The result of `state`, with the learner's round.
             groups: The buffer's groups.
-            same_sampling: False if the state's settings sample other rollouts than the current
+            same_sampling: False if the state's settings sample different rollouts from the current
                 ones. Then everything that was not trained on is dropped and counted, and new
                 prompts are requested.
         """

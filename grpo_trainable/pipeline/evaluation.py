@@ -43,7 +43,7 @@ class Evaluation:
 class HeldOut:
     """The responses of one evaluation."""
 
-    round: int  # rounds trained before it
+    round: int  # number of rounds trained before the evaluation
     groups: list[RolloutGroup]  # sorted by prompt index
 
 

@@ -15,10 +15,10 @@ from grpo_trainable.protocol.messages import Deposited, Loaded, Published, Sampl
 from grpo_trainable.protocol.rollout import Request
 from grpo_trainable.protocol.versions import StalenessGate, Sync
 
-# Maximum number of chunks that a generator has been given and that are not scored yet. While one
-# chunk is sampled, another waits or is scored, so the generator is never idle. A third chunk would
-# only be sampled with older weights than necessary. If a reward takes longer than sampling,
-# generators wait for it.
+# Maximum number of chunks per generator that are submitted and not yet scored. While one chunk is
+# sampled, another waits or is scored, so the generator is never idle. A third chunk would only be
+# sampled with older weights than necessary. If a reward takes longer than sampling, generators wait
+# for it.
 CHUNKS_AHEAD = 2
 
 # After this many replacements without a finished chunk, the next loss of a generator ends the
@@ -80,7 +80,7 @@ class FleetGenerator:
     fetching: int = 0  # loads and deposits submitted and not yet answered
     needs_from: int = 0  # round of the oldest weights that it may still use or fetch
     replaced: int = 0  # number of replacements since its last chunk came back
-    joining: bool = False  # its actor replaces a lost one and has not answered yet
+    joining: bool = False  # its actor is a replacement and has not answered yet
 
 
 # ---- Records of the calls of a generator ---------------------------------------------------------
@@ -135,7 +135,7 @@ class Fleet:
 
         Args:
             config: The trial's settings.
-            requests: Makes a request from the index of a prompt.
+            requests: Makes requests from the indices of prompts.
             actors: The generators.
             calls: Receives every call that is submitted.
             recorder: Receives spans, changes of weights and notes.
@@ -143,7 +143,7 @@ class Fleet:
                 if this is None, or if it happens before `has_first_weights` is True.
         """
         self.generators = [FleetGenerator(actor=actor) for actor in actors]
-        # Lost generators whose replacements no machine has had room for yet.
+        # Lost generators that are not replaced yet, because no machine has room.
         self.absent: list[FleetGenerator] = []
         self._deadline_s = config.resources.deadline_s
         self.has_first_weights = False  # an actor that fails at the start is not replaced
@@ -236,7 +236,7 @@ class Fleet:
         self._recorder.add_sync_bytes(answer.bytes)
 
     def _uses(self, generator: FleetGenerator, loaded: Loaded) -> None:
-        """Record that a generator computes with these weights.
+        """Record that a generator now computes with these weights.
 
         Answers may arrive out of order, although weights never do. So an answer about older weights
         leaves the version unchanged.
@@ -261,9 +261,10 @@ class Fleet:
     # ---- Work --------------------------------------------------------------------------------
 
     def least_busy(self) -> FleetGenerator:
-        """Return the least busy generator that has joined, if any has.
+        """Return the least busy generator.
 
-        Others are preferred to a joining generator, because its machine may be dead.
+        A joining generator is returned only if all generators are joining, because its machine may
+        be dead.
         """
         joined = [generator for generator in self.generators if not generator.joining]
         return min(joined or self.generators, key=_BUSYNESS)
@@ -318,12 +319,12 @@ class Fleet:
     def replace(self, generator: FleetGenerator, lost: ActorLost) -> list[Work]:
         """Replace a generator, and return the work that the lost actor had not finished.
 
-        The new actor loads the newest weights before anything else. If no machine has room for it,
-        the generator is absent until there is room, provided that other generators are left.
+        The new actor loads the newest weights before anything else. If no machine has room for it
+        but other generators are left, the generator is absent until there is room.
 
         Args:
             generator: The generator whose actor was lost.
-            lost: The loss, for the error.
+            lost: The loss. Error messages quote it.
 
         Raises:
             ActorFailed: The generator cannot be replaced, or its replacements have failed
@@ -351,7 +352,7 @@ class Fleet:
         return [call.work for call in unfinished if isinstance(call, Sample | Score)]
 
     def told_of(self, generator: FleetGenerator, lost: ActorLost) -> str:
-        """Return a note about the loss of a generator, after `replace`."""
+        """Return a note about the loss of a generator. Call this after `replace`."""
         name = generator.actor.name
         if generator not in self.absent:
             return f"{name} was replaced ({lost})"

@@ -21,11 +21,11 @@ LOOK_FOR_LOST_S = 5.0
 
 
 class LearnerGroup:
-    """Calls the learners and waits for their answers, except for `update`.
+    """Calls the learners and waits for their answers.
 
-    The pipeline collects the answers to `update`. All learners get the same calls in the same
-    order, because their work is collective. The first learner publishes and answers on behalf of
-    all.
+    Only the answers to `update` are collected by the pipeline. All learners get the same calls in
+    the same order, because their work is collective. The first learner publishes and answers on
+    behalf of all.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LearnerGroup:
             deadline_s: How long a learner that owes an answer may be silent.
             staged: Returns a reference to the tensors published for a round, for transports in
                 which the learner sends them.
-            elastic: True if the others continue when a learner other than the first is lost.
+            elastic: True if the trial continues after the loss of a learner other than the first.
         """
         self._actors = list(actors)
         self._elastic = elastic
@@ -76,7 +76,7 @@ class LearnerGroup:
             if _steps(answers[other]) != _steps(answers[first]):
                 raise ActorFailed(
                     f"optimize: {other.name} has taken different gradient steps from {first.name}; "
-                    "their machines compute differently, so use machines of one kind"
+                    "their machines compute differently, so use machines of the same kind"
                 )
         return answers[first]
 
@@ -131,11 +131,11 @@ class LearnerGroup:
     def write(self, directory: str, seen_by: str) -> list[LearnerFiles]:
         """Have each learner write its part of a checkpoint, as `write_learner_files` does.
 
-        Parts of learners that do not see the directory are written here.
+        This process writes the parts of learners that cannot see the directory.
 
         Args:
             directory: The checkpoint's directory.
-            seen_by: A file in the directory; a learner that finds it sees the directory.
+            seen_by: A file in the directory. A learner that finds this file can see the directory.
 
         Raises:
             OSError: This process cannot write, or an elastic group has lost a learner and its part.
@@ -187,7 +187,7 @@ class LearnerGroup:
 
     @contextmanager
     def naming_the_lost(self, stage: str) -> Iterator[None]:
-        """If a learner failed because another one died, raise the death in place of the failure.
+        """If a learner failed because another one died, raise the other's loss instead.
 
         Raises:
             ActorLost: A learner died while another one failed in this stage.
@@ -242,5 +242,5 @@ class LearnerGroup:
 
 
 def _steps(updated: Updated) -> str:
-    """Return the steps as text. In text, NaN losses compare as equal."""
+    """Return the steps as text, in which NaN losses compare as equal."""
     return repr((updated.version, updated.skipped_steps, updated.steps))

@@ -1,4 +1,4 @@
-"""The ledger: which prompts belong to which rollout batch, and how far each batch is filled."""
+"""The ledger, which assigns prompts to rollout batches and records how far each is filled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class BatchRule:
     def end(self, start: int, left_out: Sequence[int]) -> int:
         """Return the index after the last prompt of a batch that begins at prompt `start`.
 
-        The prompts `left_out`, in ascending order, are left out; all others count as accepted.
+        `left_out` lists the prompts that are left out, in ascending order. All others count as
+        accepted.
 
         Let T(0) = size, and let R(T) be the number of prompts that are left out among the batch's
         first T. The batch takes T(redraws) prompts, with T(n + 1) = min(size + R(T(n)), most).
@@ -83,9 +84,10 @@ class Ledger:
     earlier prompts were accepted (`BatchRule`), never on timing. The ledger waits for slow prompts
     and never skips them.
 
-    A prompt counts as accepted until it is known to be left out. Missing prompts are then drawn
-    from the end of the stream. At lag 0 that happens once all other prompts have come back, so the
-    chunks do not depend on timing. With a lag, it happens as soon as a whole chunk is missing.
+    A prompt counts as accepted until it is known to be left out. It is then replaced by the next
+    new prompt of the stream. At lag 0, replacements are drawn once all other prompts have come
+    back, so the chunks do not depend on timing. With a lag, they are drawn as soon as a whole chunk
+    is missing.
 
     Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0. The right-hand column shows the
     end of the batch (`_ends`), as far as it is known:
@@ -131,7 +133,7 @@ class Ledger:
 
     @property
     def due_round(self) -> int:
-        """Latest round that can be the first to train on the next chunk.
+        """The latest round in which the next chunk can be trained on for the first time.
 
         The chunk may be trained on earlier. For example, with batches of 4 prompts and one batch
         per round, prompt 5 is due in round 1. If prompts 1 and 3 are left out, round 0 takes
@@ -169,7 +171,7 @@ class Ledger:
         return tuple(range(first, self._next_prompt))
 
     def _round_of(self, prompt_index: int) -> int:
-        """Return the latest round that can be the first to train on a prompt, as in `due_round`."""
+        """Return the latest round in which a prompt can be trained on for the first time."""
         return self._after(bisect_right(self._ends(), prompt_index)).round
 
     # ---- Answers ------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class Ledger:
         return ends
 
     def _fill(self) -> None:
-        """Fill the next batches as far as the fate of their prompts is known."""
+        """Fill the next batches whose prompts have all come back."""
         waited_for = [indices[0][0] for indices in (self._in_flight, self._lost) if indices]
         settled = min(waited_for, default=self._next_prompt)  # all earlier prompts came back
         for end in self._ends():
@@ -256,7 +258,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of earlier rounds' batches at this place, if still kept."""
+        """Return the accepted prompts of kept batches of earlier rounds with the same place."""
         return [
             index
             for (round_, place), batch in self._filled.items()

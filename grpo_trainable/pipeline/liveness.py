@@ -15,7 +15,7 @@ QUESTIONS = 4
 
 @dataclass(kw_only=True, eq=False)
 class _Silence:
-    """The silence of an actor since it was last heard from."""
+    """The silence of an actor since the pipeline last heard from it."""
 
     ask_at_s: float  # seconds of silence after which a question is due
     seconds: float = 0.0

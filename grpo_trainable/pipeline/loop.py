@@ -1,10 +1,10 @@
-"""The loop that runs rounds over actor handles, both synchronous and asynchronous.
+"""The loop that runs the rounds of a trial, both synchronous and asynchronous ones.
 
 Synchronous means `lag = 0`: the gate then admits the rollouts of a round only when the generators
-have the weights of the round before. With `lag >= 1`, generators already sample the next rounds
+have the weights of the previous round. With `lag >= 1`, generators already sample the next rounds
 while the learner trains, and continue between calls of `run_round`.
 
-Nothing here imports Ray. Actors, calls, waiting and the time come in as arguments.
+This module does not import Ray. Actors, runtime and clock are passed in as arguments.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Pipeline:
 
         Args:
             config: The trial's settings.
-            requests: Makes a request from the index of a prompt.
+            requests: Makes requests from the indices of prompts.
             generators: The actors that sample.
             learners: The actors that train.
             runtime: Waits for calls.
@@ -127,8 +127,8 @@ class Pipeline:
     def abandon(self) -> None:
         """Forget all calls in flight, because another pipeline takes over the actors.
 
-        Wait only for calls that run concurrently with others. They could otherwise end after the
-        actor's next calls.
+        This waits only for calls that run concurrently with others. Otherwise, such calls could end
+        after the actor's next calls.
         """
         self._calls.abandon(lambda call: isinstance(call, Deposit | Score))
         self._fleet.forget_weights()
@@ -167,9 +167,9 @@ class Pipeline:
         self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()
-        # Submit no chunks before this point: the wall clock leaves out evaluations, so it would
-        # miss the time of chunks that are sampled during one. From here on, chunks are submitted
-        # after every answer, also while the learner trains.
+        # Submit no chunks before this point: the wall clock excludes evaluations, so it would miss
+        # the time of chunks that are sampled during one. From here on, chunks are submitted after
+        # every answer, also while the learner trains.
         self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
         batches = self._collector.make_batches(round_)
@@ -215,7 +215,7 @@ class Pipeline:
     # ---- Training ----------------------------------------------------------------------------
 
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
-        """Have the learners take k steps.
+        """Have the learners take k gradient steps.
 
         Meanwhile, give more work to generators that answer (`_wait`).
         """
@@ -290,7 +290,8 @@ class Pipeline:
 
     def _evaluate(self) -> None:
         """Score the held-out prompts under the weights that were last published."""
-        # Every generator takes in the newest weights first, so none arrive during the evaluation.
+        # Every generator loads the newest weights first, so no weights arrive during the
+        # evaluation.
         self._work_until(lambda: not self._fleet.fetching)
         chunks = held_out_chunks(self.config)
         for chunk in chunks:
@@ -321,7 +322,7 @@ class Pipeline:
             self._dispatch()
 
     def _arrived(self, call: Update | FleetCall, answer: Any) -> None:
-        """Hand an answer to the part that waits for it. A lost learner ends the update."""
+        """Pass an answer to the component that waits for it. A lost learner ends the update."""
         match call, answer:
             case Update(), ActorLost():
                 raise answer

@@ -1,4 +1,4 @@
-"""Difficulty pools, which choose a prompt's training example by how often the policy solves it."""
+"""Difficulty pools, which choose training examples by how often the policy solves them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Pick(NamedTuple):
 class DifficultyPools:
     """Three pools of training examples, by running pass rate: easy, mid and hard.
 
-    An example that was never scored is in the mid pool. For each prompt, a pool is drawn by the
-    shares in the settings, among the pools that are not empty. Then one of its least often picked
-    examples is drawn. The random draws are keyed by (seed, prompt index). Rates change only when a
-    round is trained, so at lag 0 the picks do not depend on timing.
+    An example that was never scored is in the mid pool. For each prompt, one of the pools that are
+    not empty is drawn, with the shares in the settings as weights. Then one of the pool's least
+    often picked examples is drawn. The random draws are keyed by (seed, prompt index). Rates change
+    only when a round is trained, so at lag 0 the picks do not depend on timing.
 
     The rate of an example starts as the mean answer reward of its first group. Each further group,
-    with mean answer reward r, moves it: rate ← memory · rate + (1 − memory) · r, where memory is
+    with mean answer reward r, updates it: rate ← memory · rate + (1 − memory) · r, where memory is
     `pools.memory`.
     """
 

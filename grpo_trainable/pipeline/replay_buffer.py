@@ -24,7 +24,7 @@ class ReplaySample:
 
 
 class ReplayBuffer:
-    """Scored groups by the index of their prompt.
+    """Scored groups, stored by prompt index.
 
     `sample` considers the round's fresh rollout batch and the older batches that are kept. The gate
     first judges each of their groups once more. A group that it refuses is removed, and counted if

@@ -17,7 +17,7 @@ from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 @dataclass(kw_only=True)
 class Counts:
-    """Counts over the whole trial, of prompts unless a comment says otherwise.
+    """Counts over the whole trial. They count prompts unless a comment says otherwise.
 
     Each requested prompt becomes one group: requested = trained + dropped + waiting + in flight.
     """
@@ -29,8 +29,8 @@ class Counts:
     dropped_reward: int = 0
     dropped_lost: int = 0
     dropped_zero_advantage: int = 0
-    reward_errors: int = 0  # responses
-    unverified: int = 0  # responses
+    reward_errors: int = 0  # counts responses
+    unverified: int = 0  # counts responses
     scored_responses: int = 0
     checkpoint_failures: int = 0
     skipped_rounds: int = 0  # rounds without a group to train on
@@ -79,7 +79,7 @@ class RoundReport:
 
 
 class Recorder:
-    """Collects what happens until the round reports it.
+    """Collects spans, version changes, evaluations and notes until the round reports them.
 
     Times are by the clock of the trial's process.
     """

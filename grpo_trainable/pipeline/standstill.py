@@ -27,19 +27,19 @@ class Standstill:
         )
 
     def note(self, row: Mapping[str, float]) -> str | None:
-        """Add the metrics of the next round, and return a warning once per standstill.
+        """Count the next round, and return a warning if one is due.
 
-        The warning comes after `PATIENCE` consecutive rounds without signal. Otherwise return None.
+        It is due once per standstill, after `PATIENCE` consecutive rounds without signal.
         """
         self.rounds = self.rounds + 1 if self._watched and without_signal(row) else 0
         if self.rounds != PATIENCE:
             return None
         mean = row.get("reward/drawn_mean")
-        earned = "" if mean is None else f" (mean reward {mean:.3g})"
+        earned = "" if mean is None else f" (mean {mean:.3g})"
         return (
             f"no signal for {plural(PATIENCE, 'round')}: all responses to each prompt earned the "
-            f"same{earned} or could not be scored, so the rewards teach nothing. Read some of "
-            "evaluations/, check task.reward, use easier or harder prompts"
+            f"same reward{earned} or could not be scored, so the rewards teach nothing. Read some "
+            "of evaluations/, check task.reward, use easier or harder prompts"
             f"{self._or_draw}, or raise rollout.temperature: "
             "docs/running.md#when-nothing-is-learned"
         )

@@ -1,4 +1,4 @@
-"""Actors and calls for code that imports no Ray: submit a call, wait for it, name what failed."""
+"""Actors and calls for code that does not import Ray: submit, wait, and report failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OutOfBand:
 
     described: Any  # a description of the tensors, which the receiver needs
     ref: Any  # the reference with which the receiver gets the tensors
-    sent_at: float  # when they could begin to travel, in seconds since 1970
+    sent_at: float  # earliest time at which they could be sent, in seconds since 1970
 
     def later(self, seconds: float) -> OutOfBand:
         """Return a copy with the time by a clock that is `seconds` ahead."""
@@ -87,7 +87,7 @@ class Runtime(Protocol):
         ...
 
     def share(self, value: Any) -> Any:
-        """Return an argument for calls of several actors that is stored once for all of them."""
+        """Store a value once, and return an argument that calls of several actors can take."""
         ...
 
     def result(self, call: Any) -> Any:

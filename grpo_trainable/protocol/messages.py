@@ -88,10 +88,10 @@ class CriticStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticFigures:
-    """Figures of the critic's values, before the round, of the states that the round uses."""
+    """Summary of the critic's values, from before the round, of the states in the round."""
 
     value_mean: float
-    return_mean: float  # mean of the discounted rewards that followed
+    return_mean: float  # mean discounted sum of the rewards that followed
     # Share of the returns' variance that the values explain. None if all returns are equal.
     explained_variance: float | None
 
@@ -135,7 +135,7 @@ class Updated:
     round: int  # number of rounds trained so far
     version: int
     steps: list[GradientStep]
-    skipped_steps: int  # so far
+    skipped_steps: int  # number of skipped steps so far
     reference_nll_nats: float | None  # per response token; None without a reference
     kl: dict[str, Drift]  # KL to "reference", "previous", "behaviour"; empty if not monitored
     responses: ResponseFigures

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-# Functions that make tensors import torch. The command line makes requests but no tensors.
+# Functions that make tensors import torch themselves, because the command line makes requests but
+# no tensors.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -58,7 +59,7 @@ class StateOf(NamedTuple):
     """A state within a response. Completions are sampled from it to estimate its value."""
 
     response: int  # index in its group; 0 if the state is the prompt itself
-    tokens: int  # number of response tokens in the state; they end the request's prompt_ids
+    tokens: int  # number of response tokens in the state, the last ones of the request's prompt_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +294,7 @@ class LiveWeights:
 
     version: int
     round: int
-    tensors: dict[str, Tensor]  # unique named parameters, in the type in which they travel
+    tensors: dict[str, Tensor]  # unique named parameters, in the type in which they are sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

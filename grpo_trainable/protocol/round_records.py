@@ -74,9 +74,9 @@ SCHEMAS = {
             "clip_fraction": pa.float32(),
             "weights_bounded_fraction": pa.float32(),
             "ratio_max": pa.float32(),
-            "bounded_tokens": pa.int64(),  # tokens whose ratio was held at e^20
+            "bounded_tokens": pa.int64(),  # tokens whose ratio was bounded at e^20
             "lr": pa.float32(),
-            # The critic's figures, if there is a critic. Its loss is not multiplied by critic.coef.
+            # The critic's figures, if there is a critic. The loss is not multiplied by critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
             # KL of the policy before the step, summed over each response that the step trains on.
             **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
@@ -85,7 +85,7 @@ SCHEMAS = {
     "versions": pa.schema(
         {
             "at": pa.float64(),  # seconds since 1970, by the clock of the trial's process
-            "round": pa.int32(),  # the trial's round in which it happened
+            "round": pa.int32(),  # the trial's round in which the change happened
             "side": pa.string(),  # "generator" or "learner"
             "actor": pa.string(),
             "version": pa.int32(),
@@ -94,8 +94,8 @@ SCHEMAS = {
             "transport": pa.string(),
             "bytes": pa.int64(),
             "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
-            "transfer_s": pa.float64(),  # seconds until they are in the generator's memory
-            "load_s": pa.float64(),  # seconds until they are checked and are its parameters
+            "transfer_s": pa.float64(),  # seconds until the weights are in the generator's memory
+            "load_s": pa.float64(),  # seconds until the generator has checked and adopted them
         }
     ),
 }

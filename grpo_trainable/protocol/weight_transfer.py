@@ -14,7 +14,7 @@ class WeightSender(Protocol):
     """Takes snapshots of the learner's weights and keeps them until nobody needs them."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
-        """Take a snapshot with its checksum, and return the handle by which receivers fetch it.
+        """Take a snapshot with its checksum, and return the handle with which receivers fetch it.
 
         A published snapshot does not change before it is released. The handle is small and travels
         through actor calls.
@@ -35,7 +35,7 @@ class WeightSender(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop every snapshot: none is in use, and the next one belongs to another history."""
+        """Drop every snapshot: none is in use, because the trial ends or starts over."""
         ...
 
 

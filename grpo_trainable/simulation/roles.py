@@ -30,7 +30,7 @@ from grpo_trainable.telemetry.timers import Span
 
 
 class VirtualRequests:
-    """Makes requests with prompts of one token, and records each of them."""
+    """Makes requests with prompts of one token, and records each request."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config

@@ -38,7 +38,7 @@ class ByMachineSender:
         """Set up both senders.
 
         Args:
-            far_machines: Number of machines that fetch, not counting this one.
+            far_machines: Number of machines that fetch weights, not counting this one.
         """
         self._near, self._far = ShmSender(), ObjectStoreSender(far_machines)
 

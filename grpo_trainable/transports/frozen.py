@@ -40,7 +40,7 @@ class FrozenApartSender:
 
         Args:
             trained: Sender of the trained tensors.
-            far_machines: Number of machines that fetch, not counting this one.
+            far_machines: Number of machines that fetch weights, not counting this one.
         """
         self._trained = trained
         self._store = ObjectStoreSender(far_machines)

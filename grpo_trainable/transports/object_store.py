@@ -66,17 +66,18 @@ class StoredWeights:
 
 
 class ObjectStoreSender:
-    """Puts the weights into the store as a dict of numpy arrays, which makes the copy to map.
+    """Puts the weights into the store as numpy arrays. This makes the copy that receivers map.
 
-    Torch tensors take three to five times as long. If several other machines fetch, the sender puts
-    parts instead, and each receiver assembles them in one piece of memory.
+    The arrays are in a dict. Putting torch tensors would take three to five times as long. If
+    several other machines fetch, the sender puts parts instead, and each receiver assembles them in
+    one piece of memory.
     """
 
     def __init__(self, far_machines: int = 0) -> None:
         """Set up a sender.
 
         Args:
-            far_machines: Number of machines that fetch, not counting this one.
+            far_machines: Number of machines that fetch weights, not counting this one.
         """
         self._in_parts = far_machines > 1
 

@@ -95,7 +95,7 @@ class Slot(Protocol):
     """Memory for one snapshot, with the layout it was made for."""
 
     layout: Layout
-    round: int | None  # round of its snapshot; None once nobody may read it any more
+    round: int | None  # round of its snapshot; None if the slot is free
 
 
 class Slots(Generic[S]):
@@ -172,7 +172,7 @@ def _laid_out(
 def pack(weights: LiveWeights, views: Mapping[str, Tensor], layout: Layout) -> Packed:
     """Copy the weights into `views` of a buffer with this layout.
 
-    Weights without a place in the layout only enter the checksum.
+    Weights without a place in the layout are only included in the checksum.
     """
     return Packed(
         version=weights.version,

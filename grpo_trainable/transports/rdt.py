@@ -135,10 +135,10 @@ class _TwoSidedSender(_PackingSender):
     """Sends a buffer as the value of `staged`. The handle only describes its layout."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
-        """Pack a snapshot into a free buffer, once Ray has released its last content.
+        """Pack a snapshot into a free buffer, once Ray has released the previous content.
 
         Raises:
-            TransportError: Ray still holds the last content of the buffer.
+            TransportError: Ray still holds the previous content of the buffer.
         """
         buffer = self._take(weights, frozen)
         try:
@@ -307,7 +307,7 @@ class CollectiveGroup:
 
 
 def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
-    """Return or raise the result of `do`.
+    """Return the result of `do`, or raise its exception.
 
     After `deadline_s`, raise a TimeoutError while `do` continues.
     """

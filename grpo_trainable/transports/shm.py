@@ -63,7 +63,7 @@ class _Slot:
         self._views = layout.of(_bytes(self._map))
 
     def write(self, publication: int, weights: LiveWeights) -> Packed:
-        """Pack the weights, marking the slot as being written meanwhile."""
+        """Pack the weights. Meanwhile, mark the slot as being written."""
         HEADER.pack_into(self._map, 0, self.token, WRITING)
         packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)

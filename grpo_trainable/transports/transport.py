@@ -1,4 +1,4 @@
-"""Shared parts of transports. `grpo_trainable/protocol/weight_transfer.py` has their interface."""
+"""Shared parts of transports. Their interface is `grpo_trainable/protocol/weight_transfer.py`."""
 
 from __future__ import annotations
 
