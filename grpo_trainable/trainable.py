@@ -132,7 +132,7 @@ class GRPOTrainable(tune.Trainable):
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: its last policy, of round "
                     f"{trial.rounds_trained}, is not saved ({reason(error)}); fix the storage and "
-                    "resume, which repeats the rounds since the last checkpoint"
+                    "resume (this repeats the rounds since the last checkpoint)"
                 ) from error
             note = f"the checkpoint could not be written ({reason(error)}); the last one is kept"
             trial.note_checkpoints([note], failed=True)

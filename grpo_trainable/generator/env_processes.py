@@ -133,7 +133,7 @@ class Episode:
             return self._process.ask(message, min(of_step, max(self._left_s, 0.0)))
         except TimeoutError:
             if self._left_s < of_step:
-                raise EpisodeError(f"took over {of_episode:g} s in all") from None
+                raise EpisodeError(f"took more than {of_episode:g} s in total") from None
             raise EpisodeError(f"no answer within {of_step:g} s") from None
         finally:
             self._left_s -= time.monotonic() - start

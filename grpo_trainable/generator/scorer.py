@@ -123,7 +123,9 @@ class ProcessScorer:
 
         def score_one(request: ScoreRequest) -> Score | RewardError:
             if len(hung) >= HANGS_A_CHUNK:
-                return RewardError(f"not scored: {len(hung)} other responses of its chunk hung")
+                return RewardError(
+                    f"not scored: the reward hung on {len(hung)} other responses of its chunk"
+                )
             try:
                 return self._ask(request)
             except TimeoutError:

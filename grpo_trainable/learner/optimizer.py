@@ -139,7 +139,7 @@ class PolicyOptimizer:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return live tensors under parameter/name: AdamW's moments and counters, master weights."""
+        """Return live tensors by parameter/name: AdamW's moments and counters, master weights."""
         return self._masters.tensors() | {
             f"{name}/{key}": value
             for name, parameter in self._parameters.items()

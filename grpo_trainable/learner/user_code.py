@@ -41,7 +41,7 @@ def check_user_code(config: GRPOConfig) -> None:
             timeout=CHECK_DEADLINE_S,
         )
     except subprocess.TimeoutExpired:
-        raise PluginError(f"{users}: trying it took over {CHECK_DEADLINE_S:g} s") from None
+        raise PluginError(f"{users}: the test took more than {CHECK_DEADLINE_S:g} s") from None
     if done.returncode != 0:
         *_, reason = ["", *done.stderr.splitlines()]
         raise PluginError(reason or f"{users}: ended the process with status {done.returncode}")

@@ -125,7 +125,7 @@ class UserLoss:
         )
         if gradient is None or not gradient.any():
             raise self._function.error(
-                "the loss has no gradient in log_probs, so nothing would be learned"
+                "the loss has no gradient with respect to log_probs, so nothing would be learned"
             )
         for what, values in (("loss", token_loss), ("gradient", gradient)):
             if not values[mask].isfinite().all():
@@ -219,7 +219,7 @@ def _described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     dtype = str(value.dtype).removeprefix("torch.")
-    return f"a tensor of {dtype} of shape {tuple(value.shape)} on {value.device}"
+    return f"a {dtype} tensor of shape {tuple(value.shape)} on {value.device}"
 
 
 def _rounded(values: Tensor) -> list[list[float]]:

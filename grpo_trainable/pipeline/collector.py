@@ -157,7 +157,7 @@ class Collector:
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
             f"only {groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts "
-            "were drawn, and the rewards of the other prompts were all equal or failed "
+            "were drawn, but the others had equal rewards or failed ones "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 
@@ -237,8 +237,8 @@ class Collector:
         counts.dropped_lost += lost
         if lost:
             self._recorder.note(
-                f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings; these "
-                "settings sample differently"
+                f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings, "
+                "because the current settings sample differently"
             )
 
 

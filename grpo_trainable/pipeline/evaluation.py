@@ -117,8 +117,8 @@ def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[tuple[int, 
     index, reason = failed[0]
     if len(failed) == prompts:
         raise ActorFailed(
-            f"{told}, at least one of each prompt, so nothing could be scored; on prompt "
-            f"{index}: {reason}"
+            f"{told}, at least once for each prompt, so nothing could be scored; prompt {index}: "
+            f"{reason}"
         )
     return [
         f"{len(failed)} of {prompts} held-out prompts could not be scored; "

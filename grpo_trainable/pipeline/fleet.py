@@ -344,7 +344,7 @@ class Fleet:
         if not self._join(generator, self._deadline_s if alone else 0.0):
             if alone:
                 raise ActorFailed(
-                    f"{lost}; no machine has had room for another generator within "
+                    f"{lost}; no machine had room for another generator within "
                     f"resources.deadline_s={self._deadline_s:g} s"
                 ) from lost
             self.generators.remove(generator)

@@ -123,7 +123,7 @@ class DifficultyPools:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state with the same number of examples."""
-        assert state["size"] == len(self._rates), "the state has another number of examples"
+        assert state["size"] == len(self._rates), "the state has a different number of examples"
         for example, times, rate in state["examples"]:
             self._times_picked[example] = times
             self._rates[example] = np.nan if rate is None else rate

@@ -47,7 +47,7 @@ class VirtualRequests:
         self.asked.append((stream, prompt_index))
         if example_index is not None:
             known = self.examples.setdefault(prompt_index, example_index)
-            assert known == example_index, "a repeated request has another example"
+            assert known == example_index, "a repeated request has a different example"
         size = config.rollout.group_size if stream == "train" else config.eval.samples
         limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0, end_ids=())
         return Request(

@@ -279,7 +279,7 @@ class CollectiveGroup:
         if backend == "nccl" and ray.available_resources().get("CPU", 0.0) < 1:
             raise TransportError(
                 "transport=nccl: Ray needs one CPU for the actor that forms the group, but every "
-                "CPU is reserved; lower resources.*_cpus or run fewer trials at once"
+                "CPU is reserved; lower resources.*_cpus or run fewer trials in parallel"
             )
         try:
             self._group = _in_time(

@@ -133,8 +133,8 @@ class ShmReceiver:
         _, publication = HEADER.unpack_from(mapped)
         if publication != handle.publication:
             raise TransportError(
-                f"transport=shm: weights version {handle.packed.version} were overwritten before "
-                "they were fetched"
+                f"transport=shm: the weights of version {handle.packed.version} were overwritten "
+                "before they were fetched"
             )
         return handle.packed.unpacked(_bytes(mapped))
 
