@@ -29,7 +29,7 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that keeps line breaks of texts, refuses abbreviations, and raises UsageError."""
+    """Parser that keeps line breaks, refuses abbreviated options, and raises UsageError."""
 
     def __init__(self, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter

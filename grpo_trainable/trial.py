@@ -66,7 +66,7 @@ class Trial:
         """Start the actors without waiting for them.
 
         Args:
-            config: The settings, with absolute paths as `resolved` makes them.
+            config: The settings, with absolute paths, as `resolved` returns them.
             storage: Tune's storage of the trial's checkpoints. None: Tune stores none.
             inputs: The result of `digests_of_all` for the trials when the experiment started. The
                 files that this trial reads must still match. None: nothing is compared.

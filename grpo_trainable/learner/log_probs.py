@@ -88,7 +88,7 @@ def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
 class BatchWithLogProbs:
     """A batch with log-probs of its tokens, (B, S) in nats, and other inputs of the loss.
 
-    The policies that they belong to do not change during the round.
+    The policies behind these log-probs do not change during the round.
     """
 
     train_batch: TrainBatch

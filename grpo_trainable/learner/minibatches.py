@@ -22,8 +22,8 @@ def step_rows(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the index of a batch and its rows for each gradient step, as `k_mode` says.
 
-    `minibatches` shuffles the groups and splits them into parts, each of whole groups. If there are
-    fewer groups than parts, the empty parts are left out.
+    `minibatches` shuffles the groups and splits them into parts, without splitting a group. If
+    there are fewer groups than parts, the empty parts are left out.
     """
     match config.k_mode:
         case "fresh_batches":

@@ -193,7 +193,7 @@ class Replicas(ConnectedRanks):
 
 
 def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield runs of parameters of one type. A run has at most `MESSAGE_BYTES`.
+    """Yield runs of parameters of one type, each at most `MESSAGE_BYTES` in size.
 
     A larger parameter is a run of its own.
     """
@@ -211,7 +211,7 @@ def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _in_memory_order(parameter: Tensor) -> Tensor:
-    """Return a view of the gradient whose rows follow the parameter's memory layout.
+    """Return a view of the gradient, with rows as in the parameter's memory layout.
 
     A matrix that is stored by column is transposed, because copying it across its columns is slow.
     """

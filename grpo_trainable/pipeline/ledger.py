@@ -258,7 +258,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of kept batches of earlier rounds with the same place."""
+        """Return the accepted prompts of all kept batches that had this place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()

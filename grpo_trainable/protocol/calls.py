@@ -36,7 +36,7 @@ class OutOfBand:
     sent_at: float  # earliest time at which they could be sent, in seconds since 1970
 
     def later(self, seconds: float) -> OutOfBand:
-        """Return a copy with the time by a clock that is `seconds` ahead."""
+        """Return a copy with `sent_at` converted to a clock that is `seconds` ahead."""
         return replace(self, sent_at=self.sent_at + seconds)
 
 

@@ -1,6 +1,6 @@
 """The messages with which the actors of a trial answer its pipeline's calls.
 
-The pipeline knows actors only by these answers. Points in time are in seconds since 1970.
+The pipeline learns about actors only from these answers. Points in time are in seconds since 1970.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Request:
 
     @property
     def example(self) -> int:
-        """Index of the example of the prompt."""
+        """Index of the prompt's example."""
         return self.prompt_index if self.example_index is None else self.example_index
 
     @property
@@ -166,7 +166,7 @@ class RolloutGroup:
 
     @property
     def example(self) -> int:
-        """Index of the example of the prompt."""
+        """Index of the prompt's example."""
         return self.prompt_index if self.example_index is None else self.example_index
 
     @property

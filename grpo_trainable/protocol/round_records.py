@@ -44,7 +44,7 @@ _RESPONSE = {
     "tokens": pa.int32(),  # number of sampled tokens
     "turns": pa.string(),  # an episode as JSON: actions, rewards, observations; otherwise null
 }
-# Directory in a trial's directory -> the columns of its files.
+# Subdirectory of a trial's directory -> the columns of the files in it.
 SCHEMAS = {
     "evaluations": pa.schema(_RESPONSE),
     "rollouts": pa.schema(
@@ -256,7 +256,7 @@ def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -
 def _spans(
     group: RolloutGroup, response: int, ids: list[int]
 ) -> Iterator[tuple[bool, list[int], float | None]]:
-    """Yield (was sampled, tokens, reward) of each action and each observation, in order.
+    """Yield (was sampled, tokens, reward) for each action and each observation, in order.
 
     A response begins with an action.
     """

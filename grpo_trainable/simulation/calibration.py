@@ -78,7 +78,7 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
 
 
 def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
-    """Return the seconds that a round of `config` takes with the times of another run.
+    """Return the seconds that a round of `config` would take, given the times of another run.
 
     Args:
         config: the trial to simulate.
@@ -103,8 +103,8 @@ KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UP
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     """Return (kind, round, seconds) of an actor's calls, from the spans of its main thread.
 
-    Between any two calls, the thread has a span of waiting. If a call completed states, the seconds
-    of that part follow the call as a separate entry of kind `VINE`.
+    A span of waiting separates any two calls. If a call completed states, the seconds of that part
+    follow the call as a separate entry of kind `VINE`.
     """
     calls: list[list[dict[str, Any]]] = [[]]
     for event in sorted(events, key=lambda event: event["ts"]):

@@ -18,7 +18,7 @@ from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 
 def machine() -> str:
-    """Return Ray's id of this machine. Two containers of one host have two ids."""
+    """Return Ray's id of this machine. Two containers on one host have different ids."""
     return ray.get_runtime_context().get_node_id()
 
 

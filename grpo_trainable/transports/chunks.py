@@ -20,7 +20,7 @@ from torch import Tensor
 from grpo_trainable.transports.packing import Layout, Packed, TensorLayout
 
 PARTS = 16
-LEAST_BYTES = 1 << 20  # smallest part: below this, the call takes longer than the transfer
+LEAST_BYTES = 1 << 20  # smallest part; smaller ones would take longer to request than to transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class Packed:
     def unpacked(self, buffer: Tensor) -> PolicyWeights:
         """Return the snapshot in `buffer`.
 
-        `buffer`, (size,) uint8, is the one that the snapshot was packed into, or a copy.
+        `buffer`, (size,) uint8, is the buffer that the snapshot was packed into, or a copy of it.
         """
         return PolicyWeights(
             version=self.version,

@@ -85,7 +85,7 @@ class ShmSender:
         """Pack a snapshot into a free slot, without `frozen`, and return its handle.
 
         Raises:
-            TransportError: The system provides no memory.
+            TransportError: The system does not provide the memory.
         """
         layout = layout_for(weights.tensors, frozen, start=HEADER_BYTES)
         slot = self.slots.take(weights.round, layout)
