@@ -71,7 +71,7 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
     return Times(
         calls=dict(calls),
         reference_s=statistics.median(row["time/reference_s"] for row in rows),
-        # Load, first chunk, update and publication of a round wait for each other: four hops.
+        # In a round, load, first chunk, update and publication follow one another: four hops.
         hop_s=other / 4 if synchronous else 0.0,
         gap_s=max(0.0, between / (len(rows) - 1)),
     )
