@@ -105,7 +105,7 @@ WHY = {
     "too much": "returned 10,000,000 characters",
     "die": "its process died, signal Killed",
     "daemon": "no answer within 3 s",
-    "slow in all": r"took over 4\.5 s in all|no answer within 3 s",
+    "slow in all": r"took more than 4\.5 s in total|no answer within 3 s",
     "hang in reset": "no answer within 3 s",
     "other prompt": r'reset says "stop.n", but the prompt of its task is "go.n"',
     "no turn": "step must return a Turn, got str",
