@@ -302,7 +302,7 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     trainable = object.__new__(GRPOTrainable)
     trainable.trial = object.__new__(Trial)
     trainable.trial.stored = TrialStorage(None, keep=None)  # as outside Tune
-    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: does not belong"):
         trainable.restore(str(directory))
     assert not (tmp_path / "exploded").exists()
 

@@ -233,7 +233,7 @@ def test_an_environment_that_cannot_begin_its_task_is_refused_before_anything_st
     assert tune.main(command) == 2
     assert re.search(
         "env.name=python: ValueError: needs a ground truth with question and answer; the first "
-        f"training example of task.name={task} has {truth}\n",
+        f"training example of task.name={task} has the specification {truth}\n",
         capsys.readouterr().err,
     )
 

@@ -235,7 +235,7 @@ def test_second_interrupt_stops_at_once_and_leaves_no_actor(start, tmp_path):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "SIGTERM: finishing the current round and saving every trial" in told
+    assert "SIGTERM: every trial finishes its round and saves" in told
     assert "interrupted again: stopping at once" in told
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

@@ -396,7 +396,7 @@ def test_a_checkpoint_without_our_part_or_with_a_foreign_file_in_it_is_refused(
     pickled = {"algorithm_state.pkl", "class_and_ctor_args.pkl"}
     assert {name for name in written if name.endswith(".pkl")} == pickled
     (path / "grpo" / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: does not belong"):
         algo.restore_from_path(path)
     assert not (tmp_path / "exploded").exists()
     (path / "grpo").rename(tmp_path / "gone")
