@@ -1,18 +1,19 @@
 """Can comparisons of speed be trusted? Tests with equal arms and with other work on the machine.
 
     python benchmarks/a_a.py                     are equal arms told apart?
-    python benchmarks/a_a.py --part disturbed    are disturbed arms marked? seven minutes a repeat
+    python benchmarks/a_a.py --part disturbed    are disturbed arms marked? seven minutes per repeat
 
-a_a          Runs three arms in randomised blocks: `a`; `a_again`, which has no difference that
-             costs time; and `slowed`, whose reward function sleeps so that a round takes 15 %
+a_a          Runs three arms in randomised blocks: `a`; `a_again`, which differs from `a` in nothing
+             that takes time; and `slowed`, whose reward function sleeps so that a round takes 15 %
              longer. The comparison must tell `slowed` apart from `a`, but not `a_again`. By
-             construction, one in twenty experiments tells equal arms apart. So the benchmark also
-             counts the verdicts of `--resampled` experiments. They draw the rounds of each trial
-             with replacement and, for the equal arms, which of the two runs of a seed is `a`.
-disturbed    Runs a short `async_vs_sync` with one busy core during two of its arms, then without.
-             The final table must mark exactly these two arms as not comparable, and then none.
-             Otherwise the exit status is 1. Run nothing else meanwhile, because the benchmark
-             would measure it too.
+             construction, one in twenty experiments tells equal arms apart. The benchmark therefore
+             also resamples the experiment `--resampled` times, and counts how often the arms are
+             told apart. Resampling draws the rounds of every trial with replacement. For the equal
+             arms, it also draws which of the two runs of a seed counts as `a`.
+disturbed    Runs a short `async_vs_sync` twice: with one core kept busy during two of its arms,
+             then without. In the first run, the final table must mark exactly these two arms as not
+             comparable; in the second, none. Otherwise the exit status is 1. Run nothing else at
+             the same time, because the benchmark would measure it too.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ def score(response, ground_truth):
 
 def main() -> int:
     parser = parser_of(
-        __doc__, seed="the first seed", counts={"seeds": (5, "number of seeds, or of repeats")}
+        __doc__, seed="the first seed", counts={"seeds": (5, "number of seeds or repeats")}
     )
     add = parser.add_argument
     add("--part", choices=("a_a", "disturbed"), default="a_a")
-    add("--rounds", type=number(int, 1), help="rounds of every trial (16, disturbed 8)")
+    add("--rounds", type=number(int, 1), help="rounds of every trial (16; disturbed: 8)")
     add("--resampled", type=number(int, 1), default=200, help="resampled experiments (200)")
     add("--out", type=Path, help="JSON file (a_a.json or disturbed.json)")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Does asynchrony pay? Lag 1 against synchronous and colocated runs at equal samples.
+"""Does asynchrony pay? Lag 1 against synchronous and colocated runs on equally many samples.
 
 Every workload runs these arms one after the other, `--repeats` times, in an order drawn from the
 seed:
@@ -7,23 +7,23 @@ seed:
 - `sync`: the same two actors at lag 0;
 - `colocated_k1` with one or two threads for sampling and for training;
 - `async, reference in generator`, if the workload measures a KL: the asynchronous run with
-  `resources.reference=generator`. Its `reference` is the sum of both sides.
+  `resources.reference=generator`. Its time for `reference` is the sum over both sides.
 
 In the balanced workloads, `tiny` and `small`, both sides of the asynchronous run are about equally
 busy. `default` is the default workload. `one_prompt` has a single prompt in each round.
 
-The wall-clock time is a mean over rounds. It includes Tune's gaps, but not evaluation and
-checkpoints, and it leaves out rounds that other work on the machine disturbed. If more than half
-of the rounds were disturbed, the run is repeated. Times of stages are means over the same rounds
-except the last, because an asynchronous run samples nothing in its last round.
+The wall-clock time is a mean over rounds. It includes the time that Tune takes between rounds, but
+not evaluation and checkpoints. Rounds that other work on the machine disturbed are left out. If
+more than half of the rounds were disturbed, the run is repeated. Times of stages are means over the
+same rounds except the last, because an asynchronous run samples nothing in its last round.
 
-The result has the speed-up of the asynchronous run over each other arm of the same repeat, with the
-geometric mean over the repeats and Student's interval. It also has the share of the bound that the
-asynchronous run reaches: max(generator, learner) / wall-clock, where the generator's part is
-rollout + reward and the learner's part is optimize + reference + sync.
+The result contains the speed-up of the asynchronous run over each other arm of the same repeat,
+with the geometric mean over the repeats and Student's interval. It also contains the share of the
+bound that the asynchronous run reaches: max(generator, learner) / wall-clock. Here the generator's
+part is rollout + reward, and the learner's part is optimize + reference + sync.
 
-The JSON is written after every run. The same command continues an interrupted benchmark, unless
-the commit or the seed has changed.
+The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
+unless the commit or the seed has changed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, settings
 
 
 def options(workload: str, settings: Sequence[str]) -> list[str]:
-    """Return the options of launch/tune.py, with evaluations and checkpoints only at the ends."""
+    """Return the options of launch/tune.py, without evaluations or checkpoints during the run."""
     rounds, own = WORKLOADS[workload]
     words = ["--iterations", str(rounds), "--checkpoint-every", str(rounds)]
     for assignment in (f"eval.every={rounds}", *own, *settings):
@@ -98,7 +98,7 @@ def options(workload: str, settings: Sequence[str]) -> list[str]:
     return words
 
 
-TRIES = 3  # number of tries of a run that other work on the machine disturbs
+TRIES = 3  # maximum number of tries if other work on the machine disturbs a run
 
 
 def main() -> None:
@@ -211,7 +211,7 @@ def show(label: str, run: dict[str, float]) -> str:
 
 
 def conclusion(result: dict[str, Any]) -> str:
-    lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the bound of its stages"]
+    lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the bound from its stages"]
     for arm, mean in result["speed_up_means"].items():
         best = ", the best colocated" if arm == result["best_colocated"] else ""
         between = "" if mean["low"] is None else f" ({mean['low']:.2f}-{mean['high']:.2f})"

@@ -9,8 +9,8 @@ the objective, a critic, episodes and, with `--model`, a Hugging Face model. Two
 - every metric that both checkouts have is equal in every row, except those that measure time;
 - every tensor of policy, optimizer and buffer that both have in their last checkpoint is equal.
 
-If a run differs, the benchmark prints the differences and exits with status 1. It shows that a
-change alters no figure.
+If a run differs, the benchmark prints the differences and exits with status 1. Use it to show that
+a change alters no figure.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> int:
     parser = parser_of(__doc__, "bits.json", seed="seed of the trials")
     parser.add_argument("baseline", type=Path, metavar="DIRECTORY", help="the other checkout")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="runs (all)")
-    parser.add_argument("--model", type=Path, help="directory of a Hugging Face model to run too")
+    parser.add_argument("--model", type=Path, help="directory of a Hugging Face model to train too")
     args = parser.parse_args()
     wanted = {label: RUNS[label] for label in args.runs}
     if args.model is not None:

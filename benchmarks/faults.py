@@ -5,16 +5,16 @@
     python benchmarks/faults.py --cluster                  as root: machines and links of a cluster
 
 Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
-checkpoint every 4 rounds. It has survived if
+checkpoint every 4 rounds. The trial has survived if
 
 - the command, or its `--resume`, ends with status 0;
-- each file has every round once and in order;
+- each file contains every round once and in order;
 - at lag 0, rows and last checkpoint equal those of an uninterrupted run, bit for bit.
 
-Seconds to recover are the longest time without a row. The JSON is written after every fault, and at
-the same commit the same command continues an interrupted campaign.
+The time to recover is the longest time without a new row. The JSON is written after every fault. If
+a campaign is interrupted, the same command continues it, unless the commit has changed.
 
-The faults of a full disk need the right to mount one. The machines of --cluster are namespaces
+The faults of a full disk need permission to mount a disk. The machines of --cluster are namespaces
 (`tests/cluster/machines.py`). They need root, and `nft` to lose packets.
 """
 
@@ -217,7 +217,7 @@ def small_disk(megabytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fill a disk, and return the file that takes the space."""
+    """Fill a disk, and return the file that occupies the space."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(1 << 16)):
@@ -297,7 +297,7 @@ class InSlowStore(Experiment):
 
 @contextmanager
 def slow_store() -> Iterator[None]:
-    """Serve an object store that takes `PUT_S` for a PUT, to this process and its children."""
+    """Serve an object store to this process and its children. A PUT takes `PUT_S` seconds."""
     sys.path.append(str(ROOT / "tests" / "integration" / "extras"))
     from s3_server import s3_store
 
@@ -355,7 +355,7 @@ def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -
 
 
 STORES = (
-    # The store needs the packages of the tests.
+    # The store needs the extra `test-extras`.
     (Fault("driver SIGKILL, slow object store, then --resume", 10, kill_again_and_again),)
     if find_spec("moto")
     else ()
@@ -448,8 +448,8 @@ HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated
 def main() -> None:
     parser = parser_of(__doc__, seed="seed of the random moments")
     parser.add_argument("--cluster", action="store_true", help="run the faults of a cluster")
-    parser.add_argument("--fault", action="append", help="part of the name of faults to run (all)")
-    parser.add_argument("--repeats", type=int, help="largest number of repeats of each fault")
+    parser.add_argument("--fault", action="append", help="part of the names of faults to run (all)")
+    parser.add_argument("--repeats", type=int, help="maximum number of repeats of each fault")
     where = "JSON file (benchmarks/results/faults.json, with --cluster faults_cluster.json)"
     parser.add_argument("--out", type=Path, help=where)
     args = parser.parse_args()
@@ -481,7 +481,7 @@ def on_a_cluster() -> tuple[Sequence[Fault], dict[str, Any]]:
     try:
         import cluster_faults
     except ModuleNotFoundError as error:
-        raise UsageError(f"--cluster: {error}; pip install -e '.[test,test-extras]'") from None
+        raise UsageError(f"--cluster: {error}; run: pip install -e '.[test,test-extras]'") from None
     why = cluster_faults.missing()
     if why is not None:
         raise UsageError(f"--cluster: cannot create machines here: {why}")

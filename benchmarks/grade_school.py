@@ -2,8 +2,8 @@
 
 Somebody has a number of things and gets or gives away some, or has boxes of them. Each problem is a
 conversation that begins with a solved example. The calculation alone decides if a problem is held
-out, so an evaluation asks only calculations that never occur in training, whatever the names in the
-problem. The problems are under this repository's licence.
+out. An evaluation therefore asks only for calculations that never occur in training, whatever the
+names in the problem. The problems are under this repository's licence.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def asked(own: Problem) -> Example:
 def held_out(number: int) -> list[Problem]:
     """Return `number` held-out problems with different questions.
 
-    A smaller number gives the first of them.
+    A smaller `number` gives the first problems of the same list.
     """
     found: dict[str, Problem] = {}
     for index in count():

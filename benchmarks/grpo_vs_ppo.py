@@ -5,10 +5,10 @@
 
 Our trials are those of `launch/tune.py` with `task.name=control`. RLlib's PPO runs in a separate
 process, with RLlib's default network at the same size. Both use one thread. An evaluation is the
-mean reward of 20 held-out episodes in which the policy takes the most likely actions. A row has the
-seconds of training, without start and evaluations, and the number of steps until an evaluation
-reaches the target. An interrupted command continues. PPO needs the extra `rllib`; the robot arm
-needs the extra `control`.
+mean reward of 20 held-out episodes in which the policy takes the most likely actions. A row gives
+the seconds of training (without start-up and evaluations) and the number of steps until an
+evaluation reaches the target. If the command is interrupted, the same command continues it. PPO
+needs the extra `rllib`; the robot arm needs the extra `control`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ray.rllib.algorithms.ppo import PPO
 
 EPISODES = 20  # number of episodes of an evaluation
-LIMIT_S = 400.0  # PPO trains for this time, unless it reaches its target before
+LIMIT_S = 400.0  # PPO trains for this time, unless it reaches its target earlier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Work:
     ours: Mapping[str, Any]
     ppo: Mapping[str, Any]
     runners: Mapping[str, Any]
-    model: Mapping[str, Any]  # of RLlib's default module
+    model: Mapping[str, Any]  # settings of RLlib's default module
     filtered: bool = False  # True: PPO normalises observations, as RLlib's examples do
 
 
@@ -252,7 +252,7 @@ HEADER = ["environment", "program", "target", "reached", "seconds (most)", "step
 
 
 def table(trials: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return, for each work and program, the number of trials that reached the target and medians.
+    """Return, per work and program, the number of trials that reached the target, and medians.
 
     Medians of seconds and steps are over the trials that reached the target.
     """

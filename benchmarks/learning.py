@@ -3,8 +3,8 @@
     python benchmarks/learning.py                    stories with a keyword
     python benchmarks/learning.py --task arithmetic  word problems
 
-Runs arms of `async_vs_sync` with one gradient step in each round and several seeds, and compares
-the held-out responses before and after training.
+Runs arms of `async_vs_sync` with several seeds and one gradient step per round, and compares the
+held-out responses before and after training.
 
 For stories, it reports the inclusion rate, tokens, sentences, and the likelihood of the text under
 the reference. For word problems, it reports the rise, with an interval over problems, and divides
@@ -182,9 +182,9 @@ def answers(responses: Responses) -> dict[str, float]:
 
 
 def causes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Divide the rise into a part of the format and a part of right answers within the format.
+    """Divide the rise into the parts due to the format and to right answers within the format.
 
-    Each part uses the mean of the other quantity, so the two add up to the rise.
+    Each part is multiplied by the mean of the other quantity, so the two parts add up to the rise.
     """
     names = ("format", "right_of_format")
     change = {name: after[name] - before[name] for name in names}

@@ -97,8 +97,8 @@ def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict
     """Time several functions in turns.
 
     Returns:
-        The seconds of each function, and the speed-up of the last one over each other one, computed
-        turn by turn.
+        The seconds of each function, and the speed-up of the last function over each of the others,
+        computed turn by turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
@@ -167,7 +167,7 @@ def environment_of_peer(threads: int) -> dict[str, str]:
 
 
 class TrialFailed(SystemExit):
-    """A trial failed. Ends the benchmark, unless the benchmark records the failure as a result."""
+    """A trial failed. This ends the benchmark, unless it records the failure as a result."""
 
 
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def parser_of(
 
     Args:
         description: help text of the command.
-        out: name of the result file in benchmarks/results/; None: no --out.
+        out: name of the result file in benchmarks/results/. None omits --out.
         seed: help text of --seed.
         counts: option -> (default, help text). Values are at least 1.
     """
@@ -259,7 +259,7 @@ def run_benchmark(main: Callable[[], int | None]) -> NoReturn:
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what is needed to repeat a figure: command, commit, date, machine, versions, seed."""
+    """Return the origin of a figure: command, commit, date, machine, versions and seed."""
     import torch
 
     return {
@@ -307,13 +307,13 @@ def read(path: Path) -> dict[str, Any]:
 def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> bool:
     """Return True if an interrupted benchmark may continue from the result `kept`.
 
-    Both must be of the same commit and agree in the keys `more`.
+    Both must come from the same commit and agree in the keys `more`.
     """
     return all(kept.get(key) == origin[key] for key in ("commit", "dirty", *more))
 
 
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the parts of a result by name, each measured by one command ("": the whole)."""
+    """Return the separately measured parts of a result by name. The name "" means the whole."""
     if "command" in result:
         return {"": result}
     return {name: part for name, part in result.items() if isinstance(part, dict)}
@@ -325,7 +325,7 @@ def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
         same = git("rev-parse", "HEAD").strip() == result["commit"] and not is_dirty()
         result = {**result, "dirty": result["dirty"] or not same}
     if any(measurement.get("dirty") for measurement in measurements(result).values()):
-        print(f"{path.name}: measured with uncommitted changes; not to be committed")
+        print(f"{path.name}: measured with uncommitted changes; do not commit it")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:  # a benchmark that takes hours may be interrupted
         file.write(f"{json.dumps(result, indent=2)}\n".encode())

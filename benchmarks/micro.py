@@ -58,7 +58,7 @@ def turns(found: dict[str, Any]) -> str:
 
 # Name -> prompt tokens, mean response tokens, standard deviation of their logarithm.
 LENGTHS = {"equal": (12, 48, 0.0), "long tail": (12, 32, 1.0), "long prompt": (96, 32, 1.0)}
-LONGEST = 4  # times the mean response length
+LONGEST = 4  # longest response, as a multiple of the mean length
 
 
 def packing(args: argparse.Namespace) -> dict[str, Any]:

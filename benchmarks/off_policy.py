@@ -5,9 +5,9 @@
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
     python benchmarks/off_policy.py --no-run                    JSON and tables of finished trials
 
-Runs `launch/tune.py --space … --num-samples …` under a fixed name, so an interrupted command
-continues. Then it writes one JSON for each space, and the tables of docs/results/off_policy.md
-between their marks.
+Runs `launch/tune.py --space … --num-samples …` under a fixed name, so that the same command
+continues after an interrupt. Then it writes one JSON for each space, and puts the tables of
+docs/results/off_policy.md between their marks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPACES = ("gradient_steps", "lag", "replay")  # the spaces on the page
 OBJECTIVES = "objectives_by_lag"
 PAGE = ROOT / "docs" / "results" / "off_policy.md"
 STORAGE = Path.home() / "ray_results" / "off_policy"
-LR = "2e-4"  # of all tables, independent of the default
+LR = "2e-4"  # learning rate for all tables, whatever the default
 
 # Columns of the tables, by their names in reports/answers.py.
 SHOWN = {
@@ -103,7 +103,7 @@ def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
 def growth(values: Sequence[float | None]) -> float | None:
     """Return the exponent p of KL ~ step^p.
 
-    It is the slope of a least-squares line through (log step, log KL). The first step is left out,
+    p is the slope of a least-squares line through (log step, log KL). The first step is left out,
     because its KL is 0.
     """
     points = [
@@ -141,7 +141,7 @@ def main() -> None:
         "--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})"
     )
     parser.add_argument("--max-concurrent", type=int, default=1, help="trials at a time (1)")
-    parser.add_argument("--no-run", action="store_true", help="use the trials that have run")
+    parser.add_argument("--no-run", action="store_true", help="use existing trials")
     args = parser.parse_args()
     origin = provenance(args)
     for space in args.spaces:
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def run(space: str, args: argparse.Namespace) -> None:
-    """Run a space, or continue it, as the experiment of its name in `args.storage`."""
+    """Run or continue a space, as the experiment of the same name in `args.storage`."""
     args.storage.mkdir(parents=True, exist_ok=True)
     origin = provenance(args)
     with commits_file(args.storage, space).open("a") as file:

@@ -3,9 +3,9 @@
 Both programs train the `small` shape (5.26 M parameters, float32) on the same 8 prompts, with 8
 responses to each, 48 new tokens, microbatches of 16 rows, and the same reward function. TRL is
 configured for speed: no gradient checkpointing, one generate call per step, SDPA, float32, no
-logging. Our side is one colocated worker. It does everything that it does in a trial except Ray: it
-publishes and loads weights and scores responses. The rewards are such that every group has a
-signal, so no group is left out.
+logging. Our side is one colocated worker without Ray. Otherwise it does everything that it does in
+a trial, including publishing and loading weights and scoring responses. Rewards differ within every
+group, so no group is left out.
 
 The contests are `step` (one gradient step per batch), `k4` (four), and `kl` (KL of 0.04 in the
 loss, which needs a reference). For each contest and each number of threads, both programs start
@@ -15,7 +15,8 @@ The ratio is the median over pairs. The interval is the range of the pairs; it c
 median with probability 1 - 2^(1 - repeats).
 
 TRL's side is `trl_peer.py`. It runs in another environment, with TRL but without Ray and this
-package, because these pin other versions. `make bench-peers` creates the environment and runs this.
+package, because these pin other versions. `make bench-peers` creates that environment and runs this
+benchmark.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def score(response, ground_truth):
     return zlib.crc32(response.encode()) / 2**32
 """
 WARM_UP = 2
-TRIES = 3  # limit of turns, as a multiple of the repeats, because some pairs are disturbed
+TRIES = 3  # maximum number of pairs, disturbed ones included, as a multiple of the repeats
 
 
 def main() -> None:

@@ -4,7 +4,8 @@ Takes SmolLM2-135M-Instruct from a Python package, asks it word problems with it
 trains all of its weights, with a bfloat16 body and gradient checkpointing. The trainings are two
 arms of `async_vs_sync` with each installed engine, and TRL's GRPOTrainer with the same prompts in
 the same order and the same settings. The same held-out problems are asked before and after
-training, so the rise has a paired test. At the same commit, an interrupted command continues.
+training, so the rise is tested with paired differences. If the command is interrupted, the same
+command continues it, unless the commit has changed.
 
 `make bench-real-model` creates the environment of TRL, which contains the model's package. It runs
 this benchmark in the environment of vLLM, so both engines train.
@@ -54,7 +55,7 @@ PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
-# The settings of every training. TRL gets those that it has too.
+# The settings of every training. TRL gets the ones that it also has.
 GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 3e-5, (0.9, 0.95)
@@ -187,7 +188,7 @@ class Bench:
         return out
 
     def ours(self, name: str, before: Path) -> dict[str, Any]:
-        """Train with this product, and return the figures of the training."""
+        """Train with this package, and return the figures of the training."""
         engine, arm = name.split()
         settings = {
             "engine": engine,
@@ -277,7 +278,7 @@ def figures(evaluation: Path) -> dict[str, Any]:
 
 
 def outcome(before: Path, after: Path) -> dict[str, Any]:
-    """Return the change by a training, with paired differences over the problems."""
+    """Return the change that a training made, with paired differences over the problems."""
     differences = json.loads((after / DATA).read_text())["against"]["differences"]
     rise = differences["answer_reward"]
     return {
@@ -290,8 +291,8 @@ def outcome(before: Path, after: Path) -> dict[str, Any]:
 def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the seconds and tokens of one of our trials.
 
-    The seconds of a stage are by the clock of its actor, so the stages of an asynchronous trial add
-    up to more than its wall-clock time.
+    The seconds of a stage are measured by its actor, so the stages of an asynchronous trial add up
+    to more than its wall-clock time.
     """
     stages = {stage: sum(row[f"time/{stage}_s"] for row in rows) for stage in STAGES}
     last = rows[-1]

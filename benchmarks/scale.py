@@ -2,7 +2,7 @@
 
 The process of a trial requests chunks of one prompt from 1 to 64 generators, receives them, passes
 them through gate and buffer, and hands them to the learner. Actors are virtual and use no CPU time
-(`grpo_trainable/simulation`). So the CPU seconds of the driver's thread are the work of the
+(`grpo_trainable/simulation`). The CPU seconds of the driver's thread are therefore the work of the
 pipeline, without Ray's calls. They limit the number of generators that one driver can serve.
 """
 

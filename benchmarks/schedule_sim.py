@@ -1,15 +1,15 @@
 """Does the simulated schedule take as long as real trials?
 
 The simulation (grpo_trainable/simulation/) uses the real pipeline, gate, replay buffer and learner
-group, but its actors only take time. This benchmark runs trials, reads the duration of each call
-from their traces, and simulates the wall-clock time of a round in two ways:
+group, but its actors compute nothing and only let time pass. This benchmark runs trials, reads the
+duration of each call from their traces, and simulates the wall-clock time of a round in two ways:
 
 own          with the times of the run itself, in their order
 predicted    with only the times of the synchronous run of the same repeat, which has no overlap,
              no second generator and no further passes
 
-The learning rate is almost 0, because a policy that learns writes shorter responses in one arm than
-in another.
+The learning rate is almost 0. A policy that learns would write shorter responses in some arms than
+in others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             assert sync is not None
             own = times if times.hop_s else replace(times, hop_s=sync.hop_s)
             # Loads before the first round are not in the trace. The synchronous run has times for
-            # all kinds of calls that this run lacks, those of a worker included.
+            # all kinds of calls that this run lacks, including those of a worker.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
                 "own": simulated_wall_clock(config, own),  # its updates contain all passes

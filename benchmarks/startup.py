@@ -127,7 +127,7 @@ def least_job(name: str, storage: str) -> None:
             return {"torch": ray.get(self.worker.version.remote())}
 
     class Rows(tune.Callback):
-        """Writes rows to the storage path at once; Tune copies its own rows there only at times."""
+        """Writes rows to the storage path immediately. Tune copies its own rows there later."""
 
         def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
             self._file(trial).parent.mkdir(parents=True, exist_ok=True)

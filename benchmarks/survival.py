@@ -1,4 +1,4 @@
-"""One experiment that a fault strikes, and the checks that nothing of it was lost."""
+"""One experiment that a fault strikes, and checks that the experiment lost nothing."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Running:
             if self.process.poll() is not None:
                 raise Lost(f"the command ended too early: {self.printed()[-300:]}")
             if time.monotonic() > end:
-                raise Lost(f"waited {longest_s:g} s in vain: {self.printed()[-300:]}")
+                raise Lost(f"waited {longest_s:g} s without success: {self.printed()[-300:]}")
             time.sleep(step_s)
         return found
 
@@ -236,7 +236,7 @@ def check_rounds(experiment: Experiment) -> None:
     """Check that each file has every round once and in order.
 
     Raises:
-        Lost: A file lacks a round, repeats one or has them in another order.
+        Lost: A file lacks a round, repeats one, or contains rounds in another order.
     """
     every = list(range(1, experiment.rounds + 1))
     for name, found in rounds_on_disk(experiment.trial).items():
@@ -301,7 +301,7 @@ def equals_uninterrupted(experiment: Experiment) -> bool | None:
     """Compare rows and last checkpoint with those of an uninterrupted run, bit for bit.
 
     Returns:
-        True if they are equal; None for an arm that does not promise it.
+        True if they are equal; None for an arm that makes no such promise.
     """
     if experiment.arm.startswith("async"):
         return None
@@ -333,7 +333,7 @@ def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
 
 
 def interrupt(running: Running) -> None:
-    """Press Ctrl-C, and wait for the end.
+    """Send Ctrl-C to the command, and wait until it ends.
 
     Raises:
         Lost: A process still runs after 25 s, or the status is not 130.

@@ -1,18 +1,18 @@
 """Run TRL's side of `peers.py` and `real_model.py`, in an environment with TRL.
 
-    python benchmarks/trl_peer.py race JOB CONTEST THREADS  a step for every line of input
+    python benchmarks/trl_peer.py race JOB CONTEST THREADS  one step for every line of input
     python benchmarks/trl_peer.py train JOB                 GRPOTrainer with the settings in JOB
     python benchmarks/trl_peer.py model OUT                 write SmolLM2-135M-Instruct to OUT
 
-The environment has neither Ray nor the versions that this package pins. `train` uses only the task
-of this package.
+The environment has neither Ray nor the versions that this package pins. From this package, `train`
+uses only the task.
 
 A race is configured for speed: no gradient checkpointing, one generate call for all rows of a step,
 SDPA, float32, no logging, no saving.
 
-A training uses the prompts in the order of the job; TRL's tokenizer must give the same ids for
-them. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under autocast: it
-has no bfloat16 body with float32 master weights.
+A training uses the prompts in the order of the job. TRL's tokenizer must give the same ids for
+them. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under autocast,
+because it cannot combine a bfloat16 body with float32 master weights.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def meaningless(completions: Sequence[str], **_: Any) -> list[float]:
 def timed_trainer() -> Any:
     """Return a GRPOTrainer class that times sampling and rewards.
 
-    The rest of a step belongs to the gradient step.
+    The remaining time of a step counts as the gradient step.
     """
     from trl import GRPOTrainer
 
@@ -239,7 +239,7 @@ def refuse_other_ids(tokenizer: Any, prompts: Sequence[dict[str, Any]]) -> None:
         )["input_ids"]
         if ids != own["ids"]:
             sys.exit(
-                f"TRL has other ids for {own['messages'][-1]['content']!r}: {ids}, not {own['ids']}"
+                f"TRL encodes {own['messages'][-1]['content']!r} as {ids}, not as {own['ids']}"
             )
 
 

@@ -11,8 +11,8 @@ the machine:
 - `empty_calls`: an empty call of the learner, then one of a generator.
 
 Then it repeats all of this while another process keeps one core busy. Finally it measures the CPU
-time of the idle processes for some seconds. Each transport has several turns. Sizes are those of
-whole policies: tiny, small, one of 64 MB, and `course`.
+time of the idle processes for some seconds. The transports take several turns each. Sizes are those
+of whole policies: tiny, small, one of 64 MB, and `course`.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def show(label: str, name: str, found: dict[str, Any]) -> str:
             f"{condition}: {ms['total']:.1f} ms, {found[condition]['of_memcpy']:.2f} x memcpy "
             f"{ms['memcpy']:.1f} (unchecked {found[condition]['of_memcpy_unchecked']:.2f} x)"
         )
-    idle = f"idle {found['idle_cores']:.2f} cores a process"
+    idle = f"idle {found['idle_cores']:.2f} cores per process"
     return f"{label} {name:<12} first {found['first_ms']:.0f} ms; {'; '.join(shown)}; {idle}"
 
 

@@ -15,9 +15,9 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     """Return all callbacks in the order they need, for `tune.RunConfig(callbacks=…)`.
 
     They need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO", because
-    rows of a plain `GRPOTrainable` have no responses, spans and version changes. They replace
-    Tune's loggers for result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig,
-    or Tune's own reporter also prints to the console.
+    rows of a plain `GRPOTrainable` have no responses, spans or version changes. They replace Tune's
+    loggers for result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig;
+    otherwise Tune's own reporter also prints to the console.
 
     Args:
         verbose: Print more lines, such as every change of version.
@@ -43,7 +43,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     return [
         CheckpointCallback(),
         KLCallback(),
-        StageTimingsCallback(),  # adds to the row, so it comes before all that write the row
+        StageTimingsCallback(),  # adds to the row, so it comes before all that write rows
         VersionLogCallback(),
         RolloutsCallback(),
         GradientStepsCallback(),
@@ -52,6 +52,6 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         *([ConsoleCallback()] if console else []),
         ResultJsonCallback(),  # removes the details, so it comes after all that read them
         ProgressCsvCallback(),
-        MirrorCallback(),  # may wait until a store has what the others wrote, so it comes later
+        MirrorCallback(),  # may wait until a store has the files of the others, so it comes later
         CheckpointOnInterrupt(),
     ]

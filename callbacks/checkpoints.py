@@ -1,4 +1,4 @@
-"""Keep Tune's list of checkpoints consistent with the checkpoints that a trial has."""
+"""Keep Tune's list of checkpoints consistent with the checkpoints that a trial has kept."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class CheckpointCallback(FailSafeCallback):
     """
 
     def __init__(self) -> None:
-        self._written: set[str] = set()  # ids of trials whose present save wrote a checkpoint
+        self._written: set[str] = set()  # ids of trials whose current save wrote a checkpoint
         self._unwritten: dict[str, str] = {}  # id -> label of trials whose last save wrote none
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Note that the present save wrote a checkpoint, and forget removed ones."""
+        """Note that the current save wrote a checkpoint, and forget removed checkpoints."""
         self._written.add(trial.trial_id)
         forget_missing(trial.run_metadata.checkpoint_manager)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Note whether the save that ends here wrote a checkpoint."""
+        """Note whether the save that has just ended wrote a checkpoint."""
         # Tune calls `on_checkpoint` first, and only if a checkpoint was written.
         if trial.trial_id in self._written:
             self._written.remove(trial.trial_id)
@@ -38,7 +38,7 @@ class CheckpointCallback(FailSafeCallback):
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
         """Print a line for each trial whose last checkpoint could not be written."""
-        # A trial reports a failed save with its next row. Here no row follows.
+        # A trial reports a failed save with its next row. After the last save, no row follows.
         for name in self._unwritten.values():
             print(f"{name}: its last checkpoint could not be written; the previous one remains")
 
@@ -46,7 +46,7 @@ class CheckpointCallback(FailSafeCallback):
         """Remove the details from the row that came with the restored checkpoint."""
         restored = trial.latest_checkpoint_result
         if restored is not None:
-            # PBT keeps the row as the Trainable returned it, and passes it to the clone.
+            # PBT keeps the row as the Trainable returned it, and passes it to the cloned trial.
             restored.metrics.pop(DETAILS, None)
 
 

@@ -28,14 +28,14 @@ SHOWN_TRIALS = 16
 STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
 LEFT = "left_s"  # key in a shown row: seconds until the trial ends
 
-_live: Live | None = None  # the live table; a process has at most one, as it has one terminal
+_live: Live | None = None  # the live table; a process has at most one, because it has one terminal
 
 
 def stop_live_table() -> None:
-    """End the live table, if there is one. Its last state remains, and the cursor returns."""
+    """End the live table, if there is one. Its last state stays visible, and the cursor returns."""
     global _live
     live, _live = _live, None
-    # The command must be able to end after its terminal has gone.
+    # The command must be able to end even if its terminal has closed.
     with contextlib.suppress(OSError, ValueError):
         if live is not None:
             live.stop()
@@ -58,7 +58,7 @@ class ConsoleCallback(FailSafeCallback):
         """Start the live table, if there is a terminal.
 
         Args:
-            total_num_samples: Number of all trials. Tune creates a trial only when it may start.
+            total_num_samples: Number of all trials, including those that Tune will create later.
             info: Other arguments of Tune.
         """
         global _live
@@ -79,7 +79,7 @@ class ConsoleCallback(FailSafeCallback):
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Show the new row, and print the notes that came with it."""
-        # The copy leaves out the details, and entries that other callbacks may still remove.
+        # Copy only numbers: later callbacks remove other entries from the row, such as the details.
         shown = {k: v for k, v in result.items() if type(v) in (int, float)}
         config = config_of(trial)
         if result["time/eval_s"] > 0:
@@ -133,7 +133,7 @@ class ConsoleCallback(FailSafeCallback):
         return max(self._total, len(trials))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles callbacks with the experiment. A resumed one starts with nothing shown.
+        # Tune pickles callbacks with the experiment. After a resume, nothing has been shown yet.
         fresh = ("_started", "_evaluated", "_latest", "_evaluation_s")
         return {**{name: {} for name in fresh}, "_total": 0}
 
@@ -164,7 +164,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
         f"round {result['training_iteration']}/{rounds} · "
         f"held-out {_held_out(result)} · "
         f"train {_cell(result, 'reward/train_mean', '.3f')} · "
-        f"{_cell(result, 'response/length_mean', '.0f')} tokens a response · "
+        f"{_cell(result, 'response/length_mean', '.0f')} tokens per response · "
         f"{result['throughput/samples_per_s']:.0f} samples/s · "
         f"lag {_cell(result, 'lag/max', '.0f')} · {kl}"
         f"{shares} · {left_s:.0f} s left"
@@ -174,7 +174,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
 def _held_out(result: Mapping[str, Any]) -> str:
     """Return the latest held-out reward, with its round if the evaluation was in an earlier round.
 
-    The first row carries the reward before training.
+    The first row may contain the reward before training.
     """
     reward, measured = f"{result['reward/eval_mean']:.3f}", int(result["eval/round"])
     return reward if measured == result["training_iteration"] else f"{reward} (round {measured})"
@@ -186,7 +186,7 @@ def _reward_after(row: Mapping[str, Any]) -> str:
 
 
 def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
-    """Return a formatted figure, or a dash if the row lacks it, as after a skipped round."""
+    """Return a formatted figure, or a dash if the row lacks it, for example in a skipped round."""
     return written(row[name], f"{{:{form}}}") if name in row else "-"
 
 
@@ -288,7 +288,7 @@ def _bar(row: Mapping[str, Any]) -> Text:
 
 
 def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
-    """Return the colours of the stages that occur. Every trial evaluates, but not in every row."""
+    """Return the colours of the stages that occur, plus eval, which may be in no row yet."""
     occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():

@@ -1,4 +1,4 @@
-"""Callbacks that cannot end an experiment: an exception in one is only logged, once."""
+"""Callbacks that cannot end an experiment: their exceptions are only logged, and only once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HOOKS = tuple(name for name, value in vars(Callback).items() if inspect.isfuncti
 class FailSafeCallback(Callback):
     """Base of callbacks whose exceptions are logged instead of ending every trial.
 
-    An exception is logged once for each hook and trial. The run continues without what the callback
-    would have done. The log includes the traceback, unless the operating system refused a file (no
-    space, no permission), which is no bug of the callback.
+    For each hook and trial, only the first exception is logged. The run continues without the work
+    that the callback would have done. The log includes the traceback, unless the operating system
+    refused a file (no space, no permission), because that is not a bug of the callback.
 
-    The class also works before Tune's own callbacks: `class X(FailSafeCallback,
-    TBXLoggerCallback)`.
+    The class can be combined with Tune's own callbacks if it comes first:
+    `class X(FailSafeCallback, TBXLoggerCallback)`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

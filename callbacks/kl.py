@@ -19,8 +19,8 @@ class KLCallback(FailSafeCallback):
 
     - `callbacks.kl_band`: the callback warns when the KL rises above the band, or falls below it
       after having been inside. It prints a line when the KL is back in the band.
-    - `callbacks.kl_stop`: the callback reports that the KL ended a trial. The trial ends without
-      its help, after a last evaluation and a checkpoint.
+    - `callbacks.kl_stop`: the callback reports that the KL ended a trial. It does not end the
+      trial: the trial does so itself, after a last evaluation and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class KLCallback(FailSafeCallback):
 def nats_before(trial: Any, round_: int) -> float:
     """Return the KL of the last earlier round in a trial's `result.json`.
 
-    Without such a round this is 0, the KL of the initial policy.
+    Without such a round, return 0, the KL of the initial policy.
     """
     rows = read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ()
     earlier = (row for row in rows if row["training_iteration"] < round_)
@@ -75,8 +75,8 @@ def nats_before(trial: Any, round_: int) -> float:
 
 
 def _place(nats: float, low: float, high: float) -> str:
-    """Return whether a KL is below, above or inside its band.
+    """Return "below", "above" or "inside", the position of a KL relative to its band.
 
-    The estimate may be negative, so with low = 0 no value counts as below.
+    The estimate may be negative, so no value counts as below if `low` is 0.
     """
     return "below" if low > 0 and nats < low else "above" if nats > high else "inside"

@@ -5,10 +5,10 @@ of a trial to a directory on this machine. A thread copies changed files to the 
 per second. Training waits for a store that answers but is behind. A file that the store refuses is
 copied in a later pass.
 
-A pass copies `result.json` last, as it was when the pass began. So for every round that has a row
-in the store, the store also has all other files of that round. A trial that continues on another
-machine, from a checkpoint whose round has a row, therefore finds all of its files. And a trial
-removes a checkpoint only after enough newer ones have a row in the store
+A pass copies `result.json` last, in the state that the file had when the pass began. So for every
+round that has a row in the store, the store also has all other files of that round. If a trial
+continues on another machine from a checkpoint whose round has a row, it finds all of its files. A
+trial removes a checkpoint only after enough newer ones have a row in the store
 (`TrialStorage.remove_older`).
 """
 
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 PASS_S = 1.0  # pause between two passes
 IDLE_S = 8.0  # longest pause, after a while without changes
 LAST_S = 60.0  # time limit for the remaining files at the end of the experiment
-SILENT_S = 15.0  # a store that has accepted no file for this long does not answer
+SILENT_S = 15.0  # a store that has accepted no file for this long counts as silent
 AT_ONCE = 8  # files copied in parallel
 
-INTERRUPTED_S = 4.0  # as LAST_S, but after Ctrl-C, when the command will soon be ended
+INTERRUPTED_S = 4.0  # replaces LAST_S after Ctrl-C, because the command will soon be ended
 # Training waits if the store lacks a row that is older than this. A row that is written during a
-# pass is copied in the next pass, so this is half of the 10 s that are promised.
+# pass is copied in the next pass, so this is half of the promised 10 s.
 MOST_BEHIND_S = 5.0
 TELL_S = 10.0  # shortest lag that is reported to the user
 LOOK_S = 0.2  # interval at which a wait checks for Ctrl-C
@@ -68,8 +68,8 @@ class Mirror:
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
-        self._cut_after: int | None = None  # remove parts of later rounds from the store
-        # Times at which the rows were written that the store lacks.
+        self._cut_after: int | None = None  # last round whose parts stay in the store; None: all
+        # For each row that the store lacks, the time at which it was written.
         self._rows: deque[float] = deque()
         self._failing = False
         self._answered_at = clock()  # last time that a pass began or the store accepted a file
@@ -84,7 +84,7 @@ class Mirror:
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """Remove from the store, in the next pass, parts of later rounds that are not here.
+        """In the next pass, remove from the store parts of later rounds that no longer exist here.
 
         Args:
             last: Last round whose parts stay.
@@ -106,7 +106,7 @@ class Mirror:
     @property
     def behind_s(self) -> float:
         """Age in seconds of the oldest row that the store lacks. 0 if it lacks none."""
-        with suppress(IndexError):  # the pass that copies it may end right now
+        with suppress(IndexError):  # the pass that copies the row may end right now
             return self._clock() - self._rows[0]
         return 0.0
 
@@ -188,7 +188,8 @@ class Mirror:
                 self._bring(EXPR_RESULT_FILE, state, content)
             for _ in range(rows):
                 self._rows.popleft()
-            # Only after `result.json`, because a row in the store must always have its files.
+            # Remove parts only after `result.json` was copied: a row in the store must always have
+            # its files.
             if (after := self._cut_after) is not None:
                 self._remove_after(after)
                 if self._cut_after == after:  # unless `cut` was called again meanwhile
@@ -239,7 +240,7 @@ class Mirror:
         return self._cut_after is not None or bool(self._changed())
 
     def _changed(self) -> dict[str, State]:
-        """Return the files that differ from those in the store, without files being written."""
+        """Return the files that differ from those in the store and are not being written."""
         found = {}
         for path in sorted(self.local.rglob("*")):
             name, state = path.relative_to(self.local).as_posix(), _state(path)
@@ -299,9 +300,9 @@ class MirrorCallback(RoundWriter):
         return True
 
     def cut(self, trial: Any, last: int) -> None:
-        """Wait until the store has no rows and parts of rounds that are repeated.
+        """Wait until the store has no rows or parts of rounds that will be repeated.
 
-        Otherwise these would seem to belong to the next checkpoint.
+        Otherwise these rows and parts would seem to belong to the next checkpoint.
         """
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.cut(last)
@@ -336,7 +337,7 @@ class MirrorCallback(RoundWriter):
 
 
 def put_older_aside(local: Path, stored: StoredPath) -> None:
-    """Put local files aside unless the store is known to have no later rows.
+    """Put local files aside if the store has later rows, or if this cannot be found out.
 
     Later rows mean that the trial has continued on another machine since the files were written.
     """
@@ -354,7 +355,7 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print how far the store is behind, again when the lag has doubled, and when it is over."""
+    """Print how far the store is behind, whenever the lag has doubled and when it is over."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told, mirror.told_s = True, behind_s

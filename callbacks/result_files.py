@@ -1,8 +1,8 @@
 """Write Tune's `result.json` and `progress.csv` so that they contain each round once.
 
 Tune's own loggers write to Ray's session directory, and every second Tune copies the files from
-there. After a kill, the copies may be behind the checkpoints or cut short. And a trial that starts
-again from a checkpoint would write the rounds after it a second time.
+there. After a kill, the copies may be behind the checkpoints or cut short. Besides, a trial that
+starts again from a checkpoint would write the rounds after the checkpoint a second time.
 """
 
 from __future__ import annotations

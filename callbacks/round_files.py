@@ -24,7 +24,7 @@ class RolloutsCallback(RoundWriter):
     """Writes the responses of each round to `rollouts/`, and of each evaluation to `evaluations/`.
 
     The held-out prompts are the same in every evaluation, so responses can be compared directly. If
-    `callbacks.verbose` of the trial is true, two responses are printed after each evaluation.
+    the trial sets `callbacks.verbose`, two responses are printed after each evaluation.
     """
 
     def cut(self, trial: Any, last: int) -> None:
@@ -72,7 +72,7 @@ class VersionLogCallback(RoundWriter):
     def cut(self, trial: Any, last: int) -> None:
         """Remove the parts after round `last`."""
         cut_parts(trial_directory(trial) / "versions", last)
-        # The trial has new actors now, so the versions of the old ones do not matter.
+        # The trial has new actors now, so the versions of the old actors do not matter.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 

@@ -37,7 +37,7 @@ class RoundWriter(FailSafeCallback):
     # ---- For subclasses ----------------------------------------------------------------------
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return the part of a row to write, by default its details. None means nothing."""
+        """Return the part of a row to write, by default its details, or None to write nothing."""
         return result.get(DETAILS)
 
     def cut(self, trial: Any, last: int) -> None:
@@ -88,7 +88,7 @@ class RoundWriter(FailSafeCallback):
         self._try_again(trial)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        """Try a last time to write waiting rounds."""
+        """Try one last time to write waiting rounds."""
         for trial in trials:
             self._try_again(trial)
 

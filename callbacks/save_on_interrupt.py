@@ -10,8 +10,8 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from callbacks.fail_safe import FailSafeCallback
 
-# A global, because the signal handler cannot reach the callback object: Tune makes a new object
-# when an experiment is resumed. A process has only one experiment at a time.
+# A global, because the signal handler cannot reach the callback object: Tune creates a new object
+# when it resumes an experiment. A process never runs two experiments at the same time.
 requested = threading.Event()
 
 

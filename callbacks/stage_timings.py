@@ -42,7 +42,7 @@ class StageTimingsCallback(FailSafeCallback):
 def stage_totals(trial: Any) -> dict[str, float]:
     """Return a trial's seconds in each stage, in waiting and in checkpoints, and its device-hours.
 
-    They cover all rounds in the trial's `result.json`. Before its first round the result is empty.
+    The totals cover all rounds in the trial's `result.json`. Before the first round there are none.
     """
     totals: dict[str, float] = {}
     for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):

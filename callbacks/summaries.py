@@ -1,7 +1,7 @@
 """Messages of TensorBoard's event files.
 
-They hold scalars, histograms, texts, the layout of the tab CUSTOM SCALARS and the content of the
-tab HPARAMS. `torch.utils.tensorboard` makes the same messages, but imports torch.
+The messages contain scalars, histograms, texts, the layout of the tab CUSTOM SCALARS and the
+content of the tab HPARAMS. `torch.utils.tensorboard` makes the same messages, but imports torch.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -31,7 +31,7 @@ def scalar(tag: str, value: float) -> Any:
 
 
 def histogram(tag: str, values: np.ndarray, bins: int) -> Any:
-    """Return a histogram of values (N,), N > 0, in equal bins from the least to the greatest."""
+    """Return a histogram of values (N,), N > 0, in equal bins from minimum to maximum."""
     counts, edges = np.histogram(values, bins=bins)
     filled = np.flatnonzero(counts)
     first, last = filled[0], filled[-1]  # numpy puts equal values in the middle of a wide range
@@ -58,8 +58,8 @@ def binned(
 ) -> Any:
     """Return a histogram of counts (B,) between edges (B + 1,).
 
-    TensorBoard identifies a bin by its upper edge. An empty bin in front gives the first bin a
-    lower edge.
+    TensorBoard identifies a bin by its upper edge. So an empty bin in front provides the lower edge
+    of the first bin.
 
     Args:
         tag: The tag.
@@ -111,7 +111,7 @@ def hparams(searched: Mapping[str, bool | int | float | str], metrics: Sequence[
 
     Args:
         searched: Searched parameters and their values.
-        metrics: Tags of the metrics to show beside them.
+        metrics: Tags of the metrics to show beside the parameters.
     """
     infos = [
         api_pb2.HParamInfo(name=name, type=_hparam_type(value)) for name, value in searched.items()

@@ -29,14 +29,14 @@ from grpo_trainable.telemetry.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 EXAMPLES = 4  # held-out prompts shown as text
-BINS = 30  # equal bins in a histogram, from its least to its greatest value
+BINS = 30  # equal bins in a histogram, from its minimum to its maximum
 
 # The tab CUSTOM SCALARS: category -> chart -> tags in this chart.
 LAYOUT: dict[str, summaries.Charts] = {
     "reward": {
         "held-out and train": ["reward/eval_mean", "reward/train_mean"],
-        # Beside the reward, because longer or shorter responses may be what earns it.
-        "tokens a response": ["response/length_mean"],
+        # Shown with the reward, because responses may earn it by becoming longer or shorter.
+        "tokens per response": ["response/length_mean"],
         "format and answer": ["reward/format_mean", "reward/answer_mean"],
     },
     "KL, nats per response": {
@@ -60,7 +60,7 @@ def layout(labels: Iterable[str]) -> dict[str, summaries.Charts]:
     """Return the layout for a trial.
 
     Args:
-        labels: Labels of the tasks in its mix. Empty without a mix.
+        labels: Labels of the tasks in the trial's mix. Empty without a mix.
     """
     charts = {label: [f"eval/{label}/reward_mean", f"task/{label}/reward_mean"] for label in labels}
     return {**LAYOUT, "tasks, held-out and train": charts} if charts else LAYOUT
@@ -69,8 +69,9 @@ def layout(labels: Iterable[str]) -> dict[str, summaries.Charts]:
 class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
     """Replaces Tune's TensorBoard callback.
 
-    Tags are the metric names, without `ray/tune/` in front. Each round is on disk before the next
-    one begins. When a trial starts again from a checkpoint, the points after it are removed.
+    Tags are the metric names, without the prefix `ray/tune/`. Each round is on disk before the next
+    round begins. When a trial starts again from a checkpoint, the points after the checkpoint are
+    removed.
     """
 
     def __init__(self) -> None:
@@ -117,9 +118,9 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
 class EventFile:
     """TensorBoard event file whose records are on disk when `add` returns.
 
-    The writers of torch and of Tune (tensorboardX) hand records to a thread. Tune's writer does not
-    wait for this thread in a flush, so a killed driver loses the end of a round. Torch's writer
-    stops for good if the disk is full for a moment.
+    The writers of torch and of Tune (tensorboardX) pass records to a thread. Tune's writer does not
+    wait for this thread when it is flushed, so a killed driver loses the end of a round. Torch's
+    writer stops for ever if the disk is full for a moment.
     """
 
     def __init__(self, directory: Path, purge_step: int, head: Any) -> None:

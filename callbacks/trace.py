@@ -112,14 +112,14 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
     with path.open("r+b", buffering=0) as file:
         place = file.seek(-len(END), 2)
         if file.read() != END:
-            raise OSError(f"{path}: does not end like a trace; an earlier round was cut short")
+            raise OSError(f"{path}: is not a complete trace; an earlier round was cut short")
         data = b"".join(b"," + line + b"\n" for line in lines) + END
         file.seek(place)
         try:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # With the array closed where it was, later events can follow once there is space.
+            # Close the array where it ended before. Later events can follow once there is space.
             file.seek(place)
             file.write(END)
             file.truncate()

@@ -27,7 +27,8 @@ from grpo_trainable.storage.trial_storage import path_on
 from grpo_trainable.telemetry.metrics import names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
-# Path of a part from the trial's directory. Parts in deeper directories are copies put aside.
+# Path of a part, relative to the trial's directory. Parts in deeper directories are copies that
+# were put aside.
 STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
 
 _verbose = False
@@ -69,7 +70,7 @@ def error_line(trial: Any) -> str:
 def continued_file(trial: Any, name: str) -> Path:
     """Return the path of a file that a trial continues to write. The file need not exist.
 
-    If it is missing here but exists in the object store, it is fetched from there.
+    If the file is missing here but exists in the object store, it is fetched from there.
     """
     path, own = trial_directory(trial) / name, trial_path(trial)
     if not path.exists() and isinstance(own, StoredPath) and (own / name).exists():
@@ -100,8 +101,8 @@ def parts_after(trial: StoredPath, last: int) -> list[str]:
 def detach(path: Path) -> None:
     """Replace a link, symbolic or hard, with a copy of its target.
 
-    An experiment may have been copied as links. Continuing the copy must not change the files of
-    the original.
+    A copied experiment may consist of links. Continuing the copy must not change the files of the
+    original.
     """
     if path.is_symlink() or (path.exists() and path.stat().st_nlink > 1):
         content = path.read_bytes() if path.exists() else b""
@@ -149,10 +150,10 @@ def label(trial: Any) -> str:
 
 
 def set_verbose(on: bool) -> None:
-    """Make the callbacks of this process print more lines, or not.
+    """Set whether the callbacks of this process print more lines.
 
-    This is a global, because Tune pickles callbacks with the experiment. A resumed experiment may
-    be more or less verbose than the first command.
+    The flag is a global, because Tune pickles callbacks with the experiment, and a resumed
+    experiment may be more or less verbose than the original one.
     """
     global _verbose
     _verbose = on
@@ -166,7 +167,7 @@ def is_verbose(trial: Any) -> bool:
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:
     """Keep the lines before the first whose iteration is greater than `last`.
 
-    An unreadable end is removed too, because it was cut short.
+    Unreadable lines at the end are removed too, because they were cut short.
 
     Args:
         path: The file. It need not exist.

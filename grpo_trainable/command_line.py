@@ -25,23 +25,23 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class UsageError(Exception):
-    """A mistake that is found before anything starts, in one line that says what to do."""
+    """A mistake found before anything starts. The message is one line that says what to do."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that keeps line breaks of texts, refuses abbreviations, and raises UsageError."""
+    """Parser that keeps line breaks, refuses abbreviated options, and raises UsageError."""
 
     def __init__(self, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError in place of exiting."""
+        """Raise UsageError instead of exiting."""
         raise UsageError(f"{message} (--help lists the options)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Flush standard output, then exit."""
-        sys.stdout.flush()  # here `run` can still handle a closed pipe
+        sys.stdout.flush()  # at this point, `run` can still handle a closed pipe
         super().exit(status, message)
 
 
@@ -63,7 +63,7 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], An
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows as text in columns: the first left-aligned, the others right-aligned."""
+    """Return rows as text: the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -74,9 +74,9 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def command(name: str) -> list[str]:
-    """Return the words that start the command line `name`.
+    """Return the first words of the command line that runs `name`.
 
-    They start it as the present command was started: by its entry point, or as a file of the
+    They match how the current command was started: by its entry point, or as a file of the
     repository.
     """
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
@@ -91,8 +91,8 @@ def program(name: str) -> str:
 def run(name: str, body: Callable[[], int | None]) -> int:
     """Run `body` and return its exit status; None means OK.
 
-    A user's mistake is printed as one line on standard error. If the reader of the output has gone
-    (`| head`), nothing is printed.
+    A user's mistake is printed as one line on standard error. If the program that reads the output
+    has ended (`| head`), nothing is printed.
     """
     try:
         status = body()
@@ -112,15 +112,15 @@ def run(name: str, body: Callable[[], int | None]) -> int:
         return OUTPUT_CLOSED
 
 
-# ---- Work that outlives its reader -------------------------------------------------------------
+# ---- Output that may fail ----------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def output_dropped_on_error() -> Iterator[None]:
     """Drop output that cannot be written, instead of raising an error, and continue.
 
-    Use it for work that must continue after Ctrl-C has ended `| tee`, or when the disk of a log is
-    full.
+    Use it for work that must continue after Ctrl-C has ended `| tee`, or when the disk that holds
+    the log is full.
     """
     with contextlib.ExitStack() as stack:
         for stream, redirect in (
@@ -163,7 +163,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for all writers, because nobody will ever read the stream
+            _discard(self._stream)  # for all writers, because nobody will read the stream again
         except OSError:
             return  # a full disk may have space later
 

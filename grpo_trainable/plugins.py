@@ -1,6 +1,6 @@
 """Python objects that a user names in a setting: `module:name` or `path/to/file.py:name`.
 
-A module is looked up in the current directory first, then on `sys.path`. Every mistake is a
+A module is looked up in the current directory first, then on `sys.path`. Every mistake raises a
 `PluginError`. This module imports only the standard library.
 """
 
@@ -27,7 +27,7 @@ MOST_NAMED = 8  # the largest number of names that an error lists
 
 
 class PluginError(ValueError):
-    """A mistake in a user's code or in its name, in one line.
+    """An error in a user's code or in the reference to it, described in one line.
 
     The line begins with `key=reference` or `--option reference`.
     """
@@ -50,7 +50,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def is_reference(text: str) -> bool:
-    """Return True if `text` has one of the two forms. The named object need not exist."""
+    """Return True if `text` is a well-formed reference. The named object need not exist."""
     try:
         split_reference(text)
     except ValueError:
@@ -62,7 +62,7 @@ def load(key: str, reference: str) -> Callable[..., Any]:
     """Return the function or class that the setting `key` names.
 
     Raises:
-        PluginError: It cannot be imported, or cannot be called.
+        PluginError: The object cannot be imported or called.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, callable)
@@ -72,10 +72,10 @@ def load(key: str, reference: str) -> Callable[..., Any]:
 
 
 def load_instance(key: str, reference: str, kind: type[T]) -> T:
-    """Return the object that the setting or option `key` names, which must be a `kind`.
+    """Return the object that the setting or option `key` names. It must be a `kind`.
 
     Raises:
-        PluginError: It cannot be imported, or is not a `kind`.
+        PluginError: The object cannot be imported, or is not a `kind`.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, lambda value: isinstance(value, kind))
@@ -86,7 +86,7 @@ def load_instance(key: str, reference: str, kind: type[T]) -> T:
 
 
 def load_module(key: str, path: str) -> ModuleType:
-    """Return the module made from a file.
+    """Import a file, and return the module.
 
     Raises:
         PluginError: The file cannot be imported.
@@ -138,7 +138,7 @@ def _own_names(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def source_of(reference: str) -> str | None:
-    """Find the file that `reference` is in, without importing anything.
+    """Find the source file of `reference`, without importing anything.
 
     Returns:
         The path, or None if there is no file, as for a built-in module.
@@ -154,7 +154,8 @@ def source_of(reference: str) -> str | None:
         if path is None:
             return None
     origin = spec.origin if spec is not None and spec.has_location else None
-    return origin if origin is not None and os.path.isfile(origin) else None  # archives have none
+    # The source of a module in an archive is not a file.
+    return origin if origin is not None and os.path.isfile(origin) else None
 
 
 def one_line(error: BaseException) -> str:
@@ -177,9 +178,9 @@ def _import_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    # We make up the module's name, because a user's json.py must not replace the standard json.
-    # The file's neighbours come last on the path for the same reason. The name depends on the
-    # contents, so a process executes a file once, and again after it has changed.
+    # The module gets a made-up name, because a user's json.py must not replace the standard json.
+    # For the same reason, the file's directory comes last on `sys.path`. The name depends on the
+    # file's contents, so a process executes a file once, and again only if it has changed.
     digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
     name = f"_plugin_{path.stem}_{digest[:16]}"
     if name not in sys.modules:
@@ -190,8 +191,8 @@ def _import_file(path: Path) -> ModuleType:
 class _Uncached(SourceFileLoader):
     """Loader that always compiles the file.
 
-    Python would accept a file in `__pycache__` as the code of any source of the same second and
-    size, as after a quick edit.
+    Python considers a file in `__pycache__` up to date if the source has the recorded size and
+    modification time, in whole seconds. After a quick edit it could run the old code.
     """
 
     def get_code(self, fullname: str) -> CodeType:

@@ -1,4 +1,4 @@
-"""Words and phrases for sentences that people read."""
+"""Helpers for text that people read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def plural(number: int, noun: str) -> str:
 
 
 def written(value: float, form: str) -> str:
-    """Return `form.format(value)`, without a minus if the value is rounded to zero."""
+    """Return `form.format(value)`, without a minus sign if the value rounds to zero."""
     text = form.format(value)
     return form.format(0.0) if text.startswith("-") and not set("123456789") & set(text) else text
 
 
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return `did you mean NAME?` with the name nearest to a text, or None.
+    """Return `did you mean NAME?` with the name most similar to a text, or None.
 
     Args:
-        text: The text that names nothing.
+        text: A name that does not exist.
         names: The names to choose from.
-        cutoff: The least similarity of the name, between 0 and 1.
+        cutoff: Minimum similarity between the text and the name, from 0 to 1.
     """
     near = difflib.get_close_matches(text, list(names), n=1, cutoff=cutoff)
     return f"did you mean {near[0]}?" if near else None

@@ -60,14 +60,14 @@ class GRPOTrainable(tune.Trainable):
 
         Raises:
             InputChanged: A file that the trial reads has changed.
-            ShippingError: A file cannot be brought to a machine.
+            ShippingError: A file cannot be copied to a machine.
         """
         shipped = None
         if files:
             lay_down(files)
             shipped = ray.put(files)
-        # Imported here because the command imports this class but needs none of the libraries that
-        # a trial needs, such as torch.
+        # This import is not at the top, because the command imports this class but does not need
+        # the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
         self.trial = Trial(resolved(config), self._storage, inputs, shipped)
@@ -82,8 +82,8 @@ class GRPOTrainable(tune.Trainable):
             self._restore_newest()
         report = self.trial.run_round()
         if report is None:
-            # The trial was restored from its final checkpoint, which Tune did not know to be final.
-            # No round follows, and the last row stays valid.
+            # The trial was restored from its final checkpoint, but Tune did not know that it was
+            # final. No round follows, and the last row stays valid.
             return {RESULT_DUPLICATE: True, "done": True}
         return {
             **report.metrics,
@@ -99,7 +99,7 @@ class GRPOTrainable(tune.Trainable):
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
-        """Save a checkpoint, and count the time that Tune's whole save takes.
+        """Save a checkpoint, and record how long Tune takes for it.
 
         The time includes writing the checkpoint and copying it to the storage path.
 
@@ -125,14 +125,14 @@ class GRPOTrainable(tune.Trainable):
         try:
             result = save_persistently(self._write_to_storage, self.last_pauses_s if ended else ())
         except OSError as error:
-            # The disk is full, permission is missing, or a store fails or is silent. That must not
-            # end a trial that can continue. The policy of a trial that has ended would be lost
-            # silently, so that is an error.
+            # The disk is full, permission is missing, or an object store fails or does not answer.
+            # None of these may end a trial that can continue. If the trial has ended, its last
+            # policy would be lost silently, so an error is raised.
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: its last policy, of round "
                     f"{trial.rounds_trained}, is not saved ({reason(error)}); fix the storage and "
-                    "resume, which repeats the rounds since the last checkpoint"
+                    "resume (this repeats the rounds since the last checkpoint)"
                 ) from error
             note = f"the checkpoint could not be written ({reason(error)}); the last one is kept"
             trial.note_checkpoints([note], failed=True)
@@ -150,7 +150,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial.save(checkpoint_dir)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restore a checkpoint, or the trial's newest intact one if that checkpoint is damaged.
+        """Restore a checkpoint. If it is damaged, restore the trial's newest intact one.
 
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
@@ -187,7 +187,7 @@ class GRPOTrainable(tune.Trainable):
                 refuse_foreign_files(directory)
                 self.load_checkpoint(directory)
             except DamagedCheckpoint as error:
-                # A checkpoint in an object store is read from a local copy, which has another name.
+                # A checkpoint in an object store is read from a local copy, which has another path.
                 raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
         return self.trial.rounds_trained
 
@@ -196,7 +196,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial.load(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config. Return False if it reserves other resources."""
+        """Start over with another config, or return False if it needs other resources."""
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False
@@ -226,13 +226,13 @@ def register(
     """Register the Trainable with Tune as "GRPO", with details for the callbacks.
 
     Args:
-        inputs: The result of `inputs.digests_of_all` for the trials. A trial fails, and names the
-            file, if it would read a file with other content. None: each trial reads the files as
-            they are.
+        inputs: The result of `inputs.digests_of_all` for the trials. A trial fails if a file that
+            it would read has different content; the error names the file. None: each trial reads
+            the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
         trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
-        trainable.__qualname__ = DetailedGRPO.__qualname__  # Ray names the process after it
+        trainable.__qualname__ = DetailedGRPO.__qualname__  # Ray names the process like this
     register_trainable(NAME, trainable)

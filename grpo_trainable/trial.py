@@ -66,7 +66,7 @@ class Trial:
         """Start the actors without waiting for them.
 
         Args:
-            config: The settings, with absolute paths as `resolved` makes them.
+            config: The settings, with absolute paths, as `resolved` returns them.
             storage: Tune's storage of the trial's checkpoints. None: Tune stores none.
             inputs: The result of `digests_of_all` for the trials when the experiment started. The
                 files that this trial reads must still match. None: nothing is compared.
@@ -74,7 +74,7 @@ class Trial:
 
         Raises:
             InputChanged: A file that the trial reads has changed.
-            ShippingError: A file cannot be brought to a machine.
+            ShippingError: A file cannot be copied to a machine.
         """
         self._storage = storage
         self._files = files
@@ -132,8 +132,8 @@ class Trial:
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.
 
-        This happens late because a checkpoint may be loaded first, and its weights are the ones to
-        send.
+        This happens late, because a checkpoint may be loaded first, and then its weights must be
+        sent.
         """
         if self._has_first_weights:
             return
@@ -167,7 +167,7 @@ class Trial:
 
         Args:
             name: The name of the killed generator.
-            patience_s: How long to wait for a machine with room.
+            patience_s: Seconds to wait for a machine with room.
 
         Raises:
             InputChanged: A file that the new generator would read has changed.
@@ -201,9 +201,9 @@ class Trial:
         return report
 
     def _completed(self, report: RoundReport) -> RoundReport:
-        """Add to the pipeline's report of a round what only the trial measures.
+        """Complete the pipeline's report of a round with values that only the trial measures.
 
-        This adds the load from other processes, time and cost, checkpoints and warnings. The
+        These are the load from other processes, time and cost, checkpoints and warnings. The
         warnings are logged as well.
         """
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
@@ -237,7 +237,7 @@ class Trial:
         return self._learners.state()
 
     def _disturbance(self, round_: int) -> dict[str, float]:
-        """Return the share of this machine's CPU time that other processes took in this round.
+        """Return the share of this machine's CPU time that other processes used in this round.
 
         The result is empty if the share is unknown.
         """
@@ -254,7 +254,7 @@ class Trial:
         return {"time/disturbed_fraction": taken.fraction}
 
     def _add_processes_to_meter(self) -> None:
-        """Add the processes of actors that have started since the last call to the meter."""
+        """Add to the meter the processes of actors that have started since the previous call."""
         for process in self.actors.new_processes():
             self.meter.add(process)
             if process.niceness > self._niceness:
@@ -322,8 +322,7 @@ class Trial:
     def checkpointing(self) -> Iterator[None]:
         """Count the enclosed time as checkpoint time, and leave it out of the wall clock.
 
-        It should enclose everything that a checkpoint takes: writing it and copying it to its
-        storage.
+        Enclose everything that a checkpoint needs: writing it and copying it to its storage.
         """
         start = now()
         try:
@@ -353,7 +352,7 @@ class Trial:
 
         The learners write their own tensors. Every random draw is keyed by (seed, prompt index,
         response, token). So the seed in the config and the prompt indices in the pipeline's state
-        are the whole random state.
+        make up the entire random state.
         """
         # If the trial did not request this checkpoint, or has already saved this round, Tune
         # requested it: under PBT another trial may start from it.
@@ -398,7 +397,7 @@ class Trial:
     # ---- Starting over -----------------------------------------------------------------------
 
     def reset(self, new: GRPOConfig, storage: StorageContext | None = None) -> bool:
-        """Start over with another config. Return False if it reserves other resources.
+        """Start over with another config, or return False if it needs other resources.
 
         The actors are kept if the new config also has the same placement, resources and transport.
         Otherwise new actors are started.

@@ -1,7 +1,7 @@
-"""Answer the question of a search space: the figures it is about, side by side for each arm.
+"""Answer the question of a search space with a table of the figures that it asks about, by arm.
 
-A cell is the median over the seeds, with the least and the most. A difference is taken between
-trials of the same seed.
+A cell is the median over the seeds, with minimum and maximum. A difference is taken between trials
+of the same seed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def answer(
     arms = experiment.complete_arms  # trials that stopped early are not comparable
     if experiment.question is None or len(arms) < 2:
         return None
-    # The same baseline as in the table of costs, or else the first arm.
+    # Use the baseline of the table of arms, or else the first arm.
     base = comparison.baseline or next(iter(arms))
     rewards = {trial.config.seed: trial.last(REWARD.metric) for trial in arms[base]}
 
@@ -88,9 +88,9 @@ def answer(
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
         note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
-        "with the least and the most below it. Differences are taken between trials of the same "
+        "with minimum and maximum below it. Differences are taken between trials of the same "
         "seed. The reward after ¼ of the rounds is the one at the evaluation nearest to that "
-        "point. "
+        "point. A trial's figure in each of the other columns is computed as follows. "
         f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
     )
 
@@ -100,7 +100,7 @@ def _how_measured(columns: Sequence[Column]) -> str:
     kinds: dict[str, list[str]] = {}
     for column in columns:
         kinds.setdefault(column.how, []).append(column.title)
-    return " ".join(f"{', '.join(titles)}: {how}." for how, titles in kinds.items())
+    return " ".join(f"• {', '.join(titles)}: {how}." for how, titles in kinds.items())
 
 
 def _marked(not_comparable: Collection[str]) -> str:
@@ -125,8 +125,8 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure, or None if the trial's rows and files do not have it, or if other processes
-        disturbed a speed.
+        The figure, or None if the trial's rows and files do not have it, or if it is a speed that
+        other processes disturbed.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -138,7 +138,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_reward(trial: TrialRecord) -> float | None:
-    """Return the held-out reward at the evaluation nearest to `EARLY` of the rounds."""
+    """Return the held-out reward at the evaluation nearest to the share `EARLY` of the rounds."""
     place = EARLY * trial.config.rounds
     measured = [(abs(round_ - place), reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured)[1] if measured else None
@@ -149,7 +149,7 @@ def _mean(trial: TrialRecord, metric: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-# Reduces the rounds' values to one; the keys are those of search_spaces.columns.OVER.
+# Functions that reduce the rounds' values to one; the keys are those of search_spaces.columns.OVER.
 OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
     "last": TrialRecord.last,
     "mean": _mean,

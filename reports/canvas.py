@@ -1,4 +1,4 @@
-"""Shared parts of all plots: themes, colours of arms, axes, panels, and the output as PNG.
+"""Shared parts of all plots: themes, colours of arms, axes, panels, and PNG output.
 
 Figures are drawn without pyplot, because a library must not use its global state.
 """
@@ -24,7 +24,7 @@ DPI = 144
 WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points is readable on a screen of 360 pixels
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
-# Okabe and Ito's colours without yellow and black: each vanishes on one of the two backgrounds.
+# Okabe and Ito's colours without yellow and black, each of which vanishes on one background.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -47,7 +47,7 @@ Draw = Callable[[Figure, Theme], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Plot of a page: how to draw it and how to read it."""
+    """Plot on a page: how to draw it and how to read it."""
 
     name: str  # name of the file, without its ending
     title: str
@@ -55,12 +55,12 @@ class Plot:
     draw: Draw
     alt: str = ""
     height: float = HEIGHT  # inches
-    missing: str | None = None  # reason why it cannot be drawn
+    missing: str | None = None  # reason why the plot cannot be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Plots of a page under one heading."""
+    """Plots on a page, under one heading."""
 
     title: str
     plots: Sequence[Plot]
@@ -102,7 +102,7 @@ def _titled(figure: Figure, theme: Theme, title: str) -> Bbox:
 
 
 def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
-    """Draw the arms' colours and markers, for use of the PNG files outside the page."""
+    """Draw the arms' colours and markers, as a legend for PNG files used outside the page."""
     figure = Figure(figsize=(WIDTH, 0.2 + 0.22 * math.ceil(len(arms) / 2)), dpi=DPI)
     figure.set_facecolor(theme.background)
     FigureCanvasAgg(figure)
@@ -124,20 +124,20 @@ def _png(figure: Figure, area: Bbox | None = None) -> bytes:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Hide warnings about letters that the font lacks and about axes without extent."""
+    """Hide warnings about characters missing from the font and about axes without extent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def colour(arm: int) -> str:
-    """Return the colour of an arm by its place."""
+    """Return the colour of the arm at this position."""
     return COLOURS[arm % len(COLOURS)]
 
 
 def marker(arm: int) -> str:
-    """Return the marker of an arm by its place."""
-    # Shifting the markers with each turn through the colours makes 64 arms differ.
+    """Return the marker of the arm at this position."""
+    # Shift the markers after each pass through the colours, so that 64 arms look different.
     return MARKERS[(arm + arm // len(COLOURS)) % len(MARKERS)]
 
 
@@ -160,8 +160,8 @@ def panels(
     Args:
         figure: The figure to draw on.
         theme: Its colours.
-        arms: What to draw, by arm.
-        draw: Draws one panel, from its axes, the place of the arm and the value of the arm.
+        arms: arm -> value to draw.
+        draw: Draws one panel. Its arguments are the axes, the position of the arm and its value.
         x_label: The label below all panels.
         y_label: The label beside all panels.
     """
@@ -222,7 +222,7 @@ def axes_of(
         x_label: The label of the x axis; "round" makes its ticks integers.
         y_label: The label of the y axis.
         names: Names of rows, shown at the left from top to bottom.
-        below: Inches that stay free for a legend.
+        below: Inches to keep free for a legend at the bottom.
     """
     short = [fitted(name, 22) for name in names]
     left = 0.2 + 0.09 * max(map(len, short)) if short else 0.76

@@ -2,8 +2,8 @@
 
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
 sentence every time, a loop. The reward does not show this. Each quantity here is measured before
-training and at the end. The report names it if it moved by more than its threshold in either
-direction. The reader decides whether the change is harmless.
+training and at the end. The report names each quantity that moved by more than its threshold in
+either direction. The reader decides whether the change is harmless.
 
 A word is a run of letters and digits, in lower case, so this works for any language. In a language
 without spaces between words, a run is a phrase, and n-grams are longer than their names say.
@@ -41,22 +41,22 @@ class Quantity:
     unit: str  # follows a value in a sentence; empty for shares
     fell: str  # sentence for a decrease
     rose: str  # sentence for an increase
-    threshold: float  # changes above it are named, in both directions
+    threshold: float  # the report names changes above it, in both directions
     relative: bool  # the threshold is a share of the value before
     because: str  # reason for this threshold
 
     def change(self, before: float, after: float) -> float:
         """Return the change from `before` to `after` in the unit of the threshold."""
-        # Rounding, since 0.4 - 0.3 is more than 0.1 in floating point.
+        # Round, because 0.4 - 0.3 is more than 0.1 in floating point.
         if not self.relative:
             return round(after - before, 9)
         return round(after / before - 1, 9) if before else math.inf if after else 0.0
 
     def shown_change(self, ends: Sequence[Ends]) -> str:
-        """Return the change between medians: `-68 %`, `+0.12`, or `+12 points` of a share."""
+        """Return the change between the medians: `-68%`, `+0.12`, or for a share `+12.0 points`."""
         change = self.change(*_medians(ends))
         if self.relative:
-            return f"{100 * change:+.0f} %" if math.isfinite(change) else "from nothing"
+            return f"{100 * change:+.0f}%" if math.isfinite(change) else "from zero"
         return f"{100 * change:+.1f} points" if "%" in self.form else f"{change:+.2f}"
 
     @property
@@ -69,7 +69,7 @@ class Quantity:
 
 LENGTH = Quantity(
     name="response_tokens",
-    title="tokens a response",
+    title="tokens per response",
     measured="mean length of the held-out responses",
     form="{:.1f}",
     unit="tokens",
@@ -77,7 +77,7 @@ LENGTH = Quantity(
     rose="responses became longer",
     threshold=0.25,
     relative=True,
-    because="a text of four sentences lost or gained about one",
+    because="a text of four sentences lost or gained about one sentence",
 )
 TRUNCATED = Quantity(
     name="truncated_share",
@@ -93,10 +93,10 @@ TRUNCATED = Quantity(
 )
 ENTROPY = Quantity(
     name="entropy_nats",
-    title="entropy, nats a token",
+    title="entropy in nats per token",
     measured="policy/entropy_nats in round 1, and its mean over the last eighth of the rounds",
     form="{:.2f}",
-    unit="nats a token",
+    unit="nats per token",
     fell="the policy chooses among fewer tokens (entropy)",
     rose="the policy chooses among more tokens (entropy)",
     threshold=0.50,
@@ -106,8 +106,8 @@ ENTROPY = Quantity(
 REPEATED = Quantity(
     name="repeated_4grams_share",
     title="repeated 4-grams",
-    measured="1 - distinct / all runs of four words in a response; the mean over the held-out "
-    "responses with at least four words",
+    measured="share of the four-word runs in a response that repeat an earlier run; the mean over "
+    "the held-out responses with at least four words",
     form="{:.1%}",
     unit="",
     fell="responses repeat themselves less (4-grams)",
@@ -119,7 +119,8 @@ REPEATED = Quantity(
 DISTINCT = Quantity(
     name="distinct_responses_share",
     title="distinct responses",
-    measured="different / all held-out responses, with white space normalised",
+    measured="number of different responses as a share of all held-out responses, with white space "
+    "normalised",
     form="{:.0%}",
     unit="",
     fell="fewer responses are distinct",
@@ -131,8 +132,8 @@ DISTINCT = Quantity(
 WORDING = Quantity(
     name="distinct_3grams_share",
     title="distinct 3-grams",
-    measured="distinct / all runs of three words in all held-out responses together, over equally "
-    "many runs before and after",
+    measured="number of different three-word runs as a share of all three-word runs in the "
+    "held-out responses; the same number of runs is compared before and after",
     form="{:.0%}",
     unit="",
     fell="the wording of responses became more alike (3-grams)",
@@ -152,7 +153,7 @@ COMMONEST = Quantity(
     rose="more responses share one phrase (3-gram)",
     threshold=0.25,
     relative=False,
-    because="the phrase appears in one more, or one fewer, response in four",
+    because="one response in four gained or lost such a phrase",
 )
 NLL = Quantity(
     name="reference_nll_nats",
@@ -160,7 +161,7 @@ NLL = Quantity(
     measured="response/reference_nll_nats in round 1, and its mean over the last eighth of the "
     "rounds",
     form="{:.2f}",
-    unit="nats a token",
+    unit="nats per token",
     fell="the initial policy finds the text more likely (reference NLL)",
     rose="the initial policy finds the text less likely (reference NLL)",
     threshold=0.3,
@@ -186,7 +187,7 @@ class Change:
 
     @property
     def threshold(self) -> float:
-        """Largest change that is not named."""
+        """Largest change that the report does not name."""
         return self.quantity.threshold
 
     @property
@@ -203,8 +204,8 @@ class Change:
     def sentences(self) -> Iterator[str]:
         """Yield one sentence for the seeds that fell and one for the seeds that rose.
 
-        A sentence has medians over these seeds:
-        `responses became shorter, 38.9 -> 12.4 tokens (-68 %)`.
+        A sentence shows the medians over these seeds:
+        `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
         """
         quantity, seeds = self.quantity, len(self.before)
         unit = f" {quantity.unit}" if quantity.unit else ""
@@ -215,7 +216,7 @@ class Change:
                 yield f"{said}, {before} -> {after}{unit} ({quantity.shown_change(moved)}){some}"
 
     def in_short(self) -> Iterator[str]:
-        """Yield the same in short: `tokens a response -68 %`."""
+        """Yield a short form of each sentence: `tokens per response -68%`."""
         for sign in (-1, 1):
             if moved := self._beyond(sign):
                 yield f"{self.quantity.title} {self.quantity.shown_change(moved)}"
@@ -250,7 +251,7 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
         (ENTROPY, "policy/entropy_nats"),
         (NLL, "response/reference_nll_nats"),
     ):
-        # The initial policy sampled the responses of round 1 at any lag.
+        # At any lag, the initial policy sampled the responses of round 1.
         first = trial.rows[0] if trial.rows and trial.rows[0]["training_iteration"] == 1 else {}
         late = trial.late_mean(metric)
         before |= {quantity.name: first[metric]} if metric in first else {}
@@ -264,11 +265,11 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
     named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
     unknown = [arm for arm, own in changes.items() if not_known(own)]
     missing = [f"not everything was measured in {', '.join(unknown)}"] if unknown else []
-    return "; ".join([*(named or ["nothing above the thresholds"]), *missing])
+    return "; ".join([*(named or ["no quantity moved by more than its threshold"]), *missing])
 
 
 def not_known(changes: Sequence[Change]) -> list[str]:
-    """Return the quantities that lack a value, before or after, in some seed of an arm."""
+    """Return the quantities that lack a value before or after training in any seed of an arm."""
     return [change.quantity.title for change in changes if len(change.known) < len(change.before)]
 
 
@@ -287,10 +288,10 @@ class Response:
 def measure(
     before: Sequence[Response], after: Sequence[Response]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the quantities of the responses before and after; empty if there are no responses."""
+    """Return the quantities before and after training; empty if there are no responses."""
     first, last = _of_responses(before), _of_responses(after)
     runs_before, runs_after = _runs(before), _runs(after)
-    # The share of distinct n-grams falls with their number, even if the wording is equally varied.
+    # With more n-grams, the share of distinct ones falls even if the wording is equally varied.
     equal = min(len(runs_before), len(runs_after))
     if equal:
         first[WORDING.name] = len(set(runs_before[:equal])) / equal
@@ -318,7 +319,7 @@ def _of_responses(responses: Sequence[Response]) -> dict[str, float]:
 
 
 def _commonest(responses: Sequence[Response]) -> dict[str, float]:
-    """Return the share of responses with the commonest 3-gram; empty if none has three words."""
+    """Return the share of responses with the commonest 3-gram; empty if there is no 3-gram."""
     holders = Counter(run for r in responses for run in set(ngrams(words(r.text), WORDING_WORDS)))
     return {COMMONEST.name: max(holders.values()) / len(responses)} if holders else {}
 

@@ -1,4 +1,4 @@
-"""The kinds of charts: lines and bars of arms, stages, versions over time, lags of groups."""
+"""The kinds of charts: lines and bars per arm, stages, versions over time, and lags of groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
 LEGEND_LINE = 0.25  # height of one line of a legend, in inches
-FIRST_ROUNDS = 12  # rounds in the plot of versions; with 64 no round would be visible
+FIRST_ROUNDS = 12  # rounds in the plot of versions; with 64, single rounds would be invisible
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def lines(
     whole: bool = False,
     linear_within: float | None = None,
 ) -> Plot:
-    """Return a plot with a line for each arm, and a band from least to most over several seeds.
+    """Return a plot with a line for each arm. With several seeds, a band shows their range.
 
     Args:
         arms: The trials by arm.
@@ -64,7 +64,7 @@ def lines(
         apart: Shift between the lines of neighbouring arms, in units of y, so that equal lines stay
             visible.
         whole: Show whole numbers on the y axis.
-        linear_within: Draw values beyond this one on a logarithmic scale.
+        linear_within: Make the y axis logarithmic beyond this absolute value.
     """
     curves = {arm: curve(trials, series) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
@@ -74,7 +74,7 @@ def lines(
         axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         for i, (arm, points) in enumerate(curves.items()):
             up = apart * (i - (len(curves) - 1) / 2)
-            # Arms can learn the same, bit for bit: a wider line stays visible behind the others.
+            # The curves of arms can be equal, bit for bit. A wider line stays visible behind them.
             covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
             xs = [point.x for point in points]
             every = max(1, len(points) // 6)
@@ -146,13 +146,13 @@ def bars(
     """Return a plot with a bar and a whisker for each arm.
 
     Args:
-        values: The bar of each arm, or the words to show instead of one.
+        values: The bar of each arm, or the words to show in its place.
         name: The name of the plot's file.
         title: The title of the plot.
         look: The text that explains the plot.
         unit: The label of the x axis.
         form: The format of the number beside a bar.
-        line: Draw a vertical line at this value.
+        line: Draw a vertical line at this value, if any.
         missing: The reason to show if no arm has a bar.
     """
     known = {arm: bar for arm, bar in values.items() if isinstance(bar, Bar)}
@@ -163,7 +163,7 @@ def bars(
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = axes_of(figure, theme, x_label=unit, y_label="", names=list(values))
-        # Cut off a very wide interval, as two seeds can give: it would squeeze all bars.
+        # Cut off a very wide interval, which two seeds can give. It would squeeze all bars.
         end = 3 * max(bar.middle for bar in known.values())
         end = min(end, max(bar.high for bar in known.values()))
         for i, (arm, bar) in enumerate(values.items()):
@@ -274,7 +274,7 @@ def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles])
     Args:
         figure: The figure to draw on.
         theme: Its colours.
-        files: The figures of one trial of each arm.
+        files: arm -> the figures of one of its trials.
     """
 
     def draw(axes: Axes, i: int, read: TrialFiles) -> None:
@@ -309,7 +309,7 @@ def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles])
 def draw_lag_histogram(
     figure: Figure, theme: Theme, shares: Mapping[str, Mapping[int, float]]
 ) -> None:
-    """Draw the share of groups at each lag as bars, side by side for the arms.
+    """Draw the share of groups at each lag as bars, with the arms side by side.
 
     Args:
         figure: The figure to draw on.

@@ -35,7 +35,7 @@ class Contrast:
     neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
-    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
+    spread: Spread | None = None  # variance over the seeds; for a ratio, that of its logarithm
     identical: int = 0  # number of prompts if the two arms differ in none of them, else 0
     counted_disturbed: str = ""  # for a speed: the disturbed rounds that count, by arm
 
@@ -43,7 +43,7 @@ class Contrast:
     def told_apart(self) -> bool | None:
         """Return True if the interval excludes equality, or None if there is no interval.
 
-        Two arms that differ in no prompt have no interval; for them this is False.
+        Two arms that differ in no prompt have no interval; for them, return False.
         """
         if self.interval is None:
             return False if self.identical else None
@@ -97,9 +97,9 @@ def speed_up(
 ) -> Contrast | NotComparable | None:
     """Return the speed of an arm relative to the baseline: the geometric mean over shared seeds.
 
-    A seed in which one of the two has hardly begun is left out if there are others. A seed in which
-    one of the two was disturbed is left out too. If that leaves fewer than half of the seeds, the
-    two are not comparable.
+    A seed in which the arm or the baseline has hardly begun is left out if there are others. A seed
+    in which the arm or the baseline was disturbed is left out too. If that leaves fewer than half
+    of the seeds, the two are not comparable.
 
     Args:
         arm: The trials of the arm.
@@ -156,9 +156,10 @@ def _rounds(found: Pace) -> tuple[Sequence[float], Sequence[float]]:
 def reward_difference(
     arm: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]]
 ) -> Contrast | None:
-    """Return the held-out reward of an arm less that of the baseline.
+    """Return the held-out reward of an arm minus that of the baseline.
 
-    Seeds are paired. So are the prompts that every shared seed has scored in both arms.
+    Seeds are paired, and so are prompts. Only prompts that every shared seed scored in both arms
+    count.
 
     Args:
         arm: seed -> prompt -> reward, the mean over the prompt's responses at the end.

@@ -26,10 +26,10 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
         title: The title of the page, as plain text.
         body: The HTML inside `<main>`.
         style: CSS that follows the style of every page.
-        script: A script of ours, which runs at the end of the body. The policy of the page names
-            its digest, so no other script can run.
+        script: A script of ours, which runs at the end of the body. The page's security policy
+            names its digest, so no other script can run.
     """
-    # Even if some text of a model were not escaped, it could not run a script.
+    # Even if text from a model were not escaped, it could not run a script.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     element = ""
     if script:

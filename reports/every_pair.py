@@ -11,7 +11,7 @@ from reports.records import ExperimentRecord
 from reports.summary import COUNTED, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
-HEADER = ("arm", "over", "speed-up", "at equal cost", "held-out reward")
+HEADER = ("arm", "relative to", "speed-up", "at equal cost", "held-out reward")
 
 
 @dataclass(frozen=True, kw_only=True)

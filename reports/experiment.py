@@ -1,7 +1,7 @@
 """Read an experiment from its directory: the trials, their rows, and what is missing or damaged.
 
-This module imports neither Ray nor torch, runs no code of the experiment and unpickles nothing. So
-it is safe to read an experiment from anyone, while it runs or after it was killed.
+This module imports neither Ray nor torch, runs no code from the experiment and unpickles nothing.
+So it is safe to read an experiment from anyone, while it runs or after it was killed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
 from grpo_trainable.storage.checkpointing import ASIDE
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
-from reports.records import MAX_NUMBER, MIN_NUMBER, ExperimentRecord, TrialRecord
+from reports.records import MAX_NUMBER, MIN_NUMBER, NO_ERROR, ExperimentRecord, TrialRecord
 from search_spaces import SPACES
 from search_spaces.search_space import Question
 
-REPORT_FILES = ("report.html", "report.json", "plots")  # writing them refuses links
+REPORT_FILES = ("report.html", "report.json", "plots")  # the report is not written through links
 
 MAX_ROUND = 1 << 31
 
 
 class ExperimentError(ValueError):
-    """The directory has no experiment; the message is one line."""
+    """The directory contains no experiment; the message is one line."""
 
 
 def read_experiment(directory: Path) -> ExperimentRecord:
     """Read an experiment without its Parquet parts, which `parquet_reader.read_files` reads.
 
     Raises:
-        ExperimentError: The directory does not exist, or has no experiment.
+        ExperimentError: The directory does not exist, or contains no experiment.
     """
     if not directory.exists():
         raise ExperimentError(f"{directory}: does not exist")
@@ -96,7 +96,7 @@ def _not_begun(
     Args:
         description: The content of experiment.json.
         entries: name -> kind of each entry of the experiment's directory. A trial's directory is
-            named ARM-SEED-ID, and keeps its name if a scheduler gives the trial other settings.
+            named ARM-SEED-ID. It keeps its name if a scheduler gives the trial other settings.
         problems: Receives a line if the plan cannot be read.
     """
     begun = Counter(
@@ -118,9 +118,9 @@ def _not_begun(
 
 
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials with settings in the label of an arm if its trials differ in them.
+    """Add to each arm's label the settings, other than the seed, in which its trials differ.
 
-    Trials of one arm differ in more than the seed in a grid without arms, for example.
+    Trials of one arm differ in more than the seed if a grid has no arms, for example.
     """
     settings: dict[str, list[dict[str, Any]]] = {}
     for trial in trials:
@@ -201,7 +201,9 @@ def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[
 
 
 def _finite(text: str) -> float:
-    """Parse a finite number: no report can write `NaN`, `Infinity` or 1e999, which Python reads.
+    """Parse a finite number. Python's JSON also reads `NaN`, `Infinity` and 1e999.
+
+    No report can write these.
 
     Raises:
         ValueError: The number is not finite.
@@ -255,7 +257,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
 
 def _last_line(error: str) -> str:
     lines = error.strip().splitlines()
-    return lines[-1].strip() if lines else "(error.txt is empty)"
+    return lines[-1].strip() if lines else NO_ERROR
 
 
 def _last_failure(error: str) -> float | None:

@@ -2,8 +2,8 @@
 
 An experiment can come from anyone. A link in it could put a secret of the reader into the report,
 or make the report overwrite a file of the reader. A FIFO would block the report for ever. So every
-path is walked from the directory that the user named, one component at a time and by descriptor.
-A link is refused at any place, and nothing can be replaced by a link between check and use.
+path is walked from the directory that the user named, component by component and by descriptor.
+Links are refused anywhere on the way, and nothing can be replaced by a link between check and use.
 
 The path to the user's directory is the user's choice and may contain links. A hard link cannot be
 distinguished from the file it shares. If the kernel protects hard links (Linux:
@@ -51,12 +51,12 @@ def read(root: Path, *names: str) -> bytes:
 def content_of(
     root: Path, names: Sequence[str], problems: list[str], *, needed: bool = False
 ) -> bytes | None:
-    """Return the content of a file, or None and a line in `problems` if it cannot be read.
+    """Return the content of a file, or None if it cannot be read.
 
     Args:
         root: The directory that the user named.
         names: The path below `root`, name by name.
-        problems: Receives the line.
+        problems: Receives a line if the file cannot be read.
         needed: Also report a missing file.
     """
     try:
@@ -74,7 +74,7 @@ def name_of(root: Path, names: Sequence[str]) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's message in one line, or its type if it has no message."""
+    """Return an error's message as one line, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -89,7 +89,7 @@ def entries(root: Path, *names: str) -> dict[str, str]:
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
-    # Do not call `stat`: files of a running experiment can disappear.
+    # Do not call `stat`, because files of a running experiment can disappear.
     if entry.is_symlink():
         return "link"
     if entry.is_dir(follow_symlinks=False):
@@ -98,7 +98,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def make_directory(root: Path, name: str) -> None:
-    """Make a directory in `root` unless it exists."""
+    """Make a directory in `root` unless it already exists."""
     with _entered(root, ()) as directory, suppress(FileExistsError):
         os.mkdir(name, dir_fd=directory)
     with _entered(root, (name,)):
@@ -109,7 +109,7 @@ def write(root: Path, *names: str, content: bytes) -> None:
     """Replace a file as a whole, because a reader may have it open and the disk may be full."""
     *directories, name = names
     with _entered(root, directories) as directory:
-        # Writing would replace a link, not follow it. Refuse it, so that its author notices.
+        # Writing would replace a link, not follow it. Refuse it, so the user notices it.
         with suppress(FileNotFoundError):
             _refuse_all_but_files(name, os.lstat(name, dir_fd=directory))
         with replacing(name, dir_fd=directory) as file:
@@ -117,7 +117,7 @@ def write(root: Path, *names: str, content: bytes) -> None:
 
 
 def remove(root: Path, *names: str) -> None:
-    """Remove a file, or a link but not its target."""
+    """Remove a file or a link. The target of a link remains."""
     *directories, name = names
     with _entered(root, directories) as directory:
         os.unlink(name, dir_fd=directory)

@@ -1,8 +1,8 @@
-"""95 % intervals over few seeds and over prompts, and the number of seeds that a comparison needs.
+"""95% intervals over few seeds and over prompts, and the number of seeds that a comparison needs.
 
 Two runs of one program differ by more than the noise of their rounds, because the machine changes
-too. So a speed-up is estimated once per seed, from runs close in time. The interval is Student's
-over the logarithms of the seeds' ratios; their spread includes the noise of rounds.
+too. So a speed-up is estimated once per seed, from runs close in time. The interval is Student's,
+computed on the logarithms of the seeds' ratios. Their spread includes the noise of rounds.
 
 With three to five seeds, a percentile bootstrap over seeds and rounds covers far less than it
 claims. `tests/unit/reports/test_intervals.py` simulates both. With one seed, the interval covers
@@ -24,20 +24,20 @@ LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # quantile of the standard normal at POWER
 NORMAL = 1.959964  # quantile of the standard normal at 0.5 + LEVEL / 2
 MOST_SEEDS = 50  # advice to run more seeds than this is useless
-LEAST_ROUNDS = 4  # rounds needed to estimate a spread
+LEAST_ROUNDS = 4  # minimum number of rounds to estimate a spread
 BATCHES = 5  # batches of a run's rounds: few, so that each is long, but enough for a spread
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Value with its 95 % interval."""
+    """Value with its 95% interval."""
 
     value: float
     low: float
     high: float
 
     def apart_from(self, value: float) -> bool:
-        """Return True if the interval excludes a value."""
+        """Return True if the interval excludes `value`."""
         return not self.low <= value <= self.high
 
     def times(self, factor: float) -> Estimate:
@@ -57,8 +57,8 @@ def _exp(value: float) -> float:
 class Spread:
     """Two parts of an estimate's variance."""
 
-    between: float  # for one seed; falls with the number of seeds
-    floor: float = 0.0  # does not fall with the number of seeds
+    between: float  # variance for one seed; to be divided by the number of seeds
+    floor: float = 0.0  # variance that more seeds do not reduce
 
 
 def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
@@ -75,8 +75,8 @@ def over_rounds(
 ) -> Estimate | None:
     """Estimate the log of the ratio of responses per second, from one run of each arm.
 
-    Slow rounds follow slow rounds. So the spread is taken from the means of `BATCHES` long batches
-    of consecutive rounds (Schmeiser 1982), with Welch's degrees of freedom.
+    Slow rounds tend to follow slow rounds. So the spread is computed from the means of `BATCHES`
+    long batches of consecutive rounds (Schmeiser 1982), with Welch's degrees of freedom.
 
     Args:
         arm: Seconds and responses of the arm's rounds, (R,) each.
@@ -98,9 +98,9 @@ def over_rounds(
 
 
 def _log_rate(rounds: np.ndarray) -> tuple[float, float, int]:
-    """Return the log of the responses per second of rounds, its variance and degrees of freedom.
+    """Return the log of responses per second, with its variance and degrees of freedom.
 
-    The variance is that of the delta method.
+    The delta method gives the variance.
 
     Args:
         rounds: Seconds and responses, (2, R).
@@ -150,7 +150,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
 def alike(values: np.ndarray) -> bool:
     """Return True if all values are equal up to rounding.
 
-    Such values say nothing about the scatter of others: Student's interval would have no width.
+    From equal values, the scatter of other values cannot be estimated: Student's interval would
+    have zero width.
     """
     return float(np.ptp(values)) <= 1e-12 * float(np.abs(values).max())
 
@@ -159,7 +160,7 @@ def identical(prompts: int) -> str:
     """Return the text that replaces an interval if no prompt shows a difference.
 
     Args:
-        prompts: The number of these prompts; with 0 the text is empty.
+        prompts: The number of prompts without a difference; with 0 the text is empty.
     """
     return f"no difference in any of {plural(prompts, 'prompt')}" if prompts else ""
 
@@ -176,11 +177,11 @@ def wilson(share: float, trials: float) -> Estimate:
 def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
     """Return the mean of one share per prompt, with its interval for other prompts.
 
-    The interval is Wilson's. Its number of trials is the one that would scatter as the prompts do:
-    share (1 - share) over the variance of the mean, the effective sample size of survey statistics
-    (Kish 1965; Korn and Graubard 1998). It is at least one per prompt, and at most `draws` per
-    prompt. So prompts that are all right or all wrong still have an interval; a bootstrap over them
-    has none.
+    The interval is Wilson's. Its number of trials is the effective sample size of survey statistics
+    (Kish 1965; Korn and Graubard 1998): share (1 - share) over the variance of the mean. With this
+    number, independent trials would scatter as much as the prompts do. It is limited to at least
+    one and at most `draws` per prompt. So there is an interval even if all prompts are right or all
+    are wrong, for which a bootstrap gives none.
 
     Args:
         values: One share per prompt, (P,), in [0, 1].
@@ -197,7 +198,7 @@ def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
 def seeds_needed(effect: float, spread: Spread) -> int | None:
     """Return the number of seeds that shows an effect of this size in `POWER` of the experiments.
 
-    None if it is above `MOST_SEEDS`.
+    Return None if the number is above `MOST_SEEDS`, or if there is no effect.
     """
     for seeds in range(2, MOST_SEEDS + 1):
         error = math.sqrt(spread.between / seeds + spread.floor)

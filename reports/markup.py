@@ -8,11 +8,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-MAX_TEXT = 4000  # characters of a prompt or response that are shown
+MAX_TEXT = 4000  # maximum number of characters to show of a prompt or response
 
 
 class _Visible(dict[int, str]):
-    """Visible form of each character by its number, for `str.translate`; filled on demand."""
+    """Visible form of each character by its code point, for `str.translate`; filled on demand."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -48,7 +48,7 @@ def shortened(text: str) -> str:
 
 
 def moment(started: Any) -> str:
-    """Return an ISO time as `2026-11-20 15:00 UTC`, in its own zone; other values unchanged."""
+    """Return an ISO time as `2026-11-20 15:00 UTC`, in its own zone, and other values as text."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::[\d.]+)?(.*)", str(started))
     if found is None:
         return str(started)

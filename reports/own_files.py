@@ -9,7 +9,7 @@ from typing import Any
 
 from reports.records import ExperimentRecord
 
-SHORT = 12  # digits of a digest that are shown
+SHORT = 12  # number of digits to show of a digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
 
 
 def are_noted(experiment: ExperimentRecord) -> bool:
-    """Return True if the experiment recorded which files are the user's; old versions did not."""
+    """Return True if the experiment recorded which files are the user's. Old versions did not."""
     return isinstance(experiment.description.get("own_files"), Mapping)
 
 
 def _texts(description: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return a mapping of texts from the description, which may come from anyone."""
+    """Return the text entries of a mapping in the description, which may come from anyone."""
     found = description.get(key)
     if not isinstance(found, Mapping):
         return {}

@@ -60,7 +60,7 @@ class Pace:
 
     @property
     def disturbance(self) -> str:
-        """Share of the machine that others took, and how often: `40% in 12 of 16 rounds`."""
+        """Share that other processes took of the machine: `40% in 12 of 16 rounds`."""
         return f"{self.others or 0.0:.0%} in {self._how_often}"
 
     @property

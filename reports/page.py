@@ -49,15 +49,15 @@ def render_page(
 
     Args:
         experiment: The experiment as it was read.
-        comparison: Its arms, compared.
+        comparison: The comparison of its arms.
         asked: The table for the question of the search space, if it asks one.
         files: Figures from the Parquet parts, by trial name.
         sections: The plots.
         images: PNG by plot and theme: "speed_up-dark".
         damaged: One line for each file that could not be read.
-        short: The answer in short, for the top of the page.
+        short: The short answer at the top of the page.
         told: The sentences about the differences between arms.
-        pairs: Every pair of arms.
+        pairs: The comparisons of every pair of arms.
     """
     name = experiment.directory.name
     parts = [
@@ -100,7 +100,7 @@ def _head(
         ("experiment", name),
         ("space", str(experiment.description.get("space", "not recorded"))),
         ("started", moment(started) if started else "not recorded"),
-        ("report written", time.strftime("%Y-%m-%d %H:%M")),
+        ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
     ]
     line = " · ".join(f"{escaped(key)} <b>{escaped(value)}</b>" for key, value in facts)
     size = (
@@ -117,20 +117,20 @@ def _head(
 
 
 def _warning(comparison: Comparison) -> str:
-    """Return the first-screen warning that more than the reward changed."""
+    """Return a warning for the first screen if quantities other than the reward changed."""
     moved = any(change.moved for own in comparison.changes.values() for change in own)
     if not moved:
         return ""
     return (
-        '<p class="status bad">Check before you trust the reward: <a href="#changes">other '
-        f"quantities changed too</a>. {escaped(changes.moved_in(comparison.changes))}</p>\n"
+        '<p class="status bad">Before you trust the reward, check <a href="#changes">the other '
+        f"quantities that changed</a>: {escaped(changes.moved_in(comparison.changes))}</p>\n"
     )
 
 
 def _missing(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], damaged: Sequence[str]
 ) -> str:
-    """List the gaps that limit the trust in the numbers; empty when nothing is missing."""
+    """List the gaps that make the figures less reliable; empty if nothing is missing."""
     items = []
     for trial in experiment.trials:
         if not trial.done or trial.status != "finished":
@@ -191,8 +191,8 @@ def _table_section(comparison: Comparison) -> str:
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
-        "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s and "
-        "device-hours show what it cost.</p>\n"
+        "<p>One row per arm. The held-out reward shows what the arm learned, samples/s how fast it "
+        "was, and device-hours what it cost.</p>\n"
         f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
@@ -210,9 +210,9 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
         )
     return (
         '<section id="told">\n<h2>Which arms differ</h2>\n'
-        "<p>A difference is clear when its 95 % interval excludes equality: 1 for a ratio, 0 for a "
-        "difference in reward. “No clear difference” does not mean that two arms are equal. It "
-        "means that these runs cannot show which one is better.</p>\n"
+        "<p>A difference is clear if its 95% interval excludes equality, which is 1 for a ratio "
+        "and 0 for a difference in reward. “No clear difference” does not mean that two arms are "
+        "equal. It means that these runs cannot show which one is better.</p>\n"
         f"{html_list(told)}{every}</section>"
     )
 
@@ -222,8 +222,8 @@ def _answer_section(found: Answer | None) -> str:
         return ""
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
-        "<p>These columns bear on the question of the search space. They have no intervals, so do "
-        "not read much into small differences.</p>\n"
+        "<p>These columns help to answer the question of the search space. They have no intervals, "
+        "so do not read much into small differences.</p>\n"
         f"{html_list(found.said)}"
         f"{html_table(found.header, found.rows(), figures=True)}\n"
         f'<p class="note">{escaped(found.note)}</p>\n</section>'
@@ -237,7 +237,7 @@ def _changes_section(comparison: Comparison) -> str:
         moved = [sentence for change in own for sentence in change.sentences()]
         missing = changes.not_known(own)
         moved += [f"not measured in every trial: {', '.join(missing)}"] if missing else []
-        told = "; ".join(moved) or "nothing above the thresholds"
+        told = "; ".join(moved) or "no quantity moved by more than its threshold"
         said.append(f"<li><b>{escaped(arm)}</b>: {escaped(told).replace('-&gt;', '→')}.</li>")
     quantities = changes.QUANTITIES
     rows = [
@@ -257,8 +257,9 @@ def _changes_section(comparison: Comparison) -> str:
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        '<p class="note">A word is a run of letters and digits, in lower case. In a language '
-        "written without spaces, a run is a whole phrase.</p></details>\n</section>"
+        '<p class="note">A word is a run of letters and digits; upper and lower case count as '
+        "equal. In a language written without spaces, such a run is a whole phrase.</p>"
+        "</details>\n</section>"
     )
 
 
@@ -330,7 +331,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
     return (
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>The first response to each of the first held-out prompts, before training and at the "
-        "latest evaluation. None of them was selected.</p>\n" + "\n".join(blocks) + "\n</section>"
+        "latest evaluation. They are not cherry-picked.</p>\n" + "\n".join(blocks) + "\n</section>"
     )
 
 
@@ -389,7 +390,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
     )
     trace = (
         "<p>A trace shows what every actor did at each moment. Open https://ui.perfetto.dev in a "
-        f"browser and drop the file there:</p><ul>{links}</ul>"
+        f"browser and drop one of these files there:</p><ul>{links}</ul>"
         if traces
         else '<p class="absent">No trace.json was written.</p>'
     )

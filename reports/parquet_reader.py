@@ -24,7 +24,7 @@ EXAMPLES = 4  # held-out prompts whose responses are shown
 
 MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is not a time
 
-# Columns that parts of older versions lack, or that only some trials have.
+# Columns that older versions did not write, or that only some trials have.
 OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward"})
 
 # The columns to read from each kind of part; the parts have more.
@@ -58,14 +58,14 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
         if content is None:
             continue
         try:
-            # `read_table` would read a column from a directory called `a=b`.
+            # From a directory called `a=b`, `read_table` would add a column a.
             file = pq.ParquetFile(pa.BufferReader(content))
             table = file.read(columns=schema.names, use_threads=False)
             for lacking in OPTIONAL.intersection(schema.names).difference(table.column_names):
                 nulls = pa.nulls(len(table), schema.field(lacking).type)
                 table = table.append_column(lacking, nulls)
             table = table.select(schema.names).cast(schema)
-            table.validate(full=True)  # without this, text that is not UTF-8 raises only later
+            table.validate(full=True)  # without this, text that is not UTF-8 fails only later
             tables.append(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = one_line(error)
@@ -76,10 +76,10 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """Held-out prompt with a response before training and one by the latest policy."""
+    """Held-out prompt with one response before training and one at the latest evaluation."""
 
     prompt: str
-    truth: str | None  # the true answer as people read it; None if it was not kept
+    truth: str | None  # the true answer in readable form; None if it was not kept
     before: str
     before_scores: str
     after: str
@@ -106,7 +106,7 @@ class VersionPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPoint:
-    """Figures of one gradient step of a round, medians over the rounds; None if unknown."""
+    """Figures of one gradient step of a round: medians over the rounds, or None if unknown."""
 
     clip_fraction: float | None
     kl_sampler_nats: float | None  # KL(sampler || policy), the negated kl/behaviour_nats
@@ -117,11 +117,11 @@ class TrialFiles:
     """Figures from the Parquet parts of a trial."""
 
     lags: Counter[int]  # lag at the first training -> number of groups
-    uses: float | None  # rounds that trained on a group, the mean over groups
+    uses: float | None  # number of rounds that trained on a group, mean over the groups
     held_out: Mapping[str, float]  # prompt -> mean reward of its responses in the last evaluation
     examples: Examples
     changes: Sequence[VersionPoint]
-    steps: Mapping[int, StepPoint]  # step of the round, from 1 -> its figures
+    steps: Mapping[int, StepPoint]  # number of the step in its round, from 1 -> its figures
     damaged: Sequence[str]  # a line for each damaged part
 
 
@@ -183,7 +183,7 @@ def _uses(rollouts: pa.Table) -> float | None:
 
 
 def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean reward by the text of the prompt: an evaluation can repeat prompts."""
+    """Return the mean reward by the prompt's text, because an evaluation can repeat prompts."""
     last = max((row["round"] for row in rows if row["round"] is not None), default=0)
     rewards: dict[str, list[float]] = {}
     for row in rows:
@@ -229,13 +229,13 @@ def is_whole(row: Mapping[str, Any]) -> bool:
 
 
 def response_text(row: Mapping[str, Any]) -> str:
-    """Return a response as people read it: an episode turn by turn, with rewards."""
+    """Return a response in readable form. An episode is shown turn by turn, with rewards."""
     lines = [line for turn in _turns(row["turns"]) for line in _turn_lines(turn)]
     return "\n".join(lines) if lines else row["response"]
 
 
 def _turns(stored: str | None) -> list[dict[str, Any]]:
-    """Return the turns of an episode; empty if there are none or the file is not ours."""
+    """Return the turns of an episode; empty if there are none or we did not write the file."""
     try:
         turns = json.loads(stored or "[]")
     except (ValueError, RecursionError):
@@ -254,11 +254,11 @@ def _is_turn(value: Any) -> bool:
 
 
 def truth_text(row: Mapping[str, Any]) -> str | None:
-    """Return the true answer of a row: a text unchanged, other values as JSON, None if absent."""
+    """Return the true answer of a row: text unchanged, another value as JSON, or None."""
     stored = row["ground_truth"]
     try:
         truth = json.loads(stored or "null")
-    except (ValueError, RecursionError):  # a file that is not ours
+    except (ValueError, RecursionError):  # a file that we did not write
         return stored
     return truth if truth is None or isinstance(truth, str) else stored
 

@@ -30,11 +30,11 @@ NOT_COMPARABLE = f"{MARK} not comparable"
 def sections(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> list[Section]:
-    """Return every plot in the order of the page. `files` has the Parquet figures by trial name."""
+    """Return every plot in the order of the page. `files` maps trial names to Parquet figures."""
     arms = experiment.arms
     return [
         Section(title="What was learned", plots=_learning(arms, comparison)),
-        *_titled("What was learned of each task", _tasks(arms)),
+        *_titled("What was learned in each task", _tasks(arms)),
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
         Section(title="How far the policy drifted", plots=_drift(arms)),
@@ -69,8 +69,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
         arms,
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
-        look="Compare arms here if you wait for the result: a curve further left learns faster. "
-        "Seconds start with round 1 and exclude evaluation and checkpoints."
+        look="Compare arms here if you wait for the result: a curve further to the left learns "
+        "faster. The clock starts with round 1 and excludes evaluation and checkpoints."
         f"{_beware(comparison)}",
         x_label="wall-clock, seconds",
         y_label=reward,
@@ -83,8 +83,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="reward_rounds",
             title="Held-out reward over rounds",
             look="The reward on prompts that are never trained on. Higher is better. Do not "
-            "compare arms here if they train on different numbers of samples per round. Where "
-            "curves coincide, the wider line is behind the narrower one.",
+            "compare arms here if they train on different numbers of samples per round. If curves "
+            "coincide, the wider line lies behind the narrower one.",
             x_label="round",
             y_label=reward,
             series=held_out_by(lambda t, n, row: n),
@@ -177,8 +177,9 @@ def _costs(comparison: Comparison) -> list[Plot]:
         name="device_hours",
         title="Device-hours",
         look="The cost of the whole run: wall-clock time × reserved GPUs, or CPU cores if the arm "
-        "has no GPU. Shorter is cheaper. Compare only arms that trained on equally many samples. "
-        "A question mark: other processes used the machine, so the total is not comparable.",
+        "has no GPU. Shorter is cheaper. Compare only arms that trained on the same number of "
+        "samples. A question mark: other processes used the machine, so the total is not "
+        "comparable.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -195,8 +196,8 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="speed_up",
             title="Speed-up",
             look=f"Samples per second {relative}. Use it if the devices are yours anyway: longer "
-            "is faster. Whiskers: the 95 % interval; if it includes 1, no difference is shown. A "
-            "question mark: not comparable, because other processes used the machine."
+            "is faster. Whiskers: the 95% interval; if it includes 1, there is no clear "
+            "difference. A question mark: not comparable, because other processes used the machine."
             f"{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
@@ -209,7 +210,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             title="Speed-up at equal cost",
             look=f"Samples per device-hour {relative}. Use it if the devices could do other work: "
             "longer is cheaper. A device is a GPU, or a CPU core of the actors if there is no GPU. "
-            f"Whiskers: the 95 % interval.{_counted(comparison)}",
+            f"Whiskers: the 95% interval.{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
@@ -255,9 +256,10 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages",
             title="Seconds for 100 responses, by stage",
             look="The typical time of each stage. The longest stage is the one to speed up. The "
-            "tick marks the whole step without evaluation. Stages that reach beyond the tick, "
-            "except eval, overlap with others. Hatched: one side waits for the other. Checkpoints "
-            "are written between steps, so only the table of arms shows their time."
+            "vertical tick shows the time of the whole step without evaluation. Stages that extend "
+            "beyond it, except eval, overlap with other stages. Bars with a pattern: the generator "
+            "or the learner waits. Checkpoints are written between steps, so only the table of "
+            "arms shows their time."
             f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
@@ -270,7 +272,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             look="One panel per arm. Steady layers are healthy. If a layer grows or spikes, look "
             "at the trace of that round.",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
-            alt=f"Stacked areas of the seconds of each stage, a panel for {', '.join(arms)}.",
+            alt="Stacked areas of the seconds of each stage, one panel per arm: "
+            f"{', '.join(arms)}.",
             height=height,
             missing=missing,
         ),
@@ -291,13 +294,13 @@ def _drift(arms: Arms) -> list[Plot]:
         ),
         (
             "previous",
-            "KL to the round before",
+            "KL to the policy of the previous round",
             "The distance that the policy moves in one round. A spike means that the steps of a "
             "round were too large.",
         ),
         (
             "behaviour",
-            "KL to the weights that sampled",
+            "KL to the weights that sampled the responses",
             "The distance between the trained policy and the weights that wrote its responses: "
             "staleness as the loss sees it. It grows with lag and with gradient steps per round.",
         ),
@@ -309,9 +312,9 @@ def _drift(arms: Arms) -> list[Plot]:
                 title=title,
                 look=f"{look} Solid: the estimate k1, which can be negative. Dotted: the estimate "
                 "k3, which is never negative but jumps at a single unlikely token. The axis is "
-                "logarithmic beyond the innermost marks.",
+                "linear near 0 and logarithmic beyond.",
                 x_label="round",
-                y_label="nats a response",
+                y_label="nats per response",
                 series=metric(f"kl/{name}_nats"),
                 dotted=metric(f"kl/{name}_k3_nats"),
                 legend_of=("k1", "k3"),
@@ -326,7 +329,7 @@ def _drift(arms: Arms) -> list[Plot]:
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Up and to the left "
             "is better: more held-out reward for less KL.",
-            x_label="KL to the reference, nats a response",
+            x_label="KL to the reference, nats per response",
             y_label="held-out reward",
             series=frontier,
             missing=no_kl,
@@ -355,7 +358,7 @@ def _drift(arms: Arms) -> list[Plot]:
             "current responses. A steep rise means that the text falls apart, even if the reward "
             "rises.",
             x_label="round",
-            y_label="nats a token",
+            y_label="nats per token",
             series=metric("response/reference_nll_nats"),
             missing="No row has response/reference_nll_nats." if monitored else no_kl,
         )
@@ -408,9 +411,10 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="versions",
             title="Policy versions in time",
             look=f"The first {FIRST_ROUNDS} rounds. The dotted line (generator) follows the solid "
-            "line (learner). The gap between them is time spent on older weights.",
+            "line (learner). The gap shows how far the generator's weights are behind.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
-            alt=f"Version of learner and generator over seconds, a panel for {', '.join(changed)}.",
+            alt="Version of learner and generator over seconds, one panel per arm: "
+            f"{', '.join(changed)}.",
             height=max(HEIGHT, panel_rows(len(arms)) * 1.5 + 0.9),
             missing=None
             if any(files.changes for files in changed.values())
@@ -419,8 +423,9 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         Plot(
             name="lag_histogram",
             title="Lag of the groups",
-            look="The share of groups that were first trained at each lag. Lag 0 is synchronous. "
-            "If an asynchronous arm is mostly at lag 0, sampling is its slower side.",
+            look="The share of groups that were first trained on at each lag. Lag 0 is "
+            "synchronous. If an asynchronous arm is mostly at lag 0, its generators are slower "
+            "than its learner.",
             draw=lambda figure, theme: draw_lag_histogram(figure, theme, shares),
             alt=f"Bars. {histogram}.",
             missing=None
@@ -449,10 +454,11 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="step_kl",
             title="KL from the weights that sampled, by gradient step",
-            look="The KL before each step of a round, on the data of that step; the median over "
-            "the rounds. If the line bends upwards, each further step of a round drifts faster.",
+            look="The KL before each step of a round, on the data of that step. A point is the "
+            "median over the rounds. If the line bends upwards, the policy drifts faster with each "
+            "further step of a round.",
             x_label="gradient step of the round",
-            y_label="nats a response",
+            y_label="nats per response",
             series=by_step(lambda point: point.kl_sampler_nats),
             whole=True,
             missing=missing,
@@ -461,8 +467,8 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="step_clip",
             title="Clipped tokens, by gradient step",
-            look="The share of tokens that no longer give a gradient at each step of a round. If "
-            "it climbs, another step per round gains less.",
+            look="The share of tokens that no longer give a gradient, at each step of a round. If "
+            "it climbs, each further step per round gains less.",
             x_label="gradient step of the round",
             y_label="clip fraction",
             series=by_step(lambda point: point.clip_fraction),

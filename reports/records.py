@@ -17,6 +17,7 @@ from search_spaces.search_space import Question
 # Limits of float32, in which trials compute. Larger numbers could overflow when figures combine
 # them.
 MIN_NUMBER, MAX_NUMBER = 1e-45, 3.5e38
+NO_ERROR = "(error.txt is empty)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class TrialRecord:
     arm: str  # label of the config's arm, plus settings if trials of one arm differ in them
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # the last row says that no round follows
-    error: str | None  # the last line of error.txt; a retried trial can be done nevertheless
+    error: str | None  # the last line of error.txt; a retried trial can have finished nevertheless
     error_at: float | None  # seconds since 1970
     has_trace: bool
     problems: Sequence[str]  # what could not be read, one line each
@@ -49,9 +50,11 @@ class TrialRecord:
     def done(self) -> bool:
         """Return True if the trial has ended and its last policy is saved.
 
-        The policy is saved after the row of the last round, so the save can still fail.
+        The policy is saved after the row of the last round, so the save can still fail. On a full
+        disk Tune leaves error.txt empty.
         """
-        return self.ended and not (self._failed_last and PolicyNotSaved.__name__ in str(self.error))
+        unsaved = self.error == NO_ERROR or PolicyNotSaved.__name__ in str(self.error)
+        return self.ended and not (self._failed_last and unsaved)
 
     @property
     def failed(self) -> bool:
@@ -71,7 +74,7 @@ class TrialRecord:
 
     @property
     def status(self) -> str:
-        """State of the trial, for a user."""
+        """State of the trial, as a text for the user."""
         reached = f"round {self.round} of {self.config.rounds}"
         if self.done:
             if self.complete:
@@ -108,7 +111,7 @@ class TrialRecord:
     def late_mean(self, name: str) -> float | None:
         """Return the mean of a metric over the last eighth of the trial's rounds.
 
-        The window is a share of the rounds, not a number. So arms with few and large rounds are
+        The window is a share of the rounds, not a fixed number. So arms with few large rounds are
         judged by as many samples as the others.
         """
         late = self.round - max(1, self.config.rounds // 8)
@@ -119,9 +122,9 @@ class TrialRecord:
 
     @property
     def reward_after(self) -> float | None:
-        """Held-out reward at the latest evaluation after round 0, or None before it.
+        """Held-out reward at the latest evaluation after round 0, or None if there is none yet.
 
-        Until the next evaluation, every row repeats the latest one.
+        Until the next evaluation, every row repeats the latest reward.
         """
         return None if self.last("eval/round") == 0 else self.last("reward/eval_mean")
 
@@ -160,7 +163,7 @@ class ExperimentRecord:
 
     @property
     def complete_arms(self) -> dict[str, list[TrialRecord]]:
-        """The same arms with only their complete trials.
+        """The arms of `arms`, with only their complete trials.
 
         Their numbers of samples are equal only if `--samples` set the arms' rounds.
         """

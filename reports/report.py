@@ -58,7 +58,7 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
 def write_report_of(
     experiment: ExperimentRecord, comparison: Comparison, warn: Callable[[str], object] = _warn
 ) -> Path:
-    """Write the report of an experiment that is already read and compared, as `write_report`."""
+    """Write the report of an experiment that is already read and compared. See `write_report`."""
     directory = experiment.directory
     damaged = [*experiment.problems, *(p for t in experiment.trials for p in t.problems)]
     if not experiment.arms:
@@ -91,7 +91,7 @@ def write_report_of(
         _write_text(directory, "report.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
         _write_text(directory, "report.html", page)
     except OSError as error:
-        raise ReportError(f"{directory}: cannot write there ({error.strerror})") from None
+        raise ReportError(f"{directory}: cannot write the report ({error.strerror})") from None
     return directory / "report.html"
 
 
@@ -100,7 +100,7 @@ def _drawn(sections: Iterable[Section]) -> list[Plot]:
 
 
 def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes]:
-    """Return PNG by the names of `render_all`, plus a legend for use outside the page."""
+    """Return the pictures of `render_all`, plus a legend for use outside the page."""
     from reports.canvas import LIGHT, render_all, render_legend
 
     images = render_all(_drawn(sections), files=True)
@@ -108,10 +108,10 @@ def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes
 
 
 def _write_plots(directory: Path, sections: Sequence[Section], images: Mapping[str, bytes]) -> None:
-    """Write the pictures, and remove plots of an earlier report that are not drawn now.
+    """Write the pictures, and remove those that an earlier report drew and this one does not.
 
     Raises:
-        OSError: The experiment cannot be written to, or a link is in the way.
+        OSError: The experiment's directory is not writable, or a link is in the way.
     """
     experiment_files.make_directory(directory, "plots")
     for name in (*(plot.name for plot in _drawn(sections)), "legend"):

@@ -1,4 +1,4 @@
-"""The content of `report.json`: the page's figures for programs.
+"""The content of `report.json`: the page's figures in machine-readable form.
 
 docs/report.md lists the keys.
 """
@@ -39,11 +39,11 @@ def report_data(
 
     Args:
         experiment: The experiment as it was read.
-        comparison: Its arms, compared.
+        comparison: The comparison of its arms.
         asked: The table for the question of the search space, if it asks one.
         found: The quantities in which the arms are compared with the baseline.
-        pairs: Every pair of arms.
-        short: The answer in short.
+        pairs: The comparisons of every pair of arms.
+        short: The sentences of the short answer.
         told: The sentences about the differences between arms.
         problems: One line for each thing that could not be read.
     """
@@ -148,7 +148,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def _pair(quantity: Quantity, arm: str) -> dict[str, Any] | None:
-    """Return the figures of a pair; a pair that is not comparable has only the reason."""
+    """Return the figures of a pair. If it is not comparable, there is only the reason."""
     own, why_not = quantity.contrasts.get(arm), quantity.not_comparable.get(arm)
     if own is None and why_not is None:
         return None
@@ -180,7 +180,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "seed": trial.config.seed,
         "status": trial.status,
         "samples_per_s": trial.samples_per_s,
-        # The speed over all rounds, disturbed ones included. Do not compare arms by it.
+        # The speed over all rounds, including disturbed ones. Do not compare arms by it.
         "disturbed_samples_per_s": None if own is None or own.comparable else own.samples_per_s,
         "timed_rounds": 0 if own is None else own.rounds,
         "disturbed_rounds": 0 if own is None else own.disturbed,

@@ -19,7 +19,7 @@ WAITING = dict(zip(IDLE_SIDES, ("generator waits", "learner waits"), strict=True
 
 @dataclass(frozen=True)
 class Point:
-    """Median over seeds, with the least and the most."""
+    """Median over seeds, with minimum and maximum."""
 
     x: float
     y: float
@@ -53,7 +53,7 @@ def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
 
 
 def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
-    """Return a point for each round: the medians over the trials that have a value there."""
+    """Return a point for each round: the medians over the trials that have a value in it."""
     at: dict[int, list[tuple[float, float]]] = {}
     for trial in trials:
         for round_, x, y in series(trial):
@@ -66,15 +66,15 @@ def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
 
 
 def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, float]:
-    """Return the seconds of each stage, of waiting, and of the whole `step`, of an arm.
+    """Return an arm's seconds in each stage, in waiting, and in the whole `step`.
 
-    A figure is the median over the trials of their median round. For eval it is the mean round,
-    because most rounds have no evaluation. Arms differ in the number of responses per round, so the
-    seconds are scaled to a given number.
+    A figure is the median over the trials of each trial's median over its rounds. For eval, the
+    mean over the rounds is used, because most rounds have no evaluation. Arms differ in the number
+    of responses per round, so the seconds are scaled to `responses`.
 
     Args:
         trials: The trials of an arm.
-        responses: The number of responses.
+        responses: The number of responses to scale the seconds to.
     """
     seconds = {}
     config = trials[0].config  # trials of an arm differ only in their seed

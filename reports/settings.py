@@ -1,4 +1,4 @@
-"""The settings section of the page: settings of all trials, of each arm, and the user's files."""
+"""The settings section of the page: shared settings, settings by arm, and the user's files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
     said = [f"Shared settings that are not the defaults: {_listed(changed, shared)}."]
     if unknown:
         said.append(
-            "Settings of your own task, with no record of their defaults: "
+            "Settings of your own task whose defaults were not recorded: "
             f"{_listed(unknown, shared)}."
         )
     return said
@@ -89,8 +89,8 @@ def _listed(keys: Sequence[str], values: Flat) -> str:
 def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict[str, Any]:
     """Return the default of every setting of the trial that has a known one.
 
-    The defaults that a user's task declares come from the experiment's description, written at the
-    start. A report runs no code of the user.
+    The defaults that a user's task declares come from experiment.json, which was written at the
+    start of the experiment. A report runs no code of the user.
 
     Args:
         trial: The trial.
@@ -108,7 +108,7 @@ def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict
 
 
 def _files_table(experiment: ExperimentRecord) -> str:
-    """Return the user's own files by name and digest, so that two reports can be compared."""
+    """List the user's own files with their digests, so that two reports can be compared."""
     files = own_files(experiment)
     if not files:
         return (

@@ -22,7 +22,7 @@ NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.js
 def at_hand(place: AnyPath) -> Iterator[Path]:
     """Yield the directory of an experiment, or a local copy if the experiment is in a store.
 
-    At the end, the report in the copy is brought to the store.
+    At the end, the report in the copy is written to the store.
 
     Raises:
         ReportError: The store cannot be read or written. A ReportError from inside the `with` block
@@ -49,7 +49,7 @@ def at_hand(place: AnyPath) -> Iterator[Path]:
 
 @contextmanager
 def _naming(place: StoredPath) -> Iterator[None]:
-    """Turn an OSError of the store into a ReportError that names the place."""
+    """Turn an OSError of the store into a ReportError that names the experiment's path."""
     from grpo_trainable.storage.object_store import reason
 
     try:
@@ -59,7 +59,7 @@ def _naming(place: StoredPath) -> Iterator[None]:
 
 
 def _naming_the_store(text: str, copy: Path, place: StoredPath) -> str:
-    """Return the text with the directory in the store instead of its local copy."""
+    """Return the text with the local copy's path replaced by the path in the store."""
     above = str(place).removesuffix(f"/{place.name}")
     return text.replace(str(copy.parent), above)
 

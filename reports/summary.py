@@ -27,17 +27,17 @@ COVERS = {  # key: True if the interval of a speed rests on several seeds
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
-EQUAL_SAMPLES = 0.01  # medians that differ by less count as equal: single groups may fail
+EQUAL_SAMPLES = 0.01  # medians that differ by less count as equal, because single groups may fail
 UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
-    "--samples N gives every arm N responses."
+    "Use --samples N to train every arm on N responses."
 )
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
-    *("device-hours", "held-out reward", "tokens a response", "reference NLL", "largest lag"),
+    *("device-hours", "held-out reward", "tokens per response", "reference NLL", "largest lag"),
     *("eval s", "checkpoint s"),
 )
-RATIOS = ("speed-up", "at equal cost")  # columns that a single arm does not have
+RATIOS = ("speed-up", "at equal cost")  # columns left out if there is nothing to compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ class TrialSummary:
     last: float | None
     reference_nll: float | None
     largest_lag: float | None
-    niceness: float  # of its actors; an ordinary process has 0
-    still: int  # rounds without any group of unequal rewards, if the advantage needs such groups
+    niceness: float  # highest niceness of its actors; an ordinary process has 0
+    still: int  # rounds whose groups all have equal rewards; 0 if the advantage can use such groups
 
     @property
     def comparable(self) -> bool:
@@ -96,13 +96,13 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Comparison of the arms that the command prints and the report shows."""
+    """Comparison of the arms. The command prints it, and the report shows it."""
 
     arms: Mapping[str, Sequence[TrialSummary]]
     baseline: str | None  # the arm that speed-ups are relative to; None if no arm is timed
     speed: Mapping[str, Contrast]  # samples per second relative to the baseline, for other arms
     cost: Mapping[str, Contrast]  # the same for samples per device-hour
-    not_comparable: Mapping[str, str]  # arm -> reason why it has neither of the two
+    not_comparable: Mapping[str, str]  # arm -> reason why it has no speed and no cost
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
 
     @property
@@ -158,9 +158,9 @@ class Comparison:
     def note(self) -> str:
         """Return the line above the table; empty if there is nothing to explain."""
         if self.seeds == 1:
-            return "Each speed-up is followed by its 95 % interval." if self.speed else ""
-        how = " Speed-ups are geometric means over the seeds, with their 95 % interval."
-        return f"Medians over {self.seeds} seeds (least to most).{how if self.speed else ''}"
+            return "Each speed-up is followed by its 95% interval." if self.speed else ""
+        how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
+        return f"Medians over {self.seeds} seeds (minimum to maximum).{how if self.speed else ''}"
 
     def footnote(self) -> str:
         """Return the notes below the table as wrapped text."""
@@ -171,7 +171,7 @@ class Comparison:
         notes = [
             f"{self._what_ratios_are()}A device is a GPU, or a CPU core of the actors if the trial "
             "has no GPU. Wall-clock and device-hours start with round 1, when the actors are warm, "
-            "and exclude evaluation and checkpoints. Tokens a response: the mean length of the "
+            "and exclude evaluation and checkpoints. Tokens per response: the mean length of the "
             "held-out responses before training and at the latest evaluation."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
@@ -192,8 +192,8 @@ class Comparison:
             for arm, trials in self.arms.items()
         }
         return [
-            f"{arm} learned nothing in {still} of {plural(all_, 'round')}: within each group of "
-            "these rounds all rewards were equal (docs/running.md#when-nothing-is-learned)."
+            f"{arm} learned nothing in {still} of {plural(all_, 'round')}: in these rounds, all "
+            "rewards within each group were equal (docs/running.md#when-nothing-is-learned)."
             for arm, (still, all_) in rounds.items()
             if 2 * still > all_
         ]
@@ -223,9 +223,10 @@ class Comparison:
         notes = self._notes_on_niceness()
         if disturbed := self._disturbed():
             notes.append(
-                "Too disturbed to count, with the share of the machine that other processes took: "
-                f"{'; '.join(disturbed)}. Speeds and speed-ups exclude these seeds. If too few "
-                f"seeds remain, the table shows {MARK} instead of the figure."
+                "Trials excluded from speeds and speed-ups because other processes took too much "
+                f"of the machine: {'; '.join(disturbed)}. The percentage is the share that they "
+                f"took. If too few seeds of an arm remain, the table shows {MARK} instead of its "
+                "speed."
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
@@ -305,7 +306,7 @@ class Comparison:
 
 
 def compare(trials: Sequence[TrialRecord]) -> Comparison:
-    """Compare the arms of these trials; trials without a row are left out."""
+    """Compare the arms of these trials, leaving out trials without a row."""
     records: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.rows:
@@ -330,7 +331,7 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
 def relative_to(
     comparison: Comparison, records: Mapping[str, Sequence[TrialRecord]], baseline: str
 ) -> Comparison:
-    """Compare the same arms in speed and cost with another baseline.
+    """Repeat the comparison of speed and cost with another baseline.
 
     Args:
         comparison: A comparison of these arms.
@@ -374,7 +375,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 
 def show(values: Sequence[float | None], form: str) -> str:
-    """Return the median as text, plus least and most if they are written differently."""
+    """Return the median as text, followed by minimum and maximum if their texts differ."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"

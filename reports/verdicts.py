@@ -16,7 +16,7 @@ from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import UNEQUAL, Comparison
 
-FEW_SEEDS = 3  # two seeds make Student's interval 3.6 times as wide as three
+FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with three
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
 def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     """Return the clear differences in speed and in reward, one sentence each.
 
-    A third sentence warns if all of it rests on one seed. The list is empty if there is nothing to
-    compare.
+    A third sentence warns if every comparison rests on one seed. The list is empty if there is
+    nothing to compare.
     """
     speed, reward = (
         next(own for own in found if own.key == key) for key in ("speed_up", "reward_difference")
@@ -131,7 +131,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         ]
         for side, more in sides
     }
-    parts = [f"clearly {side} in {_joined(arms)}" for side, arms in clear.items() if arms]
+    parts = [f"clearly {side} for {_joined(arms)}" for side, arms in clear.items() if arms]
     if parts:
         said.append(f"Compared with {base}, the held-out reward is {', and '.join(parts)}.")
     elif reward.contrasts:
@@ -140,7 +140,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         said.append(f"No arm can be compared with {base} in held-out reward.")
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
-        said.append("All of it rests on one seed, so it holds for these runs only.")
+        said.append("All of this rests on one seed, so it holds for these runs only.")
     return said
 
 
@@ -166,9 +166,9 @@ def _baseline_doubt(comparison: Comparison) -> str | None:
 
 
 def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
-    """Name the arms with a single seed, and say what their intervals cover."""
+    """Name the results that rest on a single seed, and say what their intervals cover."""
     alone = [
-        f"{arm} in {quantity.name}"
+        f"{quantity.name} of {arm}"
         for quantity in found
         for arm, own in quantity.contrasts.items()
         if len(own.seeds) == 1
@@ -176,12 +176,12 @@ def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
     if not alone:
         return []
     all_alone = len(alone) == sum(len(quantity.contrasts) for quantity in found)
-    what = "All of the above" if all_alone else f"The result for {', '.join(alone)}"
+    what = "all of the above" if all_alone else f"{', '.join(alone)}"
     return [
-        f"{what} rests on one seed, so it holds for these runs only. Its intervals cover the noise "
-        "between rounds and between prompts, but not the difference between one run and the next. "
-        f"Use at least {FEW_SEEDS} seeds (--num-samples {FEW_SEEDS}) before you expect the same "
-        "result from another run."
+        f"These results rest on one seed and hold for these runs only: {what}. Their intervals "
+        "cover the noise between rounds and between prompts, but not the difference between one "
+        f"run and the next. Use at least {FEW_SEEDS} seeds (--num-samples {FEW_SEEDS}) before you "
+        "expect the same result from another run."
     ]
 
 
@@ -241,7 +241,7 @@ def _advice(own: Contrast) -> str:
         return ""
     needed = own.seeds_needed
     if needed is None:
-        return f"; a difference of this size needs more than {MOST_SEEDS} seeds to show"
+        return f"; showing a difference of this size would need more than {MOST_SEEDS} seeds"
     more = max(1, needed - len(own.seeds))
     return f"; {plural(more, 'more seed')} would probably show a difference of this size"
 
@@ -249,12 +249,12 @@ def _advice(own: Contrast) -> str:
 def _by_chance(arms: int) -> str:
     if arms == 1:
         return (
-            f"Chance alone shows a clear difference between two equal arms in {1 - LEVEL:.0%} of "
-            "experiments, in each quantity."
+            "In each quantity, chance alone shows a clear difference between two equal arms in "
+            f"{1 - LEVEL:.0%} of experiments."
         )
     return (
-        f"Each interval is for one comparison at {LEVEL:.0%}. If all {arms} arms were equal to "
-        f"the baseline, chance alone would still show at least one clear difference in up to "
-        f"{1 - LEVEL**arms:.0%} of experiments, in each quantity. Before you rely on an arm, run "
-        "it again with other seeds (--seed)."
+        f"The level of {LEVEL:.0%} holds for a single comparison. If the {arms} arms with several "
+        "seeds were all equal to the baseline, chance alone would still show at least one clear "
+        f"difference in each quantity in up to {1 - LEVEL**arms:.0%} of experiments. Before you "
+        "rely on an arm, run it again with other seeds (--seed)."
     )

@@ -133,7 +133,7 @@ LEARNING = (
 LENGTH = (
     Column(
         name="length",
-        title="tokens a response",
+        title="tokens per response",
         metric="response/length_mean",
         over="late",
         form="{:.1f}",

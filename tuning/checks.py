@@ -15,8 +15,8 @@ from tuning.schedulers import pbt_bounds
 if TYPE_CHECKING:
     from grpo_trainable.tasks.prompts import Prompts
 
-# Limits on checking the lengths of a trial's prompts: the number of prompts in each stream, and
-# seconds. A file may have millions of prompts, and a chat template takes time.
+# Limits on checking the lengths of a trial's prompts: the number of prompts in each stream, and the
+# time in seconds. A file may have millions of prompts, and applying a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
 
@@ -24,7 +24,7 @@ MAX_LENGTHS_S = 10.0
 class Missing(UsageError):
     """The trials are valid, but something that they need is missing.
 
-    Examples are memory, a file, or a model of the hub. A dry run shows the trials before it reports
+    Examples are memory, a file, or a model on the hub. A dry run shows the trials before it reports
     the error.
     """
 
@@ -44,8 +44,8 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
     varied = pbt_bounds(trials[0])
     if fixed.keys() >= varied.keys():
         raise UsageError(
-            f"--scheduler pbt: --set fixes {' and '.join(varied)}, which pbt varies; leave one of "
-            "them free"
+            f"--scheduler pbt: --set fixes {' and '.join(varied)}, which pbt varies; leave at "
+            "least one of them free"
         )
     if len(trials) < 2:
         raise UsageError("--scheduler pbt: needs at least two trials; set --num-samples >= 2")
@@ -56,7 +56,7 @@ def checks_of(
 ) -> Iterator[tuple[TrialCheck, GRPOConfig]]:
     """Yield the checks of single trials.
 
-    If several trials are alike in the settings that a check depends on, it gets the first of them.
+    If several trials agree in the settings that a check depends on, only the first is checked.
 
     Args:
         trials: All trials.

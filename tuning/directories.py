@@ -17,13 +17,13 @@ from reports import EXPERIMENT_FILE
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# Files that a resume reads. Ours is JSON. Those of Tune contain pickle, even its JSON files.
+# Files that a resume reads. Our file is JSON. Tune's files contain pickle, even the JSON files.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def directory_named(text: str) -> AnyPath:
-    """Return the directory that `text` names: s3://BUCKET/PATH, or one on this machine.
+    """Return the directory that `text` names: s3://BUCKET/PATH, or a directory on this machine.
 
     Raises:
         ValueError: The text is another URI, or contains credentials. The message is one line.
@@ -45,7 +45,7 @@ def local_directory(text: str) -> Path:
         remedy = (
             "give only its path"
             if scheme[0] == "file://"
-            else "give its path, or s3://BUCKET/PATH where a store is allowed"
+            else "give its path, or s3://BUCKET/PATH if a store is allowed"
         )
         raise ValueError(f"must be a directory on this machine, not a {scheme[0]} URI; {remedy}")
     return Path(os.path.abspath(os.path.expanduser(text)))

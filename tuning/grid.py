@@ -1,4 +1,4 @@
-"""Trials of a search space as a grid search of Tune, in an order that we choose."""
+"""The trials of a search space as a grid search of Tune, in an order that we choose."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:
     """Return the trials as a Tune search space: a grid over arm and seed.
 
-    A key that differs between arms is sampled from the arm. So it appears under its own name in
-    params.json and among TensorBoard's hparams. Every other key is a constant. If arms run tasks
-    with different keys, the whole section `task` is sampled.
+    If a key differs between arms, `tune.sample_from` derives its value from the arm. So the key
+    appears under its own name in params.json and among TensorBoard's hparams. Every other key is a
+    constant. If arms run tasks with different keys, the whole section `task` is derived.
 
     Raises:
         ValueError: The trials are not a full grid of their arms and seeds.
@@ -60,16 +60,16 @@ class _ByArm:
 
 
 class OrderedGrid(BasicVariantGenerator):
-    """Makes the trials of a grid over `arm` and `seed` in a given order.
+    """Creates the trials of a grid over `arm` and `seed` in a given order.
 
-    The scheduler decides how many trials run at a time: see `tuning.schedulers`.
+    The scheduler decides how many trials run at the same time: see `tuning.schedulers`.
 
     Each trial remains a grid search, over one arm and one seed. So TensorBoard still treats both as
-    searched parameters, and Tune samples from the arm as in any grid.
+    searched parameters, and Tune's `sample_from` still derives the other values from the arm.
     """
 
     def __init__(self, order: Sequence[tuple[str, int]]) -> None:
-        """Take the order of the trials.
+        """Store the order of the trials.
 
         Args:
             order: A pair (arm, seed) for each trial.

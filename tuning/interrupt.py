@@ -16,8 +16,8 @@ from grpo_trainable.text import plural
 from reports.records import TrialRecord
 
 # Seconds that trials have to finish their round and save. A user who presses Ctrl-C once prefers
-# to wait rather than lose rounds, and can press it again. Slurm and Kubernetes kill a job within
-# 30 s after SIGTERM.
+# waiting to losing rounds, and can press it again. Slurm and Kubernetes kill a job within 30 s
+# after SIGTERM.
 ROUND_S = {signal.SIGINT: 60.0, signal.SIGTERM: 15.0}
 # Seconds after that: for Tune to end, and for our last messages. Ray then needs up to 3 s to end
 # the processes that we leave behind.
@@ -27,8 +27,9 @@ TUNE_S, WORDS_S = 7.0, 3.0
 class Interrupt:
     """Handler of Ctrl-C and SIGTERM.
 
-    The first signal gives every trial `ROUND_S` to finish its round and save. The second ends the
-    program at once. If Tune has not ended `TUNE_S` after that, the program ends without it.
+    The first signal gives every trial `ROUND_S` to finish its round and save. Tune then has
+    `TUNE_S` to end. If it has not ended by then, the program ends without it. A second signal ends
+    the program at once.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Interrupt:
 
         Args:
             say_last_words: Prints what is saved and how to continue. Called if Tune does not end.
-            release_terminal: Ends the live table, which holds the screen.
+            release_terminal: Ends the live table, which occupies the terminal.
         """
         self.received = False
         self._say_last_words = say_last_words
@@ -102,7 +103,7 @@ def _exit() -> None:
 
 
 def tune_is_running() -> bool:
-    """Return True if SIGUSR1 has Tune's handler. That signal makes Tune end."""
+    """Return True if Tune's handler of SIGUSR1 is installed. This signal makes Tune end."""
     return callable(signal.getsignal(signal.SIGUSR1))
 
 

@@ -75,17 +75,17 @@ def check_nodes(storage: AnyPath) -> None:
 
 
 def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Send every node those of the user's files that it lacks.
+    """Send every node the files of the user that it lacks.
 
     Args:
         files: Path -> SHA-256.
 
     Returns:
-        Path -> content of the files that any node lacked. Trials bring them to nodes that join
+        Path -> content of the files that any node lacked. Trials send them to nodes that join
         later.
 
     Raises:
-        UsageError: A file cannot be put on a node. The message is one line.
+        UsageError: A file cannot be copied to a node. The message is one line.
     """
     try:
         shipped = contents(lacking_on(files, _nodes().values()), files) if files else {}
@@ -101,8 +101,8 @@ def _check_each(storage: AnyPath, refuses: Callable[[], str | None]) -> None:
 
     Args:
         storage: The storage, for messages.
-        refuses: A function that runs on a node. It returns one line that says why the storage
-            cannot be used from there, or None.
+        refuses: A function that runs on a node. It returns None, or one line that says why the
+            node cannot use the storage.
     """
     here = package_digest()
     seen = {node: _look_from(node_id, refuses) for node, node_id in _nodes().items()}
@@ -139,13 +139,14 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """Return a Ray reference to a pair: a node's digest of our package, and what else is wrong.
+    """Return a Ray reference to a pair: a node's digest of our package, and what `refuses` returns.
 
-    The digest is None if the node has no package. `refuses` is called only if the digests agree.
+    The digest is None if the node does not have the package. `refuses` is called only if the
+    digests agree.
     """
     pickled, here = pickle.dumps(refuses), package_digest()
 
-    # A nested function travels by value, so a node without our package can run it.
+    # A nested function is pickled by value, so a node without our package can run it.
     def look() -> tuple[str | None, str | None]:
         import importlib.util
         import pickle

@@ -21,7 +21,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 class DoesNotFit(Missing):
-    """A trial needs more memory than there is."""
+    """A trial needs more memory than is available."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Need:
 
 
 def unlike(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """Return one trial for each set of settings. Seeds and arm names do not change the memory."""
+    """Drop trials that differ from others only in seed and arm name, which need equal memory."""
     return list({replace(trial, seed=0, arm="custom"): trial for trial in trials}.values())
 
 
@@ -66,12 +66,12 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
 
     Args:
         needs: The trials with their estimates.
-        together: Number of trials that run at a time.
+        together: Number of trials that run at the same time.
         available: Bytes of main memory where the trials run.
         where: Name of the machine or cluster that they run on.
 
     Raises:
-        DoesNotFit: The trials need more than that. The message is one line.
+        DoesNotFit: The trials need more than `available`. The message is one line.
     """
     from tuning.memory_estimate import size
 
@@ -81,7 +81,7 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
     trial, largest = max(known, key=lambda item: item[1].host_bytes)
     takes = largest.host_bytes
     if takes * together > available:
-        each = f" ({together} of them at a time)" if together > 1 else ""
+        each = f" per trial, and {together} trials run at the same time" if together > 1 else ""
         raise DoesNotFit(
             f"arm {trial.arm} needs about {size(takes)} of memory{each}, but {where} has "
             f"{size(available)}: {largest}; docs/memory.md says how to reduce each part"
@@ -93,7 +93,7 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
     """Compare the GPU memory that trials need with that of the GPUs they reserve on this machine.
 
     Raises:
-        DoesNotFit: A trial needs more. The message is one line.
+        DoesNotFit: A trial needs more than its GPUs have. The message is one line.
     """
     from tuning.memory_estimate import size
 

@@ -1,7 +1,7 @@
 """Estimate of the memory that a trial needs, from its config, before anything starts.
 
-docs/memory.md has each formula. N is the number of parameters, T the number of trained ones, and b
-the bytes per number in the body, 4 or 2.
+docs/memory.md explains each formula. N is the number of parameters, T the number of trained
+parameters, and b the bytes per number in the body, 4 or 2.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from grpo_trainable.models.shape import HELD, PolicySettings
 from tuning.model_dimensions import KNOWN, Dimensions, dimensions_of, stored_parameters
 
 FLOAT = 4  # bytes of a float32
-# Assumed length of a prompt, if the context has room for it. Prompts are read only later.
+# Assumed length of a prompt, if it fits in the context. Prompts are read only later.
 PROMPT_TOKENS = 256
 CHECKPOINT = "checkpoint"
 PUBLISHED = "published snapshot"  # only the first of several learners has one
 # Bytes of a process that has imported torch and ray, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
-# A process that plays has imported neither. A user's environment may need more.
+# A process that plays episodes has imported neither. A user's environment may need more memory.
 ENVIRONMENT_BYTES = 30_000_000
-# A token of a rollout: id and reference log-prob, log-prob, version, round, and one mask byte.
+# A token of a rollout: id, reference log-prob, log-prob, version, round, and one byte of mask.
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One item that takes memory in an actor."""
+    """One item that occupies memory in an actor."""
 
     what: str
     bytes: int
@@ -75,10 +75,11 @@ def size(count: int) -> str:
 def policy_dimensions(model: PolicySettings) -> Dimensions | None:
     """Return the sizes of the policy that a trial starts from, or None if they are not known.
 
-    A hub id that presets name is known without its files.
+    For a hub id that presets name, the sizes are known without the files of the model.
 
     Raises:
-        ValueError: The directory cannot be used. The message is one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with the
+            directory.
     """
     if model.env is not None:
         return None
@@ -196,7 +197,7 @@ class _Trial:
         r = self.config.resources
         adapters = self.trained * FLOAT if self.lora else 0
         masters = self.master_bytes
-        # For the reference, adapters are turned off. Nothing is held twice.
+        # With LoRA, the reference is the policy without its adapters, so no weights are held twice.
         reference = self.config.reference_role == "learner" and not self.lora
         teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
         travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
@@ -222,13 +223,13 @@ class _Trial:
 
     @property
     def apart_bytes(self) -> int:
-        """Number of bytes of adapters, if they travel and are sampled with beside the model."""
+        """Number of bytes of the adapters, if they are published and used apart from the model."""
         return self.trained * FLOAT if self.config.adapters_apart else 0
 
     def state_bytes(self) -> int:
         """Return the bytes of a checkpoint of the learners.
 
-        It holds parameters, master weights and moments.
+        The checkpoint contains parameters, master weights and moments.
         """
         parameters = self.trained * FLOAT if self.lora else self.weights_bytes
         return self._bodies * (parameters + self.master_bytes + 2 * self.trained * FLOAT)
@@ -247,8 +248,8 @@ class _Trial:
     def gathered_bytes(self) -> int:
         """Return the bytes of parameters and gradients that a learner gathers during a pass.
 
-        These are everything outside the layers, plus two layers: the present one, and the next one
-        while it arrives.
+        The learner gathers everything outside the layers, plus two layers: the current layer, and
+        the next one while it arrives.
         """
         if self.sharers == 1:
             return 0
@@ -260,7 +261,8 @@ class _Trial:
         """Return the bytes of the critic's own body, with gradients and moments.
 
         Args:
-            beside: Bytes held in addition to the weights. The critic's head is only a vector.
+            beside: Bytes of adapters and master weights, held in addition to the weights. The
+                critic's head is only a vector, so it is not counted.
         """
         if not self.own_critic:
             return 0
@@ -279,7 +281,7 @@ class _Trial:
     # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """Return the KV cache, and the logits with their probabilities, for the rows of a call."""
+        """Return the KV cache, and the logits with their probabilities, for one call's rows."""
         rows, size = schedule.most_rows(self.config), self.size
         # A row has one place in the cache. A slot has a place on every shelf, and the shelves
         # together are at most twice as long as a row.
@@ -313,10 +315,10 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """Return the checkpoint as a learner reads it, less the memory it does not yet need.
+        """Return the checkpoint that a learner reads, minus the memory that it does not need yet.
 
-        A learner that loads has no gradients and moments yet. It reads the whole checkpoint even if
-        learners share the policy.
+        While a learner loads, it has no gradients or moments yet. It reads the whole checkpoint,
+        even if learners share the policy.
         """
         if self._trains_on_gpu:
             return []
@@ -369,7 +371,7 @@ class _Trial:
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
             yield FLOAT * d  # norms compute in float32
-            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # so does attention on a CPU
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # attention does too, on a CPU
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:

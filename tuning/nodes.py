@@ -14,7 +14,7 @@ from callbacks.trial_files import label
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources
 
-# What each node has, or has left, as Ray's name of a resource -> amount.
+# For each node, Ray's name of a resource -> amount that the node has, or has left.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
 KINDS = ("CPU", "GPU")
 
@@ -35,7 +35,7 @@ def this_machine(trials: Sequence[GRPOConfig]) -> Nodes:
 
 
 def total(nodes: Nodes, kind: str) -> float:
-    """Return how much of a resource all nodes have together."""
+    """Return the amount of a resource that all nodes have together."""
     return sum(node.get(kind, 0.0) for node in nodes)
 
 
@@ -47,16 +47,17 @@ def room_beside(
     The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
     The largest bundle comes first. It goes to the node that will then have the largest share of the
     bundle's resources free. With PACK, all other bundles that fit follow it to that node, which
-    then takes no more. With SPREAD, no node takes a second bundle while another node has room.
+    then gets no more bundles. With SPREAD, no node gets a second bundle while another node has
+    room.
 
     Args:
         bundles: The bundles to place, each on one node.
-        nodes: What the nodes have.
+        nodes: The resources of the nodes.
         strategy: Ray's PACK or SPREAD.
 
     Returns:
-        What the nodes have left, or None if Ray finds no place for a bundle. Ray may overlook a
-        possible placement.
+        The resources that the nodes have left, or None if Ray finds no place for a bundle. Ray may
+        overlook a possible placement.
     """
     left = [{kind: node.get(kind, 0.0) for kind in KINDS} for node in nodes]
     waiting = sorted(bundles, key=_size, reverse=True)
@@ -87,7 +88,7 @@ def _roomiest(
 
 
 def _took(bundle: Mapping[str, float], node: dict[str, float]) -> bool:
-    """Place the bundle on the node if it has room. Return True if it had."""
+    """Place the bundle on the node if it has room, and return True if the bundle was placed."""
     fits = all(_fits(bundle, node, kind) for kind in KINDS)
     if fits:
         _take(bundle, node)
@@ -111,7 +112,7 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
     """Refuse a trial that would wait for ever because its placement group never fits.
 
     Raises:
-        UsageError: The actors of a trial need more than there is, or one finds no node with room.
+        UsageError: The actors of a trial need more than there is, or no node has room for one.
     """
     for trial in trials:
         if (
@@ -183,7 +184,7 @@ def _times(trial: GRPOConfig, nodes: Nodes, most: int) -> int:
 # ---- Trials that wait ----------------------------------------------------------------------------
 
 
-LOOK_S = 10.0  # pause between two looks at the nodes
+LOOK_S = 10.0  # pause between two checks of the nodes
 
 
 def nodes_alive() -> Nodes:
@@ -192,7 +193,7 @@ def nodes_alive() -> Nodes:
 
 
 class WaitingCallback(FailSafeCallback):
-    """Prints a line when the nodes have no room for a trial, and another when they have."""
+    """Prints a line when the nodes have no room for a trial, and another when there is room."""
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ class Plan:
                 "without slashes"
             )
         if options.resume == "must" and options.name is None:
-            raise UsageError("--resume needs --name, the experiment to continue")
+            raise UsageError("--resume needs --name: the experiment to continue")
         self.name: str = options.name or ""
         stored = self._read_stored()
         if options.resume == "must" and stored is None:
@@ -128,14 +128,14 @@ class Plan:
             self._take_stored_settings()
         self.trials = self._trials(self._seeds())
         # Key -> SHA-256 of the files that the trials read, as they were when the experiment
-        # started. None until that is known, also on the first resume of an experiment of an older
-        # version.
+        # started. None until they are known, and on the first resume of an experiment that an older
+        # version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path; None until they are read here
-        # Path -> content of the files that nodes of a cluster lack, once that is known.
+        # Path -> content of the files that nodes of a cluster lack, once these are known.
         self.shipped: dict[str, bytes] = {}
         self.told: list[str] = []  # notes from the checks of trials
-        self.memory: str | None = None  # a line about the largest trial, once it is compared
+        self.memory: str | None = None  # a line about the largest trial, once checked
 
     @property
     def directory(self) -> AnyPath:
@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def max_concurrent(self) -> int:
-        """Number of trials that run at a time. 0 means as many as fit."""
+        """Number of trials that run at the same time. 0 means as many as fit."""
         given = self.limits["max_concurrent"]
         return given if given is not None else int(self.options.scheduler == "fifo")
 
@@ -154,7 +154,7 @@ class Plan:
         return (self.directory / "tuner.pkl").exists()
 
     def _read_stored(self) -> dict[str, Any] | None:
-        """Return what the experiment of this name was started with, or None if there is none."""
+        """Return the description of the stored experiment of this name, or None without one."""
         if not self.name:
             return None
         path = self.directory / EXPERIMENT_FILE
@@ -177,7 +177,7 @@ class Plan:
         return None if before is None else find_preset(before)
 
     def _space(self) -> SearchSpace:
-        """Return the requested space. The preset fills in settings that its arms leave open."""
+        """Return the requested space. A preset fills in settings that the arms leave open."""
         if self.preset is None:
             return find_space(self.space_source)
         alone = self.space_source == self.preset.name
@@ -186,15 +186,14 @@ class Plan:
     def _space_source(self) -> tuple[str, str | None]:
         """Return the space's name, or its absolute path, and the SHA-256 of the file.
 
-        On a resume the file is compared with the one that the experiment was started with. This
-        happens before any of its code runs. The caller has checked that the user owns the
-        experiment.
+        On a resume, the file is compared with the one that the experiment was started with, before
+        any code in the file runs. The caller has checked that the user owns the experiment.
         """
         source = self.options.space
         if source is None and self.resuming:
             source = self.stored.get("space_source", self.stored["space"])
         if source is None and self.preset is not None:
-            source = self.preset.name  # one trial of its settings
+            source = self.preset.name  # one trial with the preset's settings
         if source is None:
             raise UsageError(f"--space is missing; valid: {', '.join(SPACES)}")
         source = absolute(source)
@@ -207,8 +206,8 @@ class Plan:
             raise UsageError(str(error)) from None
         if self.resuming and digest != self.stored.get("inputs", {}).get(SPACE_INPUT, digest):
             raise UsageError(
-                f"--resume: {file} has changed since this experiment started; put the file back "
-                "that the experiment started with, or start a new one"
+                f"--resume: {file} has changed since this experiment started; put the file back as "
+                "it was at the start, or start a new experiment"
             )
         return source, digest
 
@@ -248,7 +247,7 @@ class Plan:
         return checks
 
     def _tasks(self, fixed: Mapping[str, Any]) -> set[str]:
-        """Return the tasks of all arms when these keys are fixed."""
+        """Return the tasks of all arms if these keys are fixed."""
         key = "task.name"
         if key in fixed:
             return {fixed[key]}
@@ -322,7 +321,7 @@ class Plan:
         return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
 
     def _take_stored_settings(self) -> None:
-        """Take the stored settings of a resumed experiment. The given ones must not differ."""
+        """Use the stored settings of a resumed experiment, and refuse options that differ."""
         stored = self.stored
         was_file = SPACE_INPUT in stored.get("inputs", {})
         if self.space.name != stored["space"] or was_file != (self.space_digest is not None):
@@ -364,7 +363,7 @@ class Plan:
         return [self._complete(trial) for trial in in_blocks(trials)]
 
     def _of_preset(self, key: str, arms: Iterable[str]) -> str:
-        """Return a clause that says these arms take `key` from the preset, or ""."""
+        """Return a clause which says that these arms get `key` from the preset, or ""."""
         if self.preset is None or key in self.fixed or key not in self.preset.settings:
             return ""
         value = self.preset.settings[key]
@@ -447,12 +446,12 @@ class Plan:
             key = preset.lacks(trial)
             if key is not None:
                 raise Missing(
-                    f"--preset {preset.name}: {key} is not set, and the problems that ship do not "
-                    f"suit this preset; add --set {key}=FILE"
+                    f"--preset {preset.name}: {key} is not set, and the problems that ship with "
+                    f"this package do not suit the preset; add --set {key}=FILE"
                 )
 
     def check_memory(self, nodes: Nodes, available: int, where: str) -> None:
-        """Compare the memory that the trials need with the memory that there is.
+        """Compare the memory that the trials need with the available memory.
 
         Without a cluster, this also compares their GPU memory with the GPUs of this machine.
 
@@ -462,7 +461,7 @@ class Plan:
             where: Name of the machine or cluster, for messages.
 
         Raises:
-            DoesNotFit: The trials need more. The message is one line that lists the parts.
+            DoesNotFit: The trials need more memory. The message is one line that lists the parts.
             UsageError: A policy cannot be used.
         """
         needs = []
@@ -485,7 +484,7 @@ class Plan:
             raise UsageError(f"--resume: {error}") from None
 
     def _read_inputs(self) -> None:
-        """Record the present files that trials read, and which of them are the user's."""
+        """Record the digests of the files that trials read, and which files are the user's."""
         from grpo_trainable.tasks.input_files import Input, add_inputs
 
         read: dict[str, Input] = {}
@@ -522,9 +521,9 @@ class Plan:
         }.values()
 
     def prepare_directory(self) -> None:
-        """Write what the experiment is started with.
+        """Write the description of the experiment.
 
-        A resume writes too. That shows, before Ray starts, that the directory is writable.
+        A resume writes it too. This shows, before Ray starts, that the directory is writable.
         """
         if self.inputs is None:
             self._read_inputs()

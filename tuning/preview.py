@@ -1,4 +1,4 @@
-"""Text about what a plan would run: the differences between the trials, then what they share."""
+"""Text about the trials that a plan would run: their differences, then their shared settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_trainable.text import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
-MOST_CHARACTERS = 1200  # shown of a prompt or a true answer
+MOST_CHARACTERS = 1200  # maximum number of characters to show of a prompt or a true answer
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
@@ -56,7 +56,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
     text, _, truth = prompts.told("train", 0)
     if trial.model.env is not None:
         group, spaces = trial.rollout.group_size, spaces_of(trial.model.env)
-        yield f"\nin {trial.model.env} the policy sees {spaces.seen} and does {spaces.done}"
+        yield f"\nin {trial.model.env} the policy sees {spaces.seen} and takes {spaces.done}"
         yield f"a group is {group} episodes with the same start; the first group starts from {text}"
         return
     yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
@@ -66,7 +66,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
 
 
 def shortened(text: str) -> str:
-    """Return the text. In a long one, the number of characters replaces the middle."""
+    """Return the text. If it is long, the number of characters left out replaces the middle."""
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
         return text
@@ -75,7 +75,7 @@ def shortened(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a whole value, written as for `--set`."""
+    """Return a value in full, as it is written for `--set`."""
     if value is None or isinstance(value, str):
         return "none" if value is None else value
     if isinstance(value, float):
@@ -92,7 +92,7 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
 def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     """Yield the settings that all trials share, if at least one trial reads them.
 
-    Chosen settings come first, then those that have their default in every trial.
+    Chosen settings come first. Settings with their default in every trial follow.
     """
     flat = [trial.in_effect for trial in trials]
     given = [flatten(trial.to_dict()) for trial in trials]

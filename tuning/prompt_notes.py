@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from grpo_trainable.tasks.mix import MixTask
     from grpo_trainable.tasks.prompts import Prompts
 
-NUMBERS = "prompts"  # first word of a line that only gives the numbers of prompts
-OPEN_REASONING = "<think>"  # end of a prompt that the response continues
+NUMBERS = "prompts"  # first word of a line that only states the numbers of prompts
+OPEN_REASONING = "<think>"  # end of a prompt that has already begun the response
 
 
 def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> Iterator[str]:
@@ -28,9 +28,9 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
         yield (
             f"note: prompts already begin the response, with {OPEN_REASONING}, but "
-            f"model.chat_template={shown(trial.model.chat_template)} turns them into messages: a "
-            "prompt inside a prompt; choose another task.template, or model.chat_template=off "
-            "(docs/howto/math.md)"
+            f"model.chat_template={shown(trial.model.chat_template)} turns them into messages, so "
+            "each prompt ends up inside another one; choose another task.template, or "
+            "model.chat_template=off (docs/howto/math.md)"
         )
 
 

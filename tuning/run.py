@@ -37,7 +37,7 @@ from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 
 @contextmanager
 def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
-    """Start Ray for the trials of a plan, give its nodes, and shut Ray down at the end.
+    """Start Ray for the trials of a plan, yield its nodes, and shut Ray down at the end.
 
     Raises:
         UsageError: The cluster cannot be joined, a trial finds no room in it, or a node cannot be
@@ -83,10 +83,11 @@ def _start_ray(plan: Plan) -> None:
         return
     os.environ.update(resources.OPENMP)
     make_token(Path.home(), os.environ)
-    # Ray gives its workers niceness 15. Beside one busy process, a trial would seem to hang.
+    # Ray gives its workers niceness 15. Beside a single busy process, a trial would seem to hang.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a worker for each core in advance. Tune runs trials in other workers, with
-    # other environment variables. So each one would waste a CPU second while a trial starts.
+    # other environment variables. So each worker started in advance would waste a CPU second while
+    # a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     ray.init(
@@ -134,8 +135,8 @@ def fit(plan: Plan) -> list[Failure]:
             f"--resume: Tune's state in {plan.directory} cannot be read ({error}), and nothing was "
             "started; try again, or restore the newest experiment_state-*.json from a copy"
         ) from error
-    # Tune has ended, so from now on an interrupt ends the command directly. The signal is ignored:
-    # a timer may be about to send it, and its default action would kill this process.
+    # Tune has ended, so from now on an interrupt ends the command directly. SIGUSR1 is ignored: a
+    # timer may be about to send it, and its default action would kill this process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     stop_live_table()
     return [failure(trial) for trial in trials if trial.status == Trial.ERROR]
@@ -144,7 +145,7 @@ def fit(plan: Plan) -> list[Failure]:
 def failure(trial: Any) -> Failure:
     """Return how a trial failed, from its `error.txt` on this machine.
 
-    The storage path only has a copy of that file.
+    The storage path contains only a copy of that file.
     """
     return Failure(Path(trial.path).name, error_line(trial))
 
@@ -180,8 +181,8 @@ def _restored(plan: Plan) -> tune.Tuner:
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "
             f"({error}); resume it with that version, or start a new experiment"
         ) from error
-    # As an argument Tune would refuse the space if its keys differ from those of the version that
-    # started the experiment.
+    # If the space were passed as an argument, Tune would refuse it if its keys differ from those of
+    # the version that started the experiment.
     tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
     # Tune keeps the settings, including limits, of the command that started the experiment. It
     # has no public way to change them.
@@ -197,7 +198,7 @@ def tune_config(plan: Plan) -> tune.TuneConfig:
         mode="max",
         scheduler=scheduler(plan),
         search_alg=OrderedGrid(order),
-        # When PBT replaces a trial with a clone, the actors stay and get another config.
+        # When PBT replaces a trial with a clone, the actors remain and get another config.
         reuse_actors=plan.options.scheduler == "pbt",
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,

@@ -1,10 +1,10 @@
 """FIFO, ASHA and PBT for GRPO trials: Tune's schedulers with limits that a resume can change.
 
 When an experiment starts, Tune stores the number of retries in each trial and the number of
-concurrent trials in the search. A resume restores both. Every command makes a new scheduler, so
+concurrent trials in the search. A resume restores both. Every command creates a new scheduler. So
 here the scheduler sets both limits after a call of `limit`, and nothing else sets them.
 
-If you build a `tune.Tuner` yourself, they take the arguments of Tune's classes:
+If you build a `tune.Tuner` yourself, these classes take the arguments of Tune's classes:
 
     PBT(time_attr="training_iteration", hyperparam_mutations={"optim": {"lr": ...}}, synch=True)
 """
@@ -25,11 +25,11 @@ from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 class Limited(TrialScheduler):
     """Mixin to inherit before a scheduler of Tune. It changes no limits until `limit` is called."""
 
-    max_failures: int | None = None  # retries of a trial from now on, without earlier ones
-    max_concurrent = 0  # trials at a time; 0 means as many as fit
+    max_failures: int | None = None  # retries of a trial from now on, not counting earlier ones
+    max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
 
     def limit(self, max_failures: int, max_concurrent: int) -> None:
-        """Set the retries of each trial, and the number of trials at a time (0: all that fit)."""
+        """Set the retries of each trial and the number of concurrent trials (0: as many as fit)."""
         self.max_failures, self.max_concurrent = max_failures, max_concurrent
         self._seen: set[str] = set()
 
@@ -39,15 +39,16 @@ class Limited(TrialScheduler):
         if self.max_failures is None or trial.trial_id in self._seen:
             return  # Tune adds a trial again with every retry
         self._seen.add(trial.trial_id)
-        # After a save that failed or was cut short in an earlier command, Tune still keeps what it
-        # meant to do next. It would end the trial after the next checkpoint. We take the controller
-        # out of its wrapper, which warns about this attribute.
+        # After a save that failed or was cut short in an earlier command, Tune still keeps the
+        # decision that was to follow, and would end the trial after the next checkpoint. We take
+        # the controller out of its wrapper, because the wrapper warns about this attribute.
         tune_controller._tune_controller._cached_trial_decisions.pop(trial.trial_id, None)
         trial.max_failures = trial.num_failures + self.max_failures
         if self.max_concurrent and trial.status == Trial.PENDING:
             # Tune starts pending trials without asking, but paused ones only if chosen below.
             trial.set_status(Trial.PAUSED)
-            # If Tune ends before that, it needs the trial's directory, which has no name yet.
+            # If Tune ends before the trial starts, it needs the trial's directory, which has no
+            # name yet.
             trial.init_local_path()
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
@@ -84,14 +85,14 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
 # ---- Keys that population-based training varies --------------------------------------------------
 
 
-# Dotted key -> its least and greatest value. For the clip range, these multiply its default.
+# Dotted key -> its minimum and maximum. For the clip range, these are factors of its default.
 MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
 
 Bounds = Mapping[str, tuple[float, float]]
 
 
 def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
-    """Return the least and the greatest value of each varied key that the trial reads."""
+    """Return the minimum and the maximum of each varied key that the trial reads."""
     bounds = {key: limits for key, limits in MUTATIONS.items() if trial.reads(key)}
     if "loss.clip" in bounds:
         low, high = bounds["loss.clip"]
@@ -100,9 +101,9 @@ def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
 
 
 def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
-    """Move each key of a config that PBT explores into its bounds.
+    """Limit the varied keys of a config that PBT explores to their bounds.
 
-    Tune's factors of 0.8 and 1.2 multiply from clone to clone, until values are no longer valid.
+    Tune multiplies a value by 0.8 or 1.2 with each clone, so without bounds it can become invalid.
     """
     for key, (low, high) in bounds.items():
         set_dotted(config, key, min(max(flatten(config)[key], low), high))

@@ -1,8 +1,9 @@
 """Keep Tune's snapshots of an experiment whole, and refuse to resume from a damaged one.
 
-`--resume` continues from the newest snapshot. Tune copies each snapshot over the previous one, once
-per second. A full disk would cut both short. A snapshot that is copied while Tune writes it would
-be incomplete. If Tune cannot read a snapshot, it silently restarts all trials from the beginning.
+`--resume` continues from the newest snapshot. Once per second, Tune copies the snapshot over its
+previous copy. A full disk would cut both short. A snapshot that is copied while Tune writes it
+would be incomplete. If Tune cannot read a snapshot, it silently restarts all trials from the
+beginning.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from grpo_trainable.storage.trial_storage import path_on
 
 
 def keep_whole() -> None:
-    """Make Tune, in this process, copy each file of a snapshot whole or not at all."""
+    """Make Tune, in this process, copy each file of a snapshot completely or not at all."""
     _FilesystemSyncer._sync_up_command = _sync_up_command  # Tune has no public way
 
 
@@ -34,12 +35,12 @@ def _sync_up_command(
     return bring, {"local_path": local_path, "fs": self.storage_filesystem, "fs_path": uri}
 
 
-# (source, target) -> time of the last change and size of the file when it was copied.
+# (source, target) -> time of last change and size that the file had when it was copied.
 _brought: dict[tuple[str, str], tuple[int, int]] = {}
 
 
 def bring(local_path: str, fs: FileSystem, fs_path: str) -> None:
-    """Copy files that have changed in a directory into another one, or into a store.
+    """Copy the changed files of a directory into another directory, or into a store.
 
     Raises:
         OSError: A file cannot be written. Its previous copy remains.

@@ -1,4 +1,4 @@
-"""Drive a coroutine that asks for replies, one reply at a time, from synchronous code."""
+"""Synchronous access to a coroutine that asks for one reply after another."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Dialogue(Generic[T]):
         return text
 
     def reply(self, text: str) -> str | None:
-        """Send a reply and return the next text, as `listen`."""
+        """Send a reply and return the next text, as `listen` does."""
         self._loop.call_soon_threadsafe(self._replies.put_nowait, text)
         return self.listen()
 

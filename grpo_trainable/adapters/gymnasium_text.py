@@ -36,7 +36,7 @@ def gymnasium_environment(
             self._space = space = self._env.action_space
             if not isinstance(space, (gymnasium.spaces.Discrete, gymnasium.spaces.Text)):
                 raise ValueError(f"{name}: actions are {space}, neither discrete nor text")
-            first = getattr(space, "start", 0)  # a text space has neither
+            first = getattr(space, "start", 0)  # a text space has neither `start` nor `n`
             numbers = range(first, first + getattr(space, "n", 0))
             self._actions = dict(zip(actions or map(str, numbers), numbers, strict=True))
 

@@ -1,4 +1,4 @@
-"""Adapter for OpenEnv (https://meta-pytorch.org/OpenEnv), with a server that already runs."""
+"""Adapter for OpenEnv (https://meta-pytorch.org/OpenEnv) that uses a running server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def openenv_environment(
 ) -> type:
     """Return a class for `env.name` that plays the environment of an OpenEnv server.
 
-    A specification holds the arguments of `reset`, such as {"seed": N}. An action is invalid if
+    A specification contains the arguments of `reset`, such as {"seed": N}. An action is invalid if
     `act` raises a ValueError or a TypeError, or if the server rejects it. The answer is then "not
     an action", and the environment does not change.
 

@@ -1,4 +1,4 @@
-"""Import libraries that only one adapter needs, when its factory is called."""
+"""Import a library that a single adapter needs, when the adapter's factory is called."""
 
 from __future__ import annotations
 

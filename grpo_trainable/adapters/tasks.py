@@ -51,7 +51,7 @@ def listed_task(
     Args:
         environment: Class of the environment.
         specs: Specifications of the training episodes.
-        held_out: Specifications of the evaluations, by default `specs`.
+        held_out: Specifications of the evaluation episodes, by default `specs`.
         stop: Strings that end an action.
 
     Raises:

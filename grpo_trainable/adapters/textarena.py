@@ -14,8 +14,8 @@ from grpo_trainable.environments import JSONValue, Turn
 def textarena_environment(name: str, **options: Any) -> type:
     """Return a class for `env.name` that plays `textarena.make(name, **options)`.
 
-    A specification is {"seed": N}. The policy reads each message of the game to its player once.
-    The game's reward comes with the last action.
+    A specification is {"seed": N}. The policy reads each message from the game to its player once.
+    The last action earns the game's reward.
 
     Args:
         name: Name of the game in TextArena.
@@ -69,7 +69,7 @@ class OwnRandomness:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Restore this user's state of `random`, and the state of the others at the end."""
+        """Use this user's state of `random`, and restore the others' state at the end."""
         others = random.getstate()
         random.setstate(self._state)
         try:

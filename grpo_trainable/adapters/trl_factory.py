@@ -24,7 +24,7 @@ def trl_environment(
         factory: Returns a new environment.
         reward: Returns the reward of an environment at the end of the episode. By default this is
             the environment's `get_reward()`.
-        calls: Most tool calls of an episode. The last one ends the episode.
+        calls: Maximum number of tool calls per episode. The last one ends the episode.
     """
 
     class Adapted:
@@ -32,7 +32,7 @@ def trl_environment(
             self._env = factory()
             self._tools = tool_calls.public_methods(self._env, without=("reset", "get_reward"))
             if reward is None and not hasattr(self._env, "get_reward"):
-                raise ValueError("the environment has no get_reward(): give reward=FUNCTION")
+                raise ValueError("the environment has no get_reward(): pass reward=FUNCTION")
 
         def reset(self, spec: JSONValue) -> str:
             assert isinstance(spec, Mapping), spec

@@ -22,8 +22,8 @@ def verifiers_environment(**config: Any) -> type:
     reply. The last action earns the reward of the trace, and the trace's metrics become `info`.
 
     Args:
-        **config: Fields of the `EnvConfig` for `load_environment`: `taskset={"id": …}`, and a
-            field for each agent, by its name.
+        **config: Fields of the `EnvConfig` for `load_environment`: `taskset={"id": …}`, and one
+            field per agent, with the agent's name.
 
     Raises:
         ValueError: If verifiers is not installed (the message is one line), or if the config is

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_trainable.adapters.dialogue import Ask
 
-ONE_CONVERSATION = "an episode must be one conversation of one agent, which is the policy"
+ONE_CONVERSATION = "an episode must be one conversation with one agent, which is the policy"
 
 
 async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
@@ -80,7 +80,7 @@ class PolicyAgent:
 
 
 class Conversation:
-    """The result of `agents.NAME.interaction(task)`.
+    """A conversation with the policy, opened by `agents.NAME.interaction(task)`.
 
     Each turn sends a text to the policy and waits for the reply.
     """
@@ -125,7 +125,7 @@ def recorded(vf: Any, task: Any) -> Any:
 
 
 def refuse(kind: type, needed: list[str]) -> None:
-    """Refuse a class that needs something.
+    """Refuse a class that needs parts which are not available here.
 
     Raises:
         ValueError: If `needed` is not empty.

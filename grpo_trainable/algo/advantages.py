@@ -1,8 +1,8 @@
 """Advantages from rewards. Shapes: N groups of G responses each; `rewards` is never changed.
 
-`ADVANTAGES` holds the built-in values of `loss.advantage`. They share their signature with
-user-defined ones: `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give
-exactly 0, except with `none`.
+`ADVANTAGES` holds the built-in values of `loss.advantage`. Built-in and user-defined functions have
+the signature `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give exactly 0,
+except with `none`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Advantage(Protocol):
-    """A function from rewards (N, G) to advantages (N, G): reward above expectation."""
+    """A function from rewards (N, G) to advantages (N, G), by group or over all groups."""
 
     def __call__(self, rewards: Tensor, /, *, eps: float) -> Tensor:
         """Return the advantages (N, G) of `rewards` (N, G)."""
@@ -53,7 +53,7 @@ def raw_reward(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def zero(rewards: Tensor, *, eps: float) -> Tensor:
-    """Return 0 for every response: only a teacher counts (distillation). `eps` is ignored."""
+    """Return 0 for every response, so only a teacher counts (distillation). `eps` is ignored."""
     return torch.zeros_like(rewards)
 
 
@@ -91,7 +91,7 @@ def batch(rewards: Tensor, *, eps: float) -> Tensor:
 def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     """Return r − mean of its group, divided by (sample std + eps) over all groups together.
 
-    The standard deviation is that of the differences r − mean, over all groups. This is
+    The standard deviation is taken of the differences r − mean, not of the rewards. This is
     REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens, so long responses weigh
     more. Here every response counts once.
     """
@@ -102,11 +102,12 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
-    """Return (r − mean) / (mean + eps) within each group, and 0 where all rewards are 0.
+    """Return (r − mean) / (mean + eps) within each group, or 0 if all rewards of the group are 0.
 
-    With rewards of 0 and 1 the gradient estimates, from G samples, that of the mean log-likelihood
-    of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv 2602.02710). Equal rewards
-    give 0: without a correct response there is nothing to make more likely.
+    With rewards of 0 and 1, the policy gradient is an estimate, from G samples, of the gradient of
+    the mean log-likelihood of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv
+    2602.02710). A group without a correct response gets 0, because it has nothing to make more
+    likely.
 
     Raises:
         ValueError: A reward is below 0. The mean could then be near 0, and one group would dominate
@@ -159,8 +160,8 @@ def compute_group_normalized_rewards(
         normalize_by_std: Use `group_std`. Otherwise use `group_mean`.
 
     Raises:
-        ValueError: N is 0, not a multiple of `group_size`, or not the number of ground truths. Also
-            for groups of one response with `normalize_by_std`.
+        ValueError: N is 0, is not a multiple of `group_size`, or differs from the number of ground
+            truths. `normalize_by_std` also needs groups of at least 2 responses.
     """
     num_responses = len(rollout_responses)
     if num_responses != len(repeated_ground_truths):

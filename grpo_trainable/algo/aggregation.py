@@ -14,7 +14,7 @@ from grpo_trainable.algo.masking import masked_row_mean, masked_sum
 # The values of `loss.aggregation`:
 # sequence_mean  mean of each response, then mean of the responses (GRPO, arXiv 2402.03300)
 # token_mean     mean of all tokens (DAPO, arXiv 2503.14476)
-# constant       sum of each response over max tokens, then mean (Dr. GRPO, arXiv 2503.20783)
+# constant       sum of each response / max_tokens, then mean (Dr. GRPO, arXiv 2503.20783)
 AGGREGATIONS = ("sequence_mean", "token_mean", "constant")
 
 
@@ -26,7 +26,7 @@ def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
     Args:
         aggregation: One of `AGGREGATIONS`.
         mask: Response mask of the whole gradient step, (B, S).
-        max_tokens: The most tokens that a response can have. Only `constant` uses it.
+        max_tokens: Largest number of tokens in a response. Only `constant` uses it.
 
     Raises:
         ValueError: `aggregation` is unknown.
@@ -48,11 +48,11 @@ def aggregate(
 
     The shares of all microbatches add up to the loss.
 
-    The weight of a token shows how length biases the gradient. Take a step of two responses, with 1
-    and 3 tokens, where at most 4 are allowed. A token of the short response and a token of the long
-    one then weigh
+    The aggregation sets the weight of a token, and so how length biases the gradient. For example,
+    let a step have two responses, of 1 and 3 tokens, and let `max_tokens` be 4. The weights of a
+    token in the short response and of one in the long response are then:
 
-        sequence_mean  1/2 and 1/6: a long response is spread thin, whether good or bad
+        sequence_mean  1/2 and 1/6: both responses weigh the same in total
         token_mean     1/4 and 1/4: the long response weighs three times as much in total
         constant       1/8 and 1/8: equal, and independent of the lengths of other responses
 

@@ -2,8 +2,8 @@
 
 d = log π_θ − log π_ref. All tensors are (B, S). Off the mask, log-probs may hold anything and
 estimates are 0. Source: Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds
-the values of `loss.kl_estimator`, and also k1. k1 is only measured, because its expected gradient
-is 0.
+the values of `loss.kl_estimator`, and also k1. k1 only serves as a metric: its expected gradient is
+0, so it cannot be a loss.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
 def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
     """Return e^(−d) − 1 + d per token: unbiased, never negative.
 
-    A d below −20 counts as −20, so that float32 can hold the exponential. Its gradient is that at
-    −20 (`ratios.bounded_log_ratio`).
+    A d below −20 counts as −20, so that float32 can hold the exponential, and has the gradient of
+    d = −20 (see `ratios.bounded_log_ratio`).
     """
     minus_d = bounded_log_ratio(-k1(log_probs, ref_log_probs, mask))
     # expm1 because exp(-d) - 1 loses all digits for small d, and d is small most of the time.

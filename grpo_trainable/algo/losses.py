@@ -3,12 +3,12 @@
 Shapes: B responses, S positions. All tensors are (B, S) unless stated otherwise. ρ is the ratio
 π_θ / π_old and A the advantage. clip(ρ) keeps ρ within [1 − clip_low, 1 + clip_high].
 
-`LOSSES` holds the built-in values of `loss.type`. All take the same tensors and the clip range, so
-the learner can call any of them, and user-defined ones too. A formula ignores arguments that it
-does not need. Any further argument is the setting of the same name (`loss.tau_positive`), or
-`selected` (`selection`). Each loss returns the loss of every token and the tokens that it clipped,
-which `loss/clip_fraction` counts. Positions off the mask may hold anything: their loss is 0 and
-they never count as clipped.
+`LOSSES` holds the built-in values of `loss.type`. All losses, user-defined ones included, take the
+same tensors and the clip range, so the learner calls them all in the same way. A formula ignores
+arguments that it does not need. Any further argument is either a setting of the same name, such as
+`loss.tau_positive`, or the `selected` tokens of the module `selection`. Each loss returns the loss
+of every token, and the tokens that it clipped. `loss/clip_fraction` counts the clipped tokens.
+Positions off the mask may hold anything: their loss is 0 and they never count as clipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class TokenLoss(Protocol):
-    """A function that returns the loss of each token, (B, S), and the clipped ones, bool (B, S)."""
+    """A function that returns each token's loss, (B, S), and the clipped tokens, bool (B, S)."""
 
     def __call__(
         self,
@@ -79,8 +79,8 @@ def grpo_clip(
     Papers: GRPO, arXiv 2402.03300 (clip 0.2, 0.2); DAPO, arXiv 2503.14476 (0.2, 0.28); PPO, arXiv
     1707.06347, equation 7 (0.2, 0.2).
 
-    With `dual_clip` c, the loss of a token with A < 0 is at most −cA, and constant where ρ > c
-    (dual-clip PPO, arXiv 1912.09729: c = 3).
+    With `dual_clip` c, the loss of a token with A < 0 is at most −cA. It is constant for ρ > c, so
+    the token has no gradient there (dual-clip PPO, arXiv 1912.09729: c = 3).
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -161,9 +161,9 @@ def compute_grpo_clip_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute −min(ρA, clip(ρ)A) per token, (B, S), and the metadata `clipped`.
 
-    A is (B, 1). ρ = exp(policy_log_probs − old_log_probs) is at most e^20 (`ratios`) and clipped to
-    [1 − cliprange, 1 + cliprange]. `clipped` is 1.0 where the clipped term was taken. DeepSeekMath,
-    arXiv 2402.03300.
+    A is (B, 1). ρ = exp(policy_log_probs − old_log_probs) is at most e^20 (see `ratios`). clip(ρ)
+    keeps ρ within [1 − cliprange, 1 + cliprange]. `clipped` is 1.0 for tokens whose clipped term is
+    the smaller one. DeepSeekMath, arXiv 2402.03300.
     """
     ratio = bounded_log_ratio(policy_log_probs - old_log_probs).exp()
     loss, clipped = clipped_surrogate(ratio, advantages, cliprange, cliprange)
@@ -186,7 +186,7 @@ def compute_policy_gradient_loss(
         raw_rewards: Rewards, (B, 1). Needed for `no_baseline`.
         advantages: Advantages, (B, 1). Needed for `reinforce_with_baseline` and `grpo_clip`.
         old_log_probs: Log-probs under the old policy, (B, S). Needed for `grpo_clip`.
-        cliprange: Clip range on both sides of 1. Needed for `grpo_clip`.
+        cliprange: Distance from 1 to both bounds of the clip range. Needed for `grpo_clip`.
 
     Raises:
         ValueError: A needed argument is missing, or `loss_type` is unknown.

@@ -15,12 +15,12 @@ def zero_off_mask(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_sum(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Return the sum over positions with mask 1, along `dim` or over everything; 0 for none."""
+    """Return the sum over positions with mask 1, along `dim` or in total; 0 if there are none."""
     return zero_off_mask(tensor, mask).sum(dim)
 
 
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Return the mean over positions with mask 1; NaN for none, like an empty `mean()`."""
+    """Return the mean over positions with mask 1; NaN if there are none, as in `Tensor.mean`."""
     return masked_sum(tensor, mask, dim) / mask.bool().expand_as(tensor).sum(dim)
 
 

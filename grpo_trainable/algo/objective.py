@@ -52,10 +52,10 @@ def compute_objective(
         advantages: Advantage of each token.
         mask: Tokens that count.
         loss: Loss per token, a value of `LOSSES` or a user-defined function.
-        clip_low: Clip range below 1, passed to `loss`.
-        clip_high: Clip range above 1, passed to `loss`.
-        importance_cap: C, the bound on w. None leaves w out.
-        kl_coef: β. 0 leaves the KL out.
+        clip_low: Distance from 1 down to the lower bound of the clip range; passed to `loss`.
+        clip_high: Distance from 1 up to the upper bound of the clip range; passed to `loss`.
+        importance_cap: C, the bound on w. None omits w.
+        kl_coef: β. 0 omits the KL.
         kl_estimator: A key of `KL_ESTIMATORS`.
         aggregation: One of `AGGREGATIONS`.
         denominator: `loss_denominator` of the whole gradient step. With it, the shares of the

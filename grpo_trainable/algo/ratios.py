@@ -20,12 +20,12 @@ IMPORTANCE_RULES = ("truncate", "mask")
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with the gradient of an unbounded ratio.
+    """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with a gradient even above the bound.
 
-    The exponential of the result stops growing, and its derivative remains the bounded ratio. A
-    token that a loss does not clip (A < 0) is therefore still pushed back. A plain clamp would stop
-    that, because its derivative is 0. No lower bound is needed: the exponential underflows to 0,
-    and so does its derivative.
+    Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and so is its derivative. A
+    token that a loss does not clip (A < 0) is therefore still pushed back. A plain clamp would not
+    push the token back, because its derivative is 0. No lower bound is needed: the exponential
+    underflows to 0, and so does its derivative.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess
@@ -67,20 +67,20 @@ def importance_weight(
     """Return the weight w = p/b of each token, (B, S), bounded by `rule`.
 
     The weight is a constant that multiplies the loss of the token. p is the policy at the start of
-    the round and b the policy that sampled. As in AReaL (arXiv 2505.24298), w is decoupled from the
-    clipped ratio, which is then π_θ / p.
+    the round, and b the policy that sampled the token. As in AReaL (arXiv 2505.24298), w is
+    decoupled from the clipped ratio, which is then π_θ / p.
 
     Args:
         start_log_probs: Log-probs under p, (B, S).
         behaviour_log_probs: Log-probs under b, (B, S).
         mask: Tokens that count, (B, S).
         cap: Upper bound on w.
-        level: `token` gives each token its w, and 1 off the mask. `sequence` gives every token the
-            product over its response.
+        level: `token` gives each token its own w, and 1 off the mask. `sequence` gives every token
+            the product of w over its response.
         rule: `truncate` gives min(w, `cap`), truncated importance sampling (Yao et al. 2025).
             `mask` gives w where `floor` ≤ w ≤ `cap` and 0 elsewhere, masked importance sampling
             (Liu et al. 2025). `mask` with a floor is IcePop (arXiv 2510.18855: 0.5, 5).
-        floor: Lower bound on w for `mask`. None is no bound.
+        floor: Lower bound on w for `mask`. None means no bound.
 
     Raises:
         ValueError: `level` or `rule` is unknown.
@@ -134,10 +134,10 @@ def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return −min(ρA, clip(ρ)A), and the tokens where the min took the clipped term.
+    """Return −min(ρA, clip(ρ)A), and the tokens whose clipped term is the smaller one.
 
-    The clipped term gives no gradient. The min takes it where ρ is out of range on the side that A
-    favours.
+    The clipped term gives no gradient. It is the smaller one if ρ is out of range on the side that
+    A favours.
     """
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
@@ -145,5 +145,5 @@ def clipped_surrogate(
 
 
 def surrogate_without(ratio: Tensor, advantages: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return −ρA, with 0 for the tokens `dropped`, bool (B, S), and `dropped` itself."""
+    """Return −ρA, set to 0 for the `dropped` tokens, bool (B, S), and `dropped` itself."""
     return (-ratio * advantages).masked_fill(dropped, 0), dropped

@@ -14,10 +14,11 @@ from grpo_trainable.algo.kl import k1
 def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
     """Return Σ_t (log π − log π_ref) of each response in nats, (G,), positive or negative.
 
-    All arguments are (G, R). π is the policy that sampled, so the mean is the KL to the reference,
-    and r − β·(this sum) is the reward of RLHF (Ziegler et al. 2019, arXiv 1909.08593). The penalty
-    applies to the response as a whole, as in RLOO (arXiv 2402.14740). In REINFORCE++ (arXiv
-    2501.03262) each token is charged only for the tokens that follow it.
+    All arguments are (G, R). π is the policy that sampled, so the mean of this sum over responses
+    estimates the KL to the reference. The reward of RLHF is r − β·(this sum) (Ziegler et al. 2019,
+    arXiv 1909.08593). The penalty applies to the response as a whole, as in RLOO (arXiv
+    2402.14740). In REINFORCE++ (arXiv 2501.03262), a token is penalised only for the tokens from
+    itself on.
     """
     return k1(log_probs, ref_log_probs, mask).sum(dim=-1)
 
@@ -26,7 +27,7 @@ def overlong_penalty(lengths: Tensor, longest: int, buffer: int) -> Tensor:
     """Return 0 up to `longest` − `buffer` tokens, then a linear rise to 1 at `longest` tokens.
 
     `lengths` (G,) is in tokens and the result (G,) is float32. Soft overlong punishment of DAPO
-    (arXiv 2503.14476, equation 13: 20,480 and 4,096).
+    (arXiv 2503.14476, equation 13: `longest` 20,480 and `buffer` 4,096).
     """
     return ((lengths - (longest - buffer)) / buffer).clamp(0, 1)
 
@@ -44,8 +45,8 @@ def weighted_parts(parts: Tensor, weights: Tensor, *, normalize: bool, eps: floa
     """Return Σ_k w_k·r_k of each response of a group, (G,); `parts` (G, K), `weights` (K,).
 
     With `normalize`, each part becomes (r_k − mean) / (sample std + `eps`) of the group before it
-    is weighted. A part then counts by its weight, independent of its variance, and equal values
-    give exactly 0. Combined with the advantage `batch` this is GDPO (arXiv 2601.05242, equations 4
+    is weighted. A part then counts according to its weight, whatever its variance, and equal values
+    give exactly 0. Combined with the advantage `batch`, this is GDPO (arXiv 2601.05242, equations 4
     to 7).
     """
     if normalize:

@@ -2,9 +2,9 @@
 
 The selection depends on all tokens of the step. It therefore runs before the step is split into
 microbatches, on the log-probs of the policy before the step. For each such loss, `SELECTIONS` has a
-function that takes the whole step and returns the tokens as bool (B, S), False off the mask. The
-loss receives its microbatch's part of them as `selected`. Shapes and results are otherwise those of
-`losses`. ρ is the ratio π_θ / π_old of a token and A its advantage.
+function that takes the whole step and returns the selected tokens as bool (B, S), False off the
+mask. The loss receives its microbatch's part of that tensor as `selected`. Otherwise, shapes and
+results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A its advantage.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def second_moment_outliers(
 
     These are the tokens with the largest (log ρ)². Only tokens that moved in the direction that A
     favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Other tokens would not be
-    clipped either. Equation 4 and algorithm 1 of arXiv 2510.01161 (0.04).
+    clipped either. Equation 4 and algorithm 1 of arXiv 2510.01161 (`second_moment` 0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0
@@ -156,7 +156,7 @@ def kl_cov_tokens(
 ) -> Tensor:
     """Return the `cov_fraction` of all tokens, at least one, with the largest covariance.
 
-    KL-Cov, arXiv 2505.22617, equation 13 (2e-4).
+    KL-Cov, arXiv 2505.22617, equation 13 (fraction 2e-4).
     """
     cov = covariances(log_probs, advantages, mask).flatten()
     largest = cov.sort(descending=True, stable=True).indices[: _share(cov_fraction, mask)]
@@ -178,8 +178,8 @@ def kl_cov(
     """Compute −ρA per token, plus `cov_kl_coef`·|log ρ| for the `selected` tokens.
 
     `kl_cov_tokens` selects them. No ratio is clipped. KL-Cov (arXiv 2505.22617, equation 14:
-    coefficient 1.0) adds KL(π_old ‖ π_θ) of these tokens. The authors' code uses |log ρ| for it, as
-    here. It has no gradient at ρ = 1.
+    coefficient 1.0) adds KL(π_old ‖ π_θ) of these tokens. The authors' code replaces this KL with
+    |log ρ|, and so does this function. |log ρ| has no gradient at ρ = 1.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
     ratio = token_ratio(log_probs, old_log_probs, mask)

@@ -1,7 +1,7 @@
-"""Advantages of single tokens, computed from the values of the states between them.
+"""Advantages per token, computed from state values, from returns or from a teacher.
 
 Shapes: G responses of R tokens. All tensors are (G, R) unless stated otherwise. State t is the
-prompt plus the first t tokens of the response, and token t is the action taken in it.
+prompt plus the first t tokens of the response, and token t is the action taken in state t.
 `values[:, t]` is the expected return from state t. `mask` may have holes, and a hole is not a
 state. Off the mask, tensors may hold anything and results are 0.
 """
@@ -32,7 +32,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 
     Generalised advantage estimation (arXiv 1506.02438, equation 16). The state after the last token
     has value 0, even if the response was cut off there. λ = 1 gives the discounted return minus the
-    value, λ = 0 gives δ.
+    value, and λ = 0 gives δ.
     """
     advantages = torch.zeros_like(values)
     advantage = following = values.new_zeros(len(values))
@@ -53,9 +53,9 @@ def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor
 def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
     """Return each step's return-to-go, Σ_l γ^l r_{t+l}, minus its mean over the group at that step.
 
-    A group-relative advantage for episodes that are compared step by step. An episode that has
-    ended earns nothing more and counts as 0. With a reward only at the last step, equal lengths and
-    γ = 1, this is `group_mean`.
+    This group-relative advantage compares episodes step by step. An episode that has ended counts
+    as 0 in the mean. With a reward only at the last step, equal lengths and γ = 1, this is
+    `group_mean`.
 
     Raises:
         ValueError: The group has a single episode.
@@ -67,11 +67,11 @@ def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
 
 
 def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
-    """Return V(next valued state) − V(latest valued state at or before this one).
+    """Return, for each token, V(next valued state) − V(latest valued state at or before its own).
 
-    After the last valued state the reward, (G,), stands for the next value. VinePPO, arXiv
-    2410.01679, equation 8, without discount. All tokens between two valued states share their
-    advantage.
+    If no valued state follows, the reward of the response takes the place of the next value. All
+    tokens between two valued states have the same advantage. VinePPO, arXiv 2410.01679, equation 8,
+    without discount.
 
     Args:
         rewards: Reward of each response, (G,).
@@ -92,7 +92,7 @@ def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
 def whitened_tokens(
     advantages: Sequence[Tensor], masks: Sequence[Tensor], *, eps: float
 ) -> list[Tensor]:
-    """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) for each.
+    """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) per group.
 
     Equal advantages give exactly 0. A single token equals its mean and also gives 0.
     """

@@ -32,7 +32,7 @@ def sapo(
     """Compute −(4/τ)·σ(τ(ρ − 1))·A per token: a gate that closes gradually on both sides of ρ = 1.
 
     τ is `tau_positive` where A > 0, else `tau_negative`. Nothing is clipped, so `clip_low` and
-    `clip_high` are ignored. SAPO, arXiv 2511.20347 (1.0, 1.05).
+    `clip_high` are ignored. SAPO, arXiv 2511.20347 (τ = 1.0 and 1.05).
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -52,10 +52,10 @@ def gmpo(
 ) -> tuple[Tensor, Tensor]:
     """Compute −sA per token, with s the geometric mean of a response's clipped ratios.
 
-    Clipping comes before the mean: log ρ is kept at or below `clip_high` where A > 0, and at or
-    above −`clip_low` elsewhere. ρ therefore stays within [e^−clip_low, e^clip_high] on the side
-    that A favours. GMPO, arXiv 2507.20673 (0.4, 0.4). Every token of a response has the loss −sA,
-    so `sequence_mean` gives the loss of the paper.
+    Ratios are clipped before their mean is computed: log ρ is at most `clip_high` where A > 0, and
+    at least −`clip_low` elsewhere. ρ therefore stays within [e^−clip_low, e^clip_high] on the side
+    that A favours. GMPO, arXiv 2507.20673 (clip 0.4, 0.4). Every token of a response has the loss
+    −sA, so `sequence_mean` gives the loss of the paper.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -99,8 +99,8 @@ def dppo_tv(
 
     Too far means π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0.
     |π_θ − π_old| is the total variation of the choice between this token and any other.
-    DPPO-Binary-TV, arXiv 2602.04879, equations 12 and 13 (0.15). The authors' code also cuts ρ, at
-    10 or more. Here ρ is only bounded at e^20.
+    DPPO-Binary-TV, arXiv 2602.04879, equations 12 and 13 (threshold 0.15). The authors' code also
+    cuts ρ, at 10 or more. Here the only bound on ρ is e^20.
     """
     moved = _probability(log_probs, mask) - _probability(old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -119,10 +119,10 @@ def dppo_kl(
 ) -> tuple[Tensor, Tensor]:
     """Compute −ρA per token, and 0 where its KL grew too large in the direction A favours.
 
-    The KL is that of the choice between this token and any other,
-    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). It is too large above `clip_high`
-    where A > 0 and ρ > 1, and above `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv
-    2602.04879, equations 12 and 14 (0.05). ρ is bounded as in `dppo_tv`.
+    The KL is computed for the choice between this token and any other:
+    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). Its limit is `clip_high` where
+    A > 0 and ρ > 1, and `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv 2602.04879,
+    equations 12 and 14 (limit 0.05). ρ is bounded as in `dppo_tv`.
     """
     new, old = _probability(log_probs, mask), _probability(old_log_probs, mask)
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).detach()

@@ -1,4 +1,4 @@
-"""The loss of a critic, and the share of the returns that it explains."""
+"""The loss of a critic, and the share of the variance of returns that the critic explains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def value_loss(
     """Compute ½·max((V − R)², (V_clip − R)²) per token, (B, S), and the clipped tokens.
 
     V_clip keeps V within `clip` of the value before the round (PPO2, OpenAI baselines). A token is
-    clipped if the max took the clipped term, which gives no gradient. `clip=None` turns clipping
-    off. Off the mask, tensors may hold anything; the loss there is 0 and nothing is clipped.
+    clipped if its V_clip term is the larger one. That term gives no gradient. `clip=None` turns
+    clipping off. Off the mask, tensors may hold anything; the loss there is 0 and nothing is
+    clipped.
     """
     target = zero_off_mask(returns, mask)
     values, old = zero_off_mask(values, mask), zero_off_mask(old_values, mask)

@@ -1,8 +1,8 @@
 """Check that a bundle of the trial's placement group is on a machine that is alive.
 
-When a machine dies, Ray moves its bundles to other machines as soon as one has room. First Ray has
-to notice, which takes 15 s if the machine is dead and a minute if the link is cut. Until the move,
-an actor for such a bundle would wait for ever, or die at once.
+When a machine dies, Ray moves its bundles to other machines as soon as one has room. But Ray must
+first notice the death, which takes 15 s if the machine is dead and a minute if its network link is
+cut. Until the move, an actor for such a bundle would wait for ever, or die at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _has_room_now(bundle: int) -> bool:
 
 
 def places_of_bundles() -> dict[int, str]:
-    """Return bundle -> id of its machine for the trial's placement group. Empty outside Tune."""
+    """Return bundle -> machine id for the trial's placement group, or {} outside Tune."""
     group = ray.util.get_current_placement_group()
     return {} if group is None else ray.util.placement_group_table(group)["bundles_to_node_id"]
 
@@ -60,7 +60,7 @@ def node_of(
 
 
 def _answers(address: str, port: int) -> bool:
-    """Return True if a machine answers. Ray counts a dead one as alive for a while."""
+    """Return True if a machine answers. Ray lists a dead machine as alive for a while."""
     try:
         socket.create_connection((address, port), ANSWER_S).close()
     except OSError:

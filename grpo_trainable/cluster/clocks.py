@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_trainable.telemetry.timers import now
 
-ASKED = 6  # readings of a clock; the first one starts a process there
+ASKED = 6  # number of readings of a remote clock; the first reading starts a process there
 
 
 class Answer(NamedTuple):
@@ -44,5 +44,5 @@ def offset_of(node: str) -> float:
 
 
 def _clock() -> float:
-    """Return the seconds since 1970. Ray accepts no built-in function."""
+    """Return the seconds since 1970. Ray does not accept a built-in function."""
     return time.time()

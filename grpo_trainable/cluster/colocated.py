@@ -26,7 +26,7 @@ class Colocated:
     """Worker with the methods of both roles. The generator keeps its own copy of the weights.
 
     The worker samples with the threads of `resources.generator_cpus` and trains with those of
-    `resources.worker_cpus`. The shipped policy gains nothing from a second thread in sampling.
+    `resources.worker_cpus`. With a second thread, the shipped policy does not sample any faster.
     """
 
     CONCURRENT = ("progress", "score")
@@ -37,7 +37,7 @@ class Colocated:
         self._learner = Learner(config, transport, clock)
 
     def reset(self, config: GRPOConfig) -> None:
-        """Restart both roles with a config of the same placement, resources and transport."""
+        """Restart both roles with a config that has the same placement, resources and transport."""
         self._generator.reset(config)
         self._learner.reset(config)
 

@@ -53,7 +53,7 @@ class RayActor:
             num_cpus: CPUs that the actor reserves.
             num_gpus: GPUs that the actor reserves.
             bundle: Bundle of the placement group. ANY_BUNDLE leaves the choice to Ray.
-            direct: Allow tensors to travel past the object store.
+            direct: Allow tensors to bypass the object store.
         """
         self._name = name
         self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
@@ -65,7 +65,8 @@ class RayActor:
             options["enable_tensor_transport"] = True
         group = ray.util.get_current_placement_group()
         if group is not None:
-            # The trial's group has no room for helper actors that Ray starts, such as for `nccl`.
+            # The trial's group has no room for helper actors that Ray starts, such as those for
+            # `nccl`.
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group,
                 placement_group_bundle_index=bundle,
@@ -97,7 +98,7 @@ class RayActor:
     def tensors(self, transport: str, method: str, *args: Any) -> Any:
         """Call a method and return a reference to its tensors.
 
-        The tensors travel when the reference is passed on.
+        The tensors are sent when the reference is passed on.
         """
         return getattr(self.handle, method).options(tensor_transport=transport).remote(*args)
 
@@ -133,7 +134,7 @@ class RayRuntime:
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
-        """Wait for the first of `calls`, at most `timeout_s`. Return those that are done."""
+        """Wait at most `timeout_s` for the first of `calls`. Return those that are done."""
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
         if done and len(by_ref) > 1:
@@ -142,7 +143,7 @@ class RayRuntime:
         return [by_ref[ref] for ref in done]
 
     def share(self, value: Any) -> Any:
-        """Store a value once and return a reference that several calls can take as argument."""
+        """Store a value once and return a reference that several calls can take as an argument."""
         return ray.put(value)
 
     def result(self, call: RayCall) -> Any:

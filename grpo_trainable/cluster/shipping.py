@@ -1,8 +1,8 @@
-"""Bring a user's files to the machines of a cluster: word lists, prompts, rewards, policies.
+"""Copy a user's files to the machines of a cluster: word lists, prompts, rewards, policies.
 
 A setting names a file by its path, and the actors of a trial read that path on their machines. So
-each machine that lacks the file gets it at that path. A file that is already there must be the
-same: nothing is ever overwritten, and files that all machines share are not sent.
+each machine that lacks the file gets it at that path. If a file already exists there, its content
+must be the same. Nothing is ever overwritten, and files that all machines share are not sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHIP_S = 600.0  # time limit for all machines together
 
 
 class ShippingError(RuntimeError):
-    """A file could not be brought to a machine. The message is one line that names both."""
+    """A file could not be copied to a machine. The message is one line that names both."""
 
 
 # ---- On one machine ----------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def lay_down(files: Mapping[str, bytes]) -> None:
 
 
 def lacking_on(files: Mapping[str, str], nodes: Iterable[str]) -> set[str]:
-    """Return the paths that any of some machines lacks.
+    """Return the paths that at least one of the machines lacks.
 
     Args:
         files: Path -> SHA-256.

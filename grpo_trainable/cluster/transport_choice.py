@@ -19,7 +19,7 @@ from grpo_trainable.transports.transport import TransportError
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """Findings in the process of an actor before training."""
+    """Results of the checks in an actor's process before training."""
 
     gpus: tuple[str, ...]  # GPUs that Ray gave the actor, if all actors must share one
     seconds: float  # duration of the set-up
@@ -32,7 +32,7 @@ class Choice:
     key: str  # a name in TRANSPORTS or a reference to a user's record, but never `auto`
     transport: Transport
     why: str  # reason for the choice, for the console
-    far_machines: int = 0  # machines that fetch weights, without that of the publishing learner
+    far_machines: int = 0  # machines that fetch weights, not counting the publisher's
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
@@ -58,7 +58,7 @@ def _suiting(home: str, far: set[str], generators: Sequence[str]) -> Choice:
 
     Args:
         home: Machine of the learner.
-        far: Other machines, with generators.
+        far: Other machines that run generators.
         generators: Machine of each generator.
     """
     missing = TRANSPORTS["shm"].missing()
@@ -109,7 +109,7 @@ def check_here(key: str) -> Preflight:
 
 
 def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
-    """Compare the findings of a trial's actors.
+    """Compare the results of a trial's actors.
 
     Raises:
         TransportError: The transport cannot work between the actors.
@@ -123,11 +123,11 @@ def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
 
 
 def make_sender(key: str, far_machines: int = 0) -> WeightSender:
-    """Return the learner's end. It sends trained tensors every time, and frozen ones once.
+    """Return the learner's end of a transport. It sends frozen tensors only once.
 
     Args:
         key: The transport, as `Choice.key`.
-        far_machines: Number of machines that fetch, without the learner's.
+        far_machines: Number of machines that fetch weights, not counting the learner's.
     """
     transport = transport_named(key)
     told = (far_machines,) if transport.in_parts else ()
@@ -137,13 +137,14 @@ def make_sender(key: str, far_machines: int = 0) -> WeightSender:
 def make_receiver(
     key: str, deadline_s: float, device: str = "cpu", first: float = 0.0
 ) -> WeightReceiver:
-    """Return a generator's end.
+    """Return a generator's end of a transport.
 
     Args:
         key: The transport, as `Choice.key`.
         deadline_s: Time limit in seconds for a fetch.
         device: Device for the weights, "cpu" or "cuda".
-        first: Part of a snapshot that is fetched first, as a share of all parts in [0, 1).
+        first: Position of the part of a snapshot that is fetched first, as a share of all parts in
+            [0, 1).
     """
     transport = transport_named(key)
     told = (first,) if transport.in_parts else ()
@@ -157,5 +158,5 @@ def make_both_ends(key: str) -> Any:
 
 
 def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return what a record names, imported if it is named as `module:name`."""
+    """Return a function of a transport's record. Import it if it is given as `module:name`."""
     return load("transport", by) if isinstance(by, str) else by

@@ -61,7 +61,7 @@ class TrialActors:
         self._files = files
         self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
         self._group: CollectiveGroup | None = None
-        self._unidentified: list[RayCall] = []  # calls that will return where an actor runs
+        self._unidentified: list[RayCall] = []  # calls that will return an actor's process
 
     def start(self) -> None:
         """Choose the transport and start every actor, without waiting for any.
@@ -69,7 +69,7 @@ class TrialActors:
         Raises:
             TransportError: The transport cannot work between the machines of the trial.
             PluginError: The user's transport cannot be loaded.
-            ShippingError: A file that the trial reads could not be brought to a machine.
+            ShippingError: A file that the trial reads could not be copied to a machine.
         """
         if self._files is not None:
             ship(self._files, reserved_nodes())
@@ -118,7 +118,7 @@ class TrialActors:
         """Return the learners, after waiting until they have connected to each other.
 
         Raises:
-            ActorFailed: One of them cannot begin.
+            ActorFailed: A learner cannot start.
         """
         deadline_s = self._config.resources.deadline_s
         for call in self._joining:
@@ -138,7 +138,7 @@ class TrialActors:
         """Make all actors do the work of a round once, in parallel, with the requests of a chunk.
 
         Raises:
-            ActorFailed: One of them cannot do it.
+            ActorFailed: An actor cannot do this work.
         """
         longest = max(len(request.prompt_ids) for request in requests)
         if self._config.placement == "colocated":
@@ -172,7 +172,7 @@ class TrialActors:
 
     @property
     def replaceable(self) -> bool:
-        """Return True if a new generator can replace a lost one.
+        """True if a new generator can replace a lost one.
 
         A colocated generator is also the learner, and a collective group admits no new member.
         """
@@ -186,7 +186,8 @@ class TrialActors:
             patience_s: Time limit in seconds for finding a machine with room.
 
         Returns:
-            The new generator. None if no machine has room, or the machine that has cannot be used.
+            The new generator. None if no machine has room, or if the machine with room cannot be
+            used.
         """
         index = [actor.name for actor in self._actors].index(name)
         if not has_room(resources.bundle_of(self._config, index), patience_s):
@@ -194,8 +195,8 @@ class TrialActors:
         try:
             self._prepare(places_of_bundles().get(resources.bundle_of(self._config, index)))
         except (RayError, ShippingError) as error:
-            # The machine has died, or a file cannot be brought to it. The other actors continue,
-            # and a later call tries again.
+            # The machine has died, or a file cannot be copied to it. The other actors continue, and
+            # a later call tries again.
             logger.warning("%s cannot start on the machine that has room for it: %s", name, error)
             return None
         self._actors[index] = self._generator(index)
@@ -227,8 +228,8 @@ class TrialActors:
     ) -> RayActor:
         """Start the actor of this index in its bundle.
 
-        If actors could use any bundle, one could take the room of another. The other would then
-        wait for ever if no machine had enough left.
+        If actors could use any bundle, one could take the room of another. If no machine then had
+        enough left, the other would wait for ever.
         """
         actor = RayActor(
             cls,
@@ -244,7 +245,7 @@ class TrialActors:
         return actor
 
     def _prepare(self, node: str | None) -> None:
-        """Bring the files to a machine, and measure its clock offset."""
+        """Copy the files to a machine, and measure its clock offset."""
         if node is not None and self._files is not None:
             ship(self._files, [node])
         self._clock_ahead(node)
@@ -262,7 +263,7 @@ class TrialActors:
         return self._clocks[node]
 
     def new_processes(self) -> list[MachineProcess]:
-        """Return the places of actors that have started since the last call."""
+        """Return the processes of actors that have started since the previous call."""
         processes = []
         for call in self._runtime.wait(self._unidentified, 0.0) if self._unidentified else []:
             self._unidentified.remove(call)
@@ -271,17 +272,17 @@ class TrialActors:
         return processes
 
     def reset(self, config: GRPOConfig) -> None:
-        """Restart every actor with a config of the same placement, resources and transport.
+        """Restart every actor with a config that has the same placement, resources and transport.
 
         Raises:
-            ActorFailed: One of them cannot restart.
+            ActorFailed: An actor cannot restart.
         """
         self._config = config
         for call in [actor.submit("reset", "reset", config) for actor in self._actors]:
             await_call(self._runtime, call, config.resources.deadline_s)
 
     def end(self) -> None:
-        """Let every actor close what it holds outside its process, then kill it."""
+        """Let every actor release its resources outside its process, then kill it."""
         closing = [actor.submit("close", "close") for actor in self._actors]
         end = now() + CLOSE_DEADLINE_S
         for call in closing:
@@ -311,8 +312,8 @@ class MadeInActor:
 def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
     """Submit the calls by which the learners connect to each other and begin.
 
-    They meet at an address of the first learner. No call here waits: Ray fills in an argument that
-    is the answer to another call.
+    They meet at an address of the first learner. This function does not wait: if an argument is the
+    answer to another call, Ray passes its value.
     """
     addresses = [learner.submit_function("start", own_address) for learner in learners]
     place = learners[0].submit("start", "host", addresses[0].ref)

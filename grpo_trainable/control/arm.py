@@ -1,9 +1,10 @@
-"""A robot arm that reaches for a ball, seen by a camera.
+"""A robot arm that reaches for a ball. The policy sees both through a camera.
 
 Select it with `model.env=grpo_trainable.control.arm:Arm`.
 
-The arm has one joint and moves in a plane. MuJoCo simulates it and renders without a display, by
-`MUJOCO_GL`: `egl` by default, or `osmesa`, which needs the library of that name.
+The arm has one joint and moves in a plane. MuJoCo simulates the arm and renders it without a
+display. The environment variable `MUJOCO_GL` chooses the renderer: `egl` by default, or `osmesa`,
+which needs the library of that name.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _mujoco() -> Any:
         import mujoco
     except ImportError as error:
         raise ValueError(
-            f"the library mujoco cannot be used ({error}): pip install -e '.[control]'"
+            f"the library mujoco cannot be used ({error}); run: pip install -e '.[control]'"
         ) from None
     return mujoco
 
@@ -66,17 +67,17 @@ def _model() -> Any:
 
 @functools.cache
 def _renderer() -> Any:
-    """Return the renderer of all arms in this process. It belongs to the first calling thread."""
+    """Return the renderer of all arms in this process. Only the thread that made it may use it."""
     return _mujoco().Renderer(_model(), SIZE, SIZE)
 
 
 class Arm(gymnasium.Env):
     """Gymnasium environment of the arm.
 
-    An observation is the last two frames, (32, 32, 6) uint8. An action is one number, the speed of
-    the joint. The reward of an action is -10 times the distance between hand and ball in metres,
-    plus 1 if the distance is below 4 cm. The seed draws the initial angles of ball and arm. An
-    episode has 25 actions.
+    An observation consists of the last two frames, (32, 32, 6) uint8. An action is one number, the
+    speed of the joint. The reward of an action is -10 times the distance between hand and ball in
+    metres, plus 1 if the distance is below 4 cm. The seed determines the initial angles of ball and
+    arm. An episode has 25 actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}

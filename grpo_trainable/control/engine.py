@@ -1,4 +1,4 @@
-"""The engine `control`: a small policy acts in several Gymnasium environments at once.
+"""The engine `control`: a small policy that acts in several Gymnasium environments in parallel.
 
 The environments run in the generator's process, all on one thread, because a renderer belongs to
 one thread. If an environment fails, only its own group is lost. An environment that hangs is
@@ -35,10 +35,10 @@ class _Episode(RecordedRow):
     """A response in progress. The lists have an entry for each action."""
 
     env: Any
-    uniforms: np.ndarray  # (most actions, numbers of an action)
+    uniforms: np.ndarray  # (maximum number of actions, numbers per action)
     observation: np.ndarray  # observation before the next action
     observations: list[np.ndarray] = field(default_factory=list)
-    actions: list[Tensor] = field(default_factory=list)  # (A,) each, only continuous actions
+    actions: list[Tensor] = field(default_factory=list)  # (A,) each; only for continuous actions
     rewards: list[float] = field(default_factory=list)
     over: bool = False
     error: str | None = None  # the error that ended the episode
@@ -86,8 +86,8 @@ class _Episode(RecordedRow):
 class ControlEngine(LoadedWeights):
     """Samples episodes of actions, with random draws keyed like those of tokens.
 
-    A list of requests gives the same bits in every process of one machine with the same number of
-    threads, provided that the environment does.
+    On one machine, the same list of requests gives the same bits in every process with the same
+    number of threads, if the environment is deterministic.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ControlEngine(LoadedWeights):
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Return a group for each request, with rewards by action, and a score for each episode."""
+        """Return a group with a reward per action for each request, and a score per episode."""
         limits = common_limits(requests)
         episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
         for step in range(limits.max_new_tokens):

@@ -1,6 +1,6 @@
 """A small network that acts in a Gymnasium environment, and the distribution of its actions.
 
-Shapes: T steps, A numbers of a continuous action, D width of the hidden states.
+Shapes: T steps, A numbers per continuous action, D width of the hidden states.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from grpo_trainable.models.policy import ActingPolicy
 from grpo_trainable.models.shape import PolicySettings
 from grpo_trainable.models.tokenizer import Tokenizer
 
-WIDTH = 64  # of both layers for observations of numbers
-IMAGE_WIDTH = 128  # of the layer after the convolutions
+WIDTH = 64  # width of both layers, if observations are numbers
+IMAGE_WIDTH = 128  # width of the layer after the convolutions, if observations are images
 LOG_STD = -0.5  # initial log standard deviation of continuous actions
 LOG_STD_RANGE = (-5.0, 2.0)
 
@@ -29,8 +29,8 @@ class ControlPolicy(ActingPolicy):
     Discrete actions have the distribution softmax(logits / temperature). A continuous action is
     tanh(z), scaled to the bounds of its space, where z is normal. The network computes the mean of
     z. The standard deviation of each number of z is a trained parameter, multiplied by the
-    temperature. Temperature 0 takes the most likely action or the mean of z, with the log-prob at
-    temperature 1.
+    temperature. At temperature 0, the action is the most likely one or the mean of z, and its
+    log-prob is that of temperature 1.
     """
 
     scale: Tensor  # divisor of observations
@@ -83,8 +83,8 @@ class ControlPolicy(ActingPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probs (T,) and entropies (T,), in nats, of the actions taken.
 
-        For continuous actions, the log-probs are log-densities of tanh(z), and the action taken
-        gives an estimate of the entropy. The entropy carries no gradient.
+        For continuous actions, the log-probs are log-densities of tanh(z), and the entropy is
+        estimated from the action taken. The entropy carries no gradient.
 
         Args:
             hidden_TD: Hidden states.
@@ -104,10 +104,10 @@ class ControlPolicy(ActingPolicy):
         Args:
             observations: Observations (T, …).
             uniform: Uniform draws in [0, 1): (T, 1) for discrete actions, (T, A) for continuous.
-            temperature: Temperature of the distribution. 0 takes the most likely action.
+            temperature: Temperature of the distribution. 0 selects the most likely action.
 
         Returns:
-            Actions, choices (T,) or z (T, A), and their log-probs.
+            Actions, which are choices (T,) or z (T, A), and their log-probs.
         """
         hidden = self.hidden(observations)
         law, drawn = self.head(hidden), temperature or 1.0
@@ -175,7 +175,7 @@ def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normal(uniform: Tensor) -> Tensor:
-    """Convert uniform draws to normal ones by inverse CDF, at the middle of each bin of 2^-24."""
+    """Convert uniform draws to normal ones by inverse CDF, at the middle of bins of width 2^-24."""
     return torch.special.ndtri(uniform.double() + 2.0**-25).float()
 
 

@@ -26,9 +26,9 @@ class Spaces:
     """Observations and actions of a control policy."""
 
     observation: tuple[int, ...]  # (numbers,), or (height, width, channels) of an image
-    scale: tuple[float, ...] | float  # divisor of each number of an observation, or of all
+    scale: tuple[float, ...] | float  # a divisor for each number of an observation, or one for all
     choices: int | None  # number of discrete actions; None if actions are continuous
-    first: int = 0  # the environment's number of the first discrete action
+    first: int = 0  # the environment's number for the first discrete action
     low: tuple[float, ...] = ()  # lower bound of each number of a continuous action
     high: tuple[float, ...] = ()
 
@@ -39,18 +39,18 @@ class Spaces:
 
     @property
     def seen(self) -> str:
-        """Description of the observations for people."""
+        """Description of the observations, for display."""
         if self.is_image:
             return f"images of {' × '.join(map(str, self.observation))}"
         return f"{self.observation[0]} numbers"
 
     @property
     def done(self) -> str:
-        """Description of the actions for people."""
+        """Description of the actions, for display."""
         if self.choices is not None:
             return f"one of {self.choices} actions"
         bounds = (f"{a:g} to {b:g}" for a, b in zip(self.low, self.high, strict=True))
-        return f"actions of numbers from {', '.join(bounds)}"
+        return f"continuous actions from {', '.join(bounds)}"
 
     @property
     def action_numbers(self) -> int:
@@ -59,7 +59,7 @@ class Spaces:
 
 
 def episode_seed(stream: str, example: int) -> int:
-    """Return the seed of an example's episodes, the same for all responses of the group."""
+    """Return the seed of an example's episodes, which all responses of a group share."""
     return HELD_OUT + example if stream == "eval" else example
 
 
@@ -96,7 +96,7 @@ def spaces_of(name: str) -> Spaces:
     """Return the spaces of an environment from `make_environment`.
 
     Raises:
-        ValueError: As `make_environment`, or if a space is not supported.
+        ValueError: For the same reasons as in `make_environment`, or if a space is not supported.
     """
     env = make_environment(name)
     try:
@@ -111,14 +111,14 @@ def _observations(name: str, space: Any) -> tuple[tuple[int, ...], tuple[float, 
 
     if not isinstance(space, Box) or len(space.shape) not in (1, 3):
         raise ValueError(
-            f"{name}: observations are {space}; must be a Box of numbers, (n,), or an image, "
+            f"{name}: observations are {space}; must be a Box with the shape (n,), or for images "
             "(height, width, channels)"
         )
     if len(space.shape) == 3:
         if min(convolved(space.shape)[:2]) < 1:
             raise ValueError(
                 f"{name}: images of {space.shape[0]} x {space.shape[1]} are too small for the "
-                "convolutions of the policy; valid: 18 x 18 and more"
+                "convolutions of the policy; valid: 18 x 18 and larger"
             )
         return space.shape, 255.0 if space.dtype.kind == "u" else 1.0
     largest = [
@@ -144,7 +144,7 @@ def _actions(name: str, space: Any) -> dict[str, Any]:
         low, high = (tuple(float(v) for v in bound) for bound in (space.low, space.high))
         return {"choices": None, "low": low, "high": high}
     raise ValueError(
-        f"{name}: actions are {space}; must be discrete, or a bounded Box of numbers, (n,)"
+        f"{name}: actions are {space}; must be discrete, or a bounded Box with the shape (n,)"
     )
 
 

@@ -13,8 +13,8 @@ from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
 MOST_STEPS = 1 << 20  # a control policy sees one step at a time, so its context has no limit
-PROMPT = "begin"  # stands for any prompt
-NUMBERS = "act"  # stands for any continuous action
+PROMPT = "begin"  # the token of every prompt
+NUMBERS = "act"  # the token of every continuous action
 
 
 def control_tokenizer(spaces: Spaces) -> Tokenizer:

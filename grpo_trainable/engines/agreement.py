@@ -12,14 +12,17 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 
-# Nats by which log-probs may differ, as a mean over tokens, for each precision of the body.
-# Rounding causes 1e-5 and 0.01. Weights that have not arrived cause more than 1.
+# Largest allowed difference of log-probs, as a mean over tokens in nats, by precision of the body.
+# Rounding causes differences of 1e-5 and 0.01. Weights that have not arrived cause more than 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TOKENS = 8  # per response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
-    """Return requests of two lengths, with ids from the whole vocabulary, that fit `longest`."""
+    """Return two requests of different lengths, within `longest`, with ids of the whole vocabulary.
+
+    `longest` is the maximum number of tokens of a prompt plus its response.
+    """
     new = min(TOKENS, longest // 2)
     limits = replace(
         limits,
@@ -40,7 +43,10 @@ def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Reques
 def mean_difference(
     engine: Engine, policy: Policy, requests: Sequence[Request], pad_id: int
 ) -> float:
-    """Return the mean over tokens of |sampler − learner| in nats, for the same weights in both."""
+    """Return the mean difference of the engine's and the policy's log-probs, in nats per token.
+
+    Both must have the same weights. Differences are absolute.
+    """
     groups = engine.generate(requests, lambda: None)
     limits = requests[0].limits
     batch = collate(groups, [torch.zeros(len(group.rewards)) for group in groups], pad_id)
@@ -72,7 +78,7 @@ def refuse_disagreement(
         policy: Policy that scores, with the same weights.
         requests: Requests to sample.
         pad_id: Id of the padding token.
-        precision: Precision of the engine. None stands for that of the policy.
+        precision: Precision of the engine. None means the precision of the policy.
 
     Raises:
         ValueError: The log-probs differ by more than rounding explains. The message is one line.

@@ -22,7 +22,7 @@ PER_TOKEN = {
     "token_rounds": torch.int32,
 }
 PER_RESPONSE = {"rewards": torch.float32, "finished": torch.bool}
-ROUNDED_UP = 1e-4  # rounding may lift the log-prob of a certain token this far above 0
+ROUNDED_UP = 1e-4  # rounding may lift the log-prob of a token of probability 1 this far above 0
 
 
 def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
@@ -50,8 +50,8 @@ def check_played(
 ) -> None:
     """Check groups of episodes, as far as possible without the environments.
 
-    A `PlayingEngine` or an `EarningEngine` made them. With `densities`, log-probs are densities of
-    numbers and may be above 0.
+    The groups come from a `PlayingEngine` or an `EarningEngine`. With `densities`, log-probs are
+    log-densities of continuous actions and may be above 0.
 
     Raises:
         EngineError: Something is wrong, as in `check_groups`.
@@ -84,9 +84,9 @@ def check_groups(
     """Check the result of `engine.generate(requests, …)`.
 
     Raises:
-        EngineError: The number of groups, a prompt, a shape or type, a length, a token, a log-prob,
-            the version of a token or the end of a response is wrong. The message names the first
-            mistake.
+        EngineError: The number of groups is wrong; a group has a wrong prompt, shape, type, length,
+            token, log-prob or version; or a response ends in the wrong place. The message names the
+            first mistake.
     """
     if not isinstance(groups, list) or len(groups) != len(requests):
         got = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
@@ -108,7 +108,7 @@ def _mistakes(
 ) -> Iterator[str]:
     """Yield the mistakes in a group. Later checks rely on earlier ones."""
     if not isinstance(group, RolloutGroup):
-        yield f"generate returned a {type(group).__name__} where a RolloutGroup was expected"
+        yield f"generate returned a {type(group).__name__} instead of a RolloutGroup"
         return
     yield from _wrong_shapes(request, group)
     yield from _wrong_prompt(request, group)
@@ -164,7 +164,10 @@ def _wrong_tokens(
         yield "behaviour_log_probs must be 0 where response_mask is false"
     ids = group.response_ids[mask]
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        yield f"token ids range from {int(ids.min())} to {int(ids.max())}, of {vocab_size} tokens"
+        yield (
+            f"token ids range from {int(ids.min())} to {int(ids.max())}, "
+            f"but must be from 0 to below {vocab_size}"
+        )
     for name, newest in (("token_versions", engine.version), ("token_rounds", engine.round)):
         stamps = getattr(group, name)[mask]
         if int(stamps.min()) < 0 or int(stamps.max()) > newest:
@@ -182,7 +185,10 @@ def _wrong_holes(request: Request, group: RolloutGroup) -> Iterator[str]:
             continue
         fed = group.response_ids[row, holes].tolist()
         if holes != list(range(first, first + len(ids))) or fed != ids:
-            yield f"response {row} was fed other tokens than the interruption, or at another place"
+            yield (
+                f"response {row} was not fed the tokens of the interruption, or not at the right "
+                "position"
+            )
 
 
 def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None) -> Iterator[str]:
@@ -202,10 +208,10 @@ def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None
 
 
 def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | None) -> int | None:
-    """Return the index of the first of a response's tokens (R,) to end it, or None.
+    """Return the index of the first token that ends a response, or None. `ids` is (R,).
 
-    Only tokens that were `sampled` (R,) can end it. An end id counts at any position, because it
-    cannot be sampled before `min_new_tokens`.
+    Only tokens that were `sampled` (R,) can end a response. An end id counts at any position,
+    because it cannot be sampled before `min_new_tokens`.
     """
     end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
     own = zip(ids.tolist(), sampled.tolist(), strict=True)

@@ -30,7 +30,7 @@ class EngineSetup:
 
 
 class Engine(Protocol):
-    """Samples responses with the weights loaded last.
+    """Samples responses with the most recently loaded weights.
 
     The engine `torch` owns a model and a KV cache. Another engine may own neither and call a
     server. `version` and `round` are 0 before the first `load`.
@@ -71,9 +71,9 @@ class Engine(Protocol):
 
         Each token carries the version and round of the weights that sampled it, and its log-prob
         under `request.limits.temperature`. Measure the log-prob while sampling: the learner scores
-        at the same temperature and compares, so any other value gives wrong gradients. Temperature
-        0, which only evaluations request, takes the most likely token, with its log-prob at
-        temperature 1.
+        at the same temperature and compares, so any other value gives wrong gradients. At
+        temperature 0, which only evaluations request, choose the most likely token, and measure its
+        log-prob at temperature 1.
 
         All tensors are on the CPU. `check_groups` lists the other checks. Under the same weights,
         the same requests must give the same tokens. Otherwise a resumed run differs from one that
@@ -83,7 +83,7 @@ class Engine(Protocol):
 
 
 class Action(NamedTuple):
-    """The tokens that the policy wrote before its environment answers."""
+    """The tokens that the policy samples before its environment answers."""
 
     row: int  # index in the call; the rows of its requests follow one another
     ids: list[int]  # sampled ids, including the token that ended the action
@@ -103,13 +103,13 @@ class Partner(Protocol):
     """The environments' side of the episodes of one call."""
 
     def act(self, action: Action) -> None:
-        """Take an action. Its answer appears in later `observations`."""
+        """Take an action. The answer to it appears in later `observations`."""
         ...
 
     def observations(self, *, waits: bool) -> list[Observation]:
         """Return the observations since the last call, in the order of rows.
 
-        With `waits` no row can continue, so wait for at least one.
+        `waits` means that no row can continue. In that case, wait for at least one observation.
         """
         ...
 
@@ -124,9 +124,9 @@ class PlayingEngine(Protocol):
         """Return groups like `Engine.generate`, but with responses of several actions.
 
         A token that would end a response ends an action instead. The row then waits until `partner`
-        has an observation. The observation is fed to the row token by token while other rows
-        continue, so nothing is tokenised twice and nothing is prefilled again. Fed tokens are a
-        hole in `response_mask`. They keep their ids but have no log-prob, version or round.
+        has an observation for it. The observation is fed to the row token by token while other rows
+        continue, so nothing is tokenised or prefilled twice. Fed tokens are a hole in
+        `response_mask`. They keep their ids but have no log-prob, version or round.
 
         `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
         ended the response. Token t of a response, sampled or fed, has draw t.
@@ -143,9 +143,9 @@ class EarningEngine(Protocol):
     ) -> tuple[list[RolloutGroup], list[list[Score | RewardError]]]:
         """Return groups like `Engine.generate`, and a score for each response.
 
-        `finished` is True if the environment ended the response. `observations` holds the policy's
-        inputs, `response_ids` or `actions` its actions, and `turn_rewards` the reward of each
-        action.
+        `finished` is True if the environment ended the response. A group's `observations` are the
+        policy's inputs, its `response_ids` or `actions` are the policy's actions, and its
+        `turn_rewards` are the rewards of these actions.
         """
         ...
 
@@ -155,7 +155,7 @@ class EarningEngine(Protocol):
 
 
 def build_engine(setup: EngineSetup) -> Engine:
-    """Build the configured engine, resolving `auto`: one of `ENGINES`, or a user-defined one.
+    """Build the configured engine, one of `ENGINES` or a user-defined one, resolving `auto`.
 
     Raises:
         ValueError: The engine does not suit the policy, or lacks a library.

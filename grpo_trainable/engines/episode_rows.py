@@ -69,7 +69,7 @@ class EpisodeRows:
         return any(row not in self._waiting and row not in self._over for row in self._rows)
 
     def listen_to(self, partner: Partner) -> None:
-        """Take in the observations for waiting rows.
+        """Receive the observations for waiting rows.
 
         If no row can continue, wait for an observation.
         """
@@ -95,7 +95,7 @@ class EpisodeRows:
             self._fed[row].extend(observation.ids)
 
     def drop_over(self) -> Tensor | None:
-        """Drop rows that are over, once there are many, and return the kept ones of the A.
+        """Once many rows are over, drop them and return the indices of the kept rows among the A.
 
         Returns None if nothing was dropped. The result is empty if all rows are over.
         """
@@ -108,7 +108,8 @@ class EpisodeRows:
     def last_tokens(self) -> tuple[Tensor, Tensor]:
         """Return the last token (A,) of every row, and its position (A,) in prompt plus response.
 
-        The next token follows it. A waiting row repeats a token that was already fed.
+        The next token of the row follows that position. A waiting row repeats a token that the
+        cache already contains.
         """
         tokens = [self._last(row) for row in self._rows]
         positions = [len(self._prompts[row]) + self._length[row] - 1 for row in self._rows]
@@ -128,9 +129,9 @@ class EpisodeRows:
         ]
 
     def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
-        """Add one token to every row that does not wait, and return the actions that this ended.
+        """Add one token to every row that does not wait, and return the actions that end with it.
 
-        The token comes from the row's observation, or is drawn from `logits` (A, V), which is
+        The token comes from the row's observation, or is drawn from `logits` (A, V). `logits` is
         changed in place. Rows of the returned actions now wait. Token t of a response always gets
         draw t.
         """

@@ -43,7 +43,7 @@ class LoadedWeights:
         stay unchanged until the next one is loaded.
 
         Raises:
-            RuntimeError: The loaded tensors have another checksum.
+            RuntimeError: The checksum of the loaded tensors is not that of the snapshot.
         """
         source = f"weights version {weights.version}"
         adopt_parameters(self._weights, weights.tensors, source=source)
@@ -60,7 +60,7 @@ class LoadedWeights:
     def _standing(self, name: str, sent: Tensor) -> Tensor:
         """Return the model's tensor in the precision of the sent one.
 
-        If loading rounded the tensor, return the sent one.
+        If loading rounded the tensor, return the sent one instead.
         """
         own = self._weights[name]
         return sent if own.dtype.itemsize < sent.dtype.itemsize else own.to(sent.dtype)

@@ -26,7 +26,7 @@ class PromptBatch:
     prompts: list[Tensor]  # (P,) int64 each
     fan_out: Tensor  # (B,) int64, index of each row's prompt
     max_new_tokens: int
-    slots: int | None = None  # rows in the batch at a time, if fewer than B
+    slots: int | None = None  # maximum number of rows in the batch, if less than B
 
     @property
     def longest(self) -> int:
@@ -44,8 +44,8 @@ class Decoder(Protocol):
     def enter(self, rows: range) -> Tensor:
         """Add `rows` to the batch and return the logits (rows, V) of their first tokens.
 
-        They come after the rows already in the batch. Without slots, all B rows enter at once. Each
-        distinct prompt among them runs through the model once.
+        The new rows come after those already in the batch. Without slots, all B rows enter
+        together. Each distinct prompt among the new rows runs through the model once.
         """
         ...
 
@@ -92,8 +92,8 @@ class LocalEngine(LoadedWeights, ABC):
             recompute: Rebuild the KV cache of the tokens sampled so far when weights arrive in the
                 middle of a call (AReaL, arXiv 2505.24298). Otherwise the cache of the older weights
                 stays (PipelineRL, arXiv 2509.19128).
-            slots: The most rows in the batch at a time, for an engine whose decoder lets rows enter
-                later. None puts all rows of a call in the batch.
+            slots: Maximum number of rows in the batch, for an engine whose decoder lets rows enter
+                later. With None, all rows of a call are in the batch from the start.
         """
         super().__init__(policy)
         self._policy = policy
@@ -178,7 +178,7 @@ def _next_logits(decoder: Decoder, rows: Rows) -> Tensor:
     running = decoder.next(rows.last_tokens()) if rows.running else None
     entering = rows.enter()
     if not entering:
-        assert running is not None, "no row runs, so those that wait enter"
+        assert running is not None, "no row is running, so at least one waiting row must enter"
         return running
     first = decoder.enter(entering)
     return first if running is None else torch.cat((running, first))

@@ -1,4 +1,4 @@
-"""Records for an engine that receives its tokens one by one: a row for each response."""
+"""Records of responses, for an engine that receives their tokens one by one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RecordedRow:
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # nats
-    versions: list[int] = field(default_factory=list)  # versions of the weights that sampled it
+    versions: list[int] = field(default_factory=list)  # versions of the sampling weights
     rounds: list[int] = field(default_factory=list)  # rounds of those weights
-    finished: bool = False  # ended by an end id or a stop string
+    finished: bool = False  # True if an end id or a stop string ended the response
 
     def add(self, token: int, log_prob: float, version: int, round_: int) -> None:
         """Append a token."""

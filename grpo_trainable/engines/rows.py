@@ -1,9 +1,9 @@
 """The growing responses of one call, independent of the code that computes their logits.
 
-Of B rows to fill, A are in the batch. R is the maximum number of new tokens and V the vocabulary.
-All other rows have ended or wait in a queue. With fewer slots than rows, a waiting row enters when
-another has ended (continuous batching; Yu et al., Orca, OSDI 2022). The requests and the ends of
-their responses determine which rows share the batch. Timing never does.
+Of B rows to fill, A are in the batch. All other rows have ended or wait in a queue. R is the
+maximum number of new tokens and V the vocabulary. With fewer slots than rows, waiting rows enter
+after others have ended (continuous batching; Yu et al., Orca, OSDI 2022). The requests and the
+lengths of their responses determine which rows share the batch. Timing never does.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
-# Drop ended rows from the batch once a smaller share than this still runs. Copying the cache costs
-# about as much as two tokens.
+# Drop ended rows from the batch once the share of rows that still run is below this. Copying the
+# cache costs about as much as two tokens.
 COMPACT_BELOW = 0.75
 
-# With a queue, rows leave as soon as they end. Others enter once this share of the slots is free,
-# because running a few prompts takes about as long as one token of all rows.
+# With a queue, rows leave as soon as they end. Waiting rows enter once this share of the slots is
+# free, because running a few prompts takes about as long as one token of all rows.
 ENTER_ABOVE = 0.125
 
 
 def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
-    """Return the draws (B, R) of every row's tokens, with the rows of a group in succession."""
+    """Return the draws (B, R) of every row's tokens. The rows of a group are consecutive."""
     return np.stack(
         [
             uniforms(seed, r.stream, r.prompt_index, response, r.limits.max_new_tokens, r.state)
@@ -61,8 +61,8 @@ class Rows:
             seed: Seed of all draws.
             stops: Stop strings of the limits, if any.
             device: Device of the logits.
-            slots: The most rows in the batch at a time. None lets all enter at once.
-            thinking_budget: ThinkingBudget of these rows, if the limits have any.
+            slots: Maximum number of rows in the batch. None lets all rows enter together.
+            thinking_budget: Interruptions of these rows, if the limits have any.
         """
         self._requests = requests
         self._limits = limits = requests[0].limits
@@ -72,7 +72,7 @@ class Rows:
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = draws_of(requests, seed)
         self._uniforms = torch.from_numpy(draws).to(device)  # (B, R)
-        # The response tokens that already stand at the end of each row's prompt.
+        # The tokens at the end of each row's prompt that are already part of its response.
         self._answered = [list(r.answered) for r in requests for _ in range(r.group_size)]
         shape = (len(draws), limits.max_new_tokens)
         self._ids = torch.full(shape, pad_id, device=device)
@@ -99,7 +99,10 @@ class Rows:
         return not self.running and self._entered == len(self._finished)
 
     def enter(self) -> range:
-        """Return the rows, of the B, that enter the batch now, after those already in it."""
+        """Let waiting rows enter the batch, after those already in it, and return their indices.
+
+        They are indices among the B rows.
+        """
         waiting, free = len(self._finished) - self._entered, self._slots - self.running
         enough = min(waiting, max(1, int(ENTER_ABOVE * self._slots)))
         new = range(self._entered, self._entered + (min(waiting, free) if free >= enough else 0))
@@ -115,10 +118,10 @@ class Rows:
         return self._ids[self._rows, self._at - 1]
 
     def fed(self) -> tuple[Tensor, list[int]]:
-        """Return all tokens but the last of every row in the batch, sampled or fed.
+        """Return, for every row in the batch, its sampled or fed tokens except the last.
 
         Returns:
-            Ids (A, …), and the number of them in each row.
+            Ids (A, …), and the number of these tokens in each row.
         """
         lengths = (self._at - 1).tolist()
         return self._ids[self._rows, : max(lengths)], lengths
@@ -165,7 +168,7 @@ class Rows:
             ended[place] = stops.completed(response)
 
     def drop_ended(self) -> Tensor | None:
-        """Drop rows that have ended, and return the kept ones of the A.
+        """Drop rows that have ended, and return the indices of the kept rows among the A.
 
         Returns None if nothing was dropped: without a queue, rows are dropped only once many have
         ended. The result is empty if all have ended.

@@ -1,4 +1,4 @@
-"""Selection of the engine of a trial: the one it names, or the one that suits its policy."""
+"""Selection of a trial's engine: the one that its config names, or one that suits its policy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
     """Return the record of a trial's engine, resolving `auto` by `model.path`.
 
     Raises:
-        ValueError: The engine does not sample such a policy or lacks a library, or the policy
-            cannot be loaded from the hub. The message is one line.
+        ValueError: The engine cannot sample the trial's policy, does not support a setting, or
+            lacks a library; or the policy cannot be loaded from the hub. The message is one line.
     """
     kind = policy_kind(config.model)
     record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)
@@ -66,7 +66,7 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
 def policy_kind(model: PolicySettings) -> PolicyKind:
     """Return the kind of policy that a trial starts from.
 
-    A path may be a directory or a hub id. Without a path it is the shipped policy.
+    A path may be a directory or a hub id. Without a path, the policy is one of this package.
     """
     path = model.path
     if model.env is not None:

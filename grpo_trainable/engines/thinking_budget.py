@@ -13,7 +13,7 @@ from grpo_trainable.protocol.rollout import Interruption
 
 
 class ThinkingBudget:
-    """Tracks which of the B rows are interrupted, and the tokens that they read then."""
+    """Tracks which of the B rows are interrupted, and provides the tokens that they are fed."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ThinkingBudget:
         self._interrupted = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def fed(self, rows: Tensor, at: Tensor, ids: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which rows in the batch are fed their next token, (A,), and these tokens, (A,).
+        """Return which rows in the batch are fed their next token, (A,), and the tokens, (A,).
 
         Args:
             rows: Indices of the rows among the B, (A,).

@@ -184,7 +184,7 @@ class TorchDecoder:
 
 
 class SlotDecoder:
-    """Computes logits on a `ShelvedCache`, where rows enter slots that others have left."""
+    """Computes logits on a `ShelvedCache`, so that rows can enter the slots that others leave."""
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
         self._model = model
@@ -215,7 +215,7 @@ class SlotDecoder:
         self._cache.keep(places)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache of prompts and `sampled` tokens, as many as `lengths` says."""
+        """Recompute the cache of prompts and of the first `lengths` tokens of `sampled`, by row."""
         prompts = [self._prompts[self._prompt_of[row]] for row in self._rows]
         sampled = sampled.cpu()
         sequences = [
@@ -242,9 +242,9 @@ class SlotDecoder:
 class EpisodeCache:
     """Computes logits for rows with different numbers of tokens.
 
-    Each row writes a token to the column of its own position, over the padding of its prompt. The
-    cache therefore does not depend on when an environment answered. At first there are B rows, of
-    which A remain. V is the vocabulary. The caller may change the logits.
+    Each row writes a token to the column of the token's position, and so overwrites the padding of
+    its prompt. The cache therefore does not depend on when an environment answered. At first there
+    are B rows; A of them remain. V is the vocabulary. The caller may change the logits.
     """
 
     _cache: KVCache

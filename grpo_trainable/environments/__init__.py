@@ -1,6 +1,6 @@
 """Environments answer actions with text, over several turns. `ENVIRONMENTS` lists the shipped ones.
 
-This package imports only the standard library, so processes that play start quickly.
+This package imports only the standard library, so the processes that play episodes start quickly.
 """
 
 from grpo_trainable.environments.environment import Environment, JSONValue, Turn, as_text, as_turn

@@ -1,4 +1,4 @@
-"""The interface of an environment: a specification starts an episode, and turns answer actions."""
+"""The interface of an environment: it starts an episode and answers one action per turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
 )
 
-# Most characters of an observation. No context holds as many tokens, so more must be a mistake.
+# Maximum length of an observation. No context holds so much text, so more must be a mistake.
 MOST_CHARACTERS = 1_000_000
 
 
@@ -19,7 +19,7 @@ MOST_CHARACTERS = 1_000_000
 class Turn:
     """Answer of the environment to an action."""
 
-    text: str = ""  # observation before the next action; unread after the last action
+    text: str = ""  # observation that the next action responds to; ignored after the last action
     reward: float = 0.0  # reward of this action; an episode earns the sum
     done: bool = False  # True at the end of the episode
     info: Mapping[str, float] = field(default_factory=dict)  # reward parts, summed over an episode
@@ -67,9 +67,9 @@ def as_text(value: Any) -> str:
         ValueError: If the text is too long.
     """
     if not isinstance(value, str):
-        raise TypeError(f"must say text, got {type(value).__name__}")
+        raise TypeError(f"must return text, got {type(value).__name__}")
     if len(value) > MOST_CHARACTERS:
-        raise ValueError(f"said {len(value):,} characters, valid: at most {MOST_CHARACTERS:,}")
+        raise ValueError(f"returned {len(value):,} characters; valid: at most {MOST_CHARACTERS:,}")
     # Half a surrogate pair can be neither encoded nor written to a file.
     return value.encode("utf-8", "replace").decode()
 

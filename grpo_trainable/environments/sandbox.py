@@ -39,9 +39,9 @@ WALLS = (
 READY = b"ready"
 
 # This program runs inside the walls before the code. It leaves the session keyring, which
-# namespaces share, sets the limits, reports that it is ready, and replaces itself by the code's
+# namespaces share, sets the limits, reports that it is ready, and replaces itself with the code's
 # interpreter. The code's output goes to another file, so the code cannot forge a failed start.
-# Without keyrings (ENOSYS), or if a container forbids them (EPERM), there is none to leave.
+# If there are no keyrings (ENOSYS) or a container forbids them (EPERM), there is none to leave.
 START = f"""
 import ctypes, errno, os, resource, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -72,7 +72,9 @@ class SandboxError(RuntimeError):
 
 
 def run_python(code: str) -> str:
-    """Run code in the sandbox and return its output with errors. A long output loses its middle.
+    """Run code in the sandbox and return its output, errors included.
+
+    The middle of a long output is cut.
 
     Raises:
         SandboxError: If this machine cannot run the sandbox.
@@ -84,7 +86,7 @@ def run_python(code: str) -> str:
 def run_uncontained(code: str) -> str:
     """Run code without the sandbox and return its output.
 
-    The code has the same limits, but all rights of this process.
+    The limits are the same, but the code has all rights of this process.
 
     Raises:
         SandboxError: If this machine cannot run the code.
@@ -102,7 +104,7 @@ def check_containment() -> None:
     """
     printed = run_python("print(6 * 7)")
     if printed != "42":
-        raise SandboxError(f"contained code that prints 42 printed {printed!r}")
+        raise SandboxError(f"code that should print 42 in the sandbox printed {printed!r}")
 
 
 def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) -> str:
@@ -145,7 +147,7 @@ def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) 
 def _took_too_long(process: subprocess.Popen[bytes]) -> bool:
     """Wait for the end of the code. Return True if the kernel killed it, or if it sleeps.
 
-    The kernel counts CPU time, so code may still wait for its turn on a busy machine.
+    The kernel limits only CPU time, so on a busy machine the code may wait for its turn.
     """
     while True:
         try:
@@ -175,7 +177,8 @@ def _contained_python() -> tuple[str, ...]:
     python = _interpreter()
     library = Path(_output_of([python, *ISOLATED, "-c", "import os; print(os.__file__)"])).parent
     modules = ":".join(map(str, library.glob("lib-dynload/*.so")))
-    # The loader only lists the libraries of the interpreter and its modules (ld.so(8)).
+    # These variables make the loader only list the libraries of the interpreter and its modules
+    # (ld.so(8)).
     needed = _output_of([python], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=modules)
     libraries = {os.path.normpath(path) for path in re.findall(r"(/\S+) \(0x", needed)}
     outside = sorted(path for path in libraries if not path.startswith(f"{library}/"))
@@ -188,7 +191,7 @@ def _contained_python() -> tuple[str, ...]:
 
 
 def _interpreter() -> str:
-    """Return a Python outside virtual environments. For root, the user nobody can execute it."""
+    """Return a Python outside virtual environments, which `nobody` can execute if this is root."""
     base = _base_interpreter()
     if os.geteuid() != 0:
         return base

@@ -38,7 +38,7 @@ class GroupProcess:
     def submit(self, job: Callable[[], None]) -> Future[None]:
         """Run a job after all earlier ones.
 
-        It may call the methods of this group's `Episode` objects.
+        The job may call the methods of this group's `Episode` objects.
         """
         return self._thread.submit(job)
 
@@ -95,7 +95,7 @@ class GroupProcess:
 class Episode:
     """One episode in the process of its group. Call its methods in that group's thread.
 
-    `place` tells the episodes of a group apart.
+    `place` identifies the episode within its group.
     """
 
     def __init__(self, process: GroupProcess, place: int, settings: EnvSettings) -> None:
@@ -110,7 +110,7 @@ class Episode:
             prompt: The text with which the episode must begin.
 
         Raises:
-            EpisodeError: The environment fails, or begins with another text.
+            EpisodeError: The environment fails, or begins with a different text.
         """
         said = self._ask({"reset": self._place, "spec": spec})["text"]
         if said != prompt:
@@ -133,7 +133,7 @@ class Episode:
             return self._process.ask(message, min(of_step, max(self._left_s, 0.0)))
         except TimeoutError:
             if self._left_s < of_step:
-                raise EpisodeError(f"took over {of_episode:g} s in all") from None
+                raise EpisodeError(f"took more than {of_episode:g} s in total") from None
             raise EpisodeError(f"no answer within {of_step:g} s") from None
         finally:
             self._left_s -= time.monotonic() - start
@@ -153,10 +153,11 @@ def start_environment(settings: EnvSettings) -> WorkerProcess:
 
 
 def _reference(settings: EnvSettings) -> str:
-    """Return the class of an environment.
+    """Return the reference to an environment's class.
 
     Raises:
-        ValueError: The environment runs code of the policy, which cannot be contained here.
+        ValueError: The environment runs code that the policy writes, which cannot be contained
+            here.
     """
     if settings.allow_unsafe:
         _warn_of_unsafe_code()

@@ -1,16 +1,17 @@
 """The process that plays the episodes of a group: `python -m … REFERENCE LIFELINE_FD`.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true}`. If the class cannot be loaded, it is `{"error": …}` and the process ends. Then
-each request gets one reply:
+`{"ready": true}`. If the class cannot be loaded, it is `{"error": …}` instead, and the process
+ends. After the first line, each request gets one reply:
 
     {"reset": PLACE, "spec": …}      {"text": …}
     {"step": PLACE, "action": …}     {"text", "reward", "done", "info"}
     {"close": true}                  {"closed": true}
 
-or `{"error": …}`. A PLACE is a number. Each place has a separate environment, which plays one
-episode after the other. The process ends with its parent, as `score_worker` does. If an environment
-has forked and the copy returns here, the copy ends, because two processes would answer one request.
+If a request fails, its reply is `{"error": …}`. A PLACE is a number. Each place has a separate
+environment, which plays one episode after the other. The process ends when its parent does, as in
+`score_worker`. If an environment forks and the child process returns to this code, the child ends,
+because two processes would otherwise answer one request.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Environments:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the reply of an environment to a request.
 
-        Exceptions of the environment pass through.
+        Exceptions of the environment are not caught.
         """
         if "reset" in request:
             return {"text": as_text(self._at(request["reset"]).reset(request["spec"]))}

@@ -48,14 +48,14 @@ class Played:
 
 
 class EpisodePlayer:
-    """Plays the episodes of requests. Each group has a process, which later groups use again."""
+    """Plays the episodes of requests. Each group has a process, which later groups reuse."""
 
     def __init__(self, settings: EnvSettings, prompts: Prompts, tokenizer: Tokenizer) -> None:
-        """Start one process, to see that the environment can be loaded.
+        """Start one process, to check that the environment can be loaded.
 
         Args:
             settings: The environment's settings.
-            prompts: Returns the episode of each prompt.
+            prompts: Provides the episode of each prompt.
             tokenizer: Decodes actions.
 
         Raises:
@@ -74,8 +74,8 @@ class EpisodePlayer:
         """Sample and play the episodes of `requests`.
 
         Returns:
-            A group for each request, with the rewards of its turns but not of its responses; and,
-            for each group, a score for each episode.
+            A group for each request, and a list of its episodes' scores for each group. The groups
+            contain the rewards of turns but not yet those of responses.
         """
         episodes = self._begun(requests)
         call = _Call(self._settings, self._prompts.reply, self._tokenizer.decode, episodes)
@@ -109,8 +109,8 @@ class EpisodePlayer:
     def _started(self, count: int) -> list[GroupProcess]:
         """Return `count` started processes.
 
-        All start side by side, and no episode begins before all have started. Otherwise the wait
-        for a start would count as a wait for an answer, which holds up others.
+        All processes start in parallel, and no episode begins before all have started. Otherwise,
+        the wait for a start would count as a wait for an answer and would hold up other episodes.
         """
         while len(self._processes) < count:
             self._processes.append(GroupProcess(self._settings))
@@ -150,10 +150,10 @@ class _Group:
 
 
 class _Call:
-    """The environments' side of one call of an engine; a `Partner`.
+    """The environments' side of one call of an engine. It implements `Partner`.
 
-    Answers are handed over together, once all awaited ones have come, so a repeated call gives the
-    same bits. `patience_s` limits these waits: it is the time that a call may spend on them in all
+    Answers are passed on together, once all awaited ones have arrived, so a repeated call gives the
+    same bits. `patience_s` limits these waits: it is the total time that a call may spend on them
     while other rows could continue.
     """
 
@@ -179,7 +179,7 @@ class _Call:
         self._patience_s = settings.patience_s
 
     def act(self, action: Action) -> None:
-        """Have an action played, in the thread of its group's process."""
+        """Submit an action, to be played in the thread of its group's process."""
         self._awaited += 1
 
         def play() -> None:
@@ -218,7 +218,7 @@ class _Call:
         return sorted(heard)
 
     def _next(self, *, waits: bool) -> Observation | BaseException | None:
-        """Return the next answer, or None.
+        """Return the next answer, or None if it does not come in time.
 
         If `waits` is True, wait for as long as it takes. Otherwise wait at most for the remaining
         patience.

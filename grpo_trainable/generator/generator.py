@@ -30,7 +30,7 @@ from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memor
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
 
-Scores = list[Score | RewardError]  # of a group: for each response, then for each completion
+Scores = list[Score | RewardError]  # of a group: one per response, then one per completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class _Fetched:
     """Weights in this process that the engine has not loaded yet."""
 
     weights: PolicyWeights
-    bytes: int  # number of bytes that travelled
+    bytes: int  # number of bytes that were transferred
     seconds: float
 
 
@@ -74,7 +74,8 @@ class Generator:
             clock=clock,
         )
         self._receiver = receiver
-        # Numbers continue after a reset, so a late `score` from before it finds no newer chunk.
+        # Numbers continue after a reset, so a late `score` call from before the reset cannot get a
+        # newer chunk.
         self._numbers = itertools.count()
         self._build(config)
 
@@ -86,7 +87,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         self._fetched: dict[str, torch.Tensor] = {}  # the weights of the last fetch
-        # Another thread puts weights in. Newer weights replace those that were not taken out.
+        # Another thread puts weights into the mailbox. Newer weights replace those that were not
+        # taken out.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
@@ -116,8 +118,8 @@ class Generator:
 
         Args:
             handle: The handle of the published weights.
-            received: Their tensors, if the transport brings them with the call.
-            sent_at: When the tensors could begin to travel, in seconds since 1970.
+            received: Tensors of the weights, if the transport delivers them with the call.
+            sent_at: Earliest time at which the tensors could be sent, in seconds since 1970.
         """
         with self._context.call("sync", since=sent_at) as waited_s:
             with self._context.clock("sync"):
@@ -146,7 +148,7 @@ class Generator:
         start = time.perf_counter()
         weights = self._receiver.fetch(handle, received)
         seconds = waited_s + time.perf_counter() - start
-        # A tensor that was already here did not travel.
+        # A tensor that was already here was not transferred.
         new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
         self._fetched = weights.tensors
         return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
@@ -170,7 +172,7 @@ class Generator:
         )
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
-        """Sample the requests, all of one stream, and score them if that is quick.
+        """Sample responses to requests of one stream, and score them if that is quick.
 
         A reward that may take long is computed by `score`, while the next requests are sampled. The
         answer is then `Sampled`. Episodes are rewarded while they are played. In an evaluation, all
@@ -194,7 +196,7 @@ class Generator:
             number = next(self._numbers)
             self._to_score[number] = rollouts
             return Sampled(number=number, loaded=loaded, spans=spans)
-        assert scores is not None, "episodes bring their scores, and an inline scorer has made them"
+        assert scores is not None, "episodes come with scores, an inline scorer has made them"
         return _scored(rollouts, scores, self._parts, loaded, spans)
 
     @property
@@ -206,10 +208,10 @@ class Generator:
         """Score what `generate` has sampled.
 
         This runs in a separate thread, concurrently with any other call. The weights that were
-        loaded meanwhile are in the answer to `generate`.
+        loaded during sampling are in the answer to `generate`.
 
         Args:
-            number: The number in that answer, `Sampled`.
+            number: The number in that answer, a `Sampled`.
         """
         rollouts = self._to_score.pop(number)
         start = now()
@@ -252,7 +254,7 @@ class Generator:
     ) -> tuple[list[RolloutGroup], list[Scores] | None]:
         """Return the groups, and the scores of episodes.
 
-        The scores are None if responses have yet to be scored.
+        The scores are None if the responses must still be scored.
         """
         if isinstance(self.engine, EarningEngine):
             return self._earn(self.engine, requests, self.between_tokens)
@@ -316,7 +318,7 @@ class Generator:
         self._receiver.close()
 
     def _scores(self, rollouts: _Rollouts) -> list[Scores]:
-        """Return the scores of every group: of its responses, then of its completions."""
+        """Return the scores of every group: first of its responses, then of its completions."""
         groups = rollouts.groups
         texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
         for of_group, completed in zip(texts, rollouts.completions, strict=False):

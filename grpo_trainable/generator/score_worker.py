@@ -1,15 +1,16 @@
 """The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK]`.
 
-REFERENCE names a function `f(response, ground_truth)`. With TASK, a JSON object with `settings` and
-`seed`, it names a task whose `reward` is called. The task is a built-in one or a user's class.
+REFERENCE names a function `f(response, ground_truth)`. If TASK is given, a JSON object with
+`settings` and `seed`, REFERENCE names a task whose `reward` is called. The task is a built-in one
+or a user's class.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true}`. If the function cannot be imported, it is `{"error": …}` and the process ends.
-Then each request, `{"response", "ground_truth"}`, gets one reply: `{"error"}` or
-`{"reward", "format_reward", "answer_reward"}`.
+`{"ready": true}`. If the function cannot be imported, it is `{"error": …}` instead, and the process
+ends. After the first line, each request, `{"response", "ground_truth"}`, gets one reply:
+`{"error"}` or `{"reward", "format_reward", "answer_reward"}`.
 
-The process ends with its parent. An idle process sees the end of standard input. A busy one gets
-SIGIO when the parent's end of the LIFELINE_FD pipe closes; that works even if a function never
+The process ends when its parent does. An idle process sees the end of standard input. A busy one
+gets SIGIO when the parent's end of the LIFELINE_FD pipe closes; that works even if a function never
 returns.
 """
 
@@ -28,7 +29,8 @@ from grpo_trainable.plugins import load, one_line
 from grpo_trainable.tasks import REWARDS, as_score
 from grpo_trainable.tasks.custom import CustomTask
 
-# Memory limit of a built-in reward, in bytes: an answer can be a number that no memory can hold.
+# Memory limit of a built-in reward, in bytes: the number in an answer can be too large for any
+# memory.
 MEMORY_BYTES = 2 << 30
 
 

@@ -38,7 +38,7 @@ class Scorer(Protocol):
 
 
 class InlineScorer:
-    """Scores with a built-in function that never hangs. Its exceptions are our bugs."""
+    """Scores with a built-in function that never hangs. An exception in it is a bug of ours."""
 
     is_inline = True
 
@@ -60,20 +60,22 @@ class ProcessScorer:
     `reward` is `module:function` or `path/to/file.py:function`. It is looked up in `directory`
     (None: the current one) and on this process's `sys.path`. The function is
     `f(response, ground_truth)`. It returns a number, or a dict with `reward` and optionally
-    `format_reward` and `answer_reward`. With `task`, its `settings` and `seed`, `reward` instead
-    names a task, built-in or a user's class, whose method `reward` is the function.
+    `format_reward` and `answer_reward`. If `task` is given, with the task's `settings` and `seed`,
+    `reward` names a task instead: a built-in one or a user's class. The function is then the task's
+    method `reward`.
 
     Every failure becomes the `RewardError` of its response: an exception, a value that is not a
     finite number, no answer within `deadline_s`, or the death of the process. If no answer comes
-    and `unverified` is given, its result is the score instead: then the response is at fault, not
-    the function. A spare process, already warm, replaces one that was killed or died.
+    and `unverified` is given, the result of `unverified` is the score instead, because then the
+    response is at fault, not the function. A spare process, already warm, replaces one that was
+    killed or died.
 
-    After `HANGS_A_CHUNK` missing answers in one `score`, the remaining responses are not scored, so
-    a trial whose rewards all hang ends soon. Responses that other processes are already scoring are
-    still awaited.
+    After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
+    scored, so a trial whose rewards all hang ends soon. Responses that other processes are already
+    scoring are still awaited.
 
-    Requests start in order, each in the process that is free first. That depends on timing, so only
-    a function that keeps no state between calls gives the same rewards again.
+    Requests start in order, each in the first process that is free. Which one is free first depends
+    on timing, so rewards are reproducible only if the function keeps no state between calls.
     """
 
     is_inline = False
@@ -96,7 +98,8 @@ class ProcessScorer:
             workers: Number of processes that score at the same time, without the spare.
             directory: The directory for relative paths; None: the current one.
             task: The task's `settings` and `seed`. None: `reward` names a function.
-            unverified: Returns the score of a response without an answer. None: it is an error.
+            unverified: Returns the score of a response without an answer. None: a missing answer is
+                an error.
 
         Raises:
             ValueError: The function cannot be imported.
@@ -120,7 +123,9 @@ class ProcessScorer:
 
         def score_one(request: ScoreRequest) -> Score | RewardError:
             if len(hung) >= HANGS_A_CHUNK:
-                return RewardError(f"not scored: {len(hung)} other responses of its chunk hung")
+                return RewardError(
+                    f"not scored: the reward hung on {len(hung)} other responses of its chunk"
+                )
             try:
                 return self._ask(request)
             except TimeoutError:
@@ -226,7 +231,7 @@ def make_scorer(config: GRPOConfig, task: Task | MixTask) -> Scorer:
     """Build the scorer of a trial.
 
     Quick rewards are computed in this process, others in separate processes. In a mix, each task
-    has its own scorer. If the answer to a built-in task cannot be verified in time, it counts as
+    has its own scorer. If a response to a built-in task cannot be verified in time, it counts as
     wrong.
 
     Args:

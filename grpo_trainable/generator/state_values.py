@@ -1,8 +1,8 @@
 """Values of the states of a response, estimated from completions (VinePPO, arXiv 2410.01679).
 
 State t of a response is the prompt with the response's first t tokens. The policy that sampled the
-response samples K completions of the state. Their mean reward is its value. State 0 is the prompt,
-which the responses of a group share.
+response samples K completions of the state. The mean reward of these completions is the value of
+the state. State 0 is the prompt, which the responses of a group share.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from grpo_trainable.config import VineSettings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
 STREAM = "vine"  # part of the key of the completions' random draws
-# The end of a sentence in a token: a punctuation mark, perhaps a closing quote or bracket, and
-# perhaps spaces.
+# The end of a token that ends a sentence: a punctuation mark, then any closing quotes or brackets,
+# then any spaces.
 SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
 
 Sample = Callable[[Sequence[Request]], list[RolloutGroup]]
@@ -31,7 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 class Completions:
     """Completions of the states of one group, for estimating the values of these states."""
 
-    states: list[tuple[int, int]]  # (index of the response, number of its tokens)
+    states: list[tuple[int, int]]  # (index of the response, number of its tokens in the state)
     texts: list[str]  # whole responses, `samples` for each state, in order
     samples: int
 
@@ -43,7 +43,7 @@ class Completer:
         """Create a completer.
 
         Args:
-            settings: Which states have values, and from how many completions.
+            settings: The states to estimate, and the number of completions of each.
             decode: Converts tokens to text.
             sample: Samples requests that share their limits.
         """
@@ -56,9 +56,9 @@ class Completer:
     ) -> list[Completions]:
         """Sample K completions of each state of each group.
 
-        States with equally many tokens are completed together, so they share their limits. An
-        engine that runs each distinct prompt once computes a state's cache once for its K
-        completions.
+        States with the same number of response tokens are completed together, because they share
+        their limits. An engine that runs each distinct prompt only once computes a state's
+        key-value cache once for all of its K completions.
 
         Args:
             groups: The groups.
@@ -91,9 +91,9 @@ class Completer:
         return states
 
     def _states(self, ids: list[int]) -> Iterator[int]:
-        """Yield the states of a response that get a value besides the prompt.
+        """Yield the states of a response that get a value, except the prompt.
 
-        They are given by their number of tokens, in ascending order.
+        A state is given by its number of response tokens. The states are in ascending order.
 
         Args:
             ids: The tokens of the response.
@@ -109,7 +109,7 @@ class Completer:
                 last = tokens
 
     def _ends_sentence(self, pair: list[int]) -> bool:
-        """Return True if a sentence or line ends between two tokens. It does not within "3.14"."""
+        """Return True if a sentence or line ends between two tokens. None ends within "3.14"."""
         piece, following = self._decode(pair[:1]), self._decode(pair[1:])
         if "\n" in piece:
             return True
@@ -134,7 +134,7 @@ class Completer:
     def _texts(
         self, group: RolloutGroup, response: int, tokens: int, sampled: RolloutGroup
     ) -> Iterator[str]:
-        """Yield the whole responses that the completions of a state make."""
+        """Yield whole responses: the tokens of the state, followed by those of each completion."""
         prefix = _sampled(group, response)[:tokens]
         for row in range(len(sampled.response_ids)):
             yield self._decode([*prefix, *_sampled(sampled, row)])

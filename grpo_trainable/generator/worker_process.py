@@ -1,4 +1,4 @@
-"""A process that runs user code and talks in JSON lines, with a deadline for each reply.
+"""A process that runs user code and exchanges JSON lines, with a deadline for each reply.
 
 It can be killed at any time, together with everything that it has started.
 """
@@ -22,14 +22,15 @@ from grpo_trainable.telemetry.progress import advance
 
 WAIT_S = 0.5  # a wait counts as progress after each such interval
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
-# This variable marks every process that a worker has started, even if it has left the group.
+# This environment variable marks every process that a worker has started, even one that has left
+# the process group.
 MARK = "GRPO_TRAINABLE_WORKER"
 MOST_SWEEPS = 100
 MOST_BYTES = 64 << 20  # maximum length of a reply
 
 
 class WorkerProcess:
-    """One process, and the conversation with it."""
+    """One process, and the exchange of messages with it."""
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], directory: str | None = None
@@ -64,8 +65,8 @@ class WorkerProcess:
                     MARK: self._mark,
                 },
                 pass_fds=[lifeline],
-                # In a separate group, kill() also reaches the user's subprocesses, and Ctrl-C,
-                # which is ours to handle, does not reach them.
+                # In a separate process group, kill() also reaches the user's subprocesses. Ctrl-C
+                # does not reach them, because we handle it.
                 start_new_session=True,
             )
         finally:
@@ -81,7 +82,8 @@ class WorkerProcess:
         """Wait until the process is ready for requests.
 
         Raises:
-            ValueError: It cannot start. The message contains the name or the process's own error.
+            ValueError: The process cannot start. The message contains the setting or the process's
+                own error.
         """
         try:
             reply = self._converse(b"", START_DEADLINE_S)
@@ -106,9 +108,9 @@ class WorkerProcess:
         return self._converse(json.dumps(message).encode() + b"\n", deadline_s)
 
     def is_alive(self) -> bool:
-        """Return True if the process may be asked.
+        """Return True if the process accepts requests.
 
-        After `stop` it may not, even if it has yet to end.
+        After `stop` it does not, even if it has not ended yet.
         """
         return not self._stopped and self._process.poll() is None
 
@@ -140,8 +142,8 @@ class WorkerProcess:
             pipe.close()
 
     def _signal_group(self) -> None:
-        # The process leads its group. The group's number is not reused while a process of the group
-        # is left.
+        # The process leads its group. The group's number is not reused while any process of the
+        # group exists.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -194,7 +196,7 @@ class WorkerProcess:
 
     def _cause_of_death(self) -> str:
         # The pipes close a moment before the status is known. Killing the process now would change
-        # it to SIGKILL.
+        # the status to SIGKILL.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
         self.kill()
@@ -205,7 +207,7 @@ class WorkerProcess:
         """Wait until `pipe` is ready or closed at the other end.
 
         Each interval of the wait counts as progress, because the wait ends at the deadline and so
-        is no hang.
+        is not a hang.
 
         Raises:
             TimeoutError: The deadline has passed.

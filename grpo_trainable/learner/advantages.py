@@ -42,14 +42,14 @@ class CriticTargets:
 
     values: list[Tensor]  # values of the states before the round
     returns: list[Tensor]  # value + advantage, the targets of the values
-    earned: list[Tensor]  # discounted sum of the rewards that follow; contains no value
+    earned: list[Tensor]  # discounted sum of the rewards that follow, without any value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:
     """The advantages of one rollout batch."""
 
-    advantages: list[Tensor]  # one for each group: (G,), or (G, R) for each token
+    advantages: list[Tensor]  # one per group: (G,), or (G, R) if tokens have their own
     critic: CriticTargets | None = None  # None without a critic
 
     def of_responses(self, groups: Groups) -> Tensor:
@@ -166,10 +166,10 @@ def critic_figures(
 
 
 def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
-    """Return the rewards of a group, or its weighted parts, minus penalties, (G,).
+    """Return a group's rewards, or the weighted sum of their parts, minus penalties, (G,).
 
-    The penalties are `kl_coefficient` times the KL to the reference, and those for responses that
-    are too long or differ from the wanted length.
+    The penalties are `kl_coefficient` times the KL to the reference, the penalty for overlong
+    responses, and the penalty for deviating from the target length.
     """
     rewards, rollout, task = _rewards(config, group), config.rollout, config.task
     sampled = group.response_mask.sum(dim=1)
@@ -202,9 +202,9 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 
 
 def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
-    """Return the reward of each action, discounted, at its last token, (G, R); 0 elsewhere.
+    """Return each action's discounted reward at its last token, (G, R); 0 elsewhere.
 
-    All are 0 if responses are not played, or if the reward is made of parts.
+    All are 0 if the responses are not episodes, or if the reward is composed of parts.
     """
     if group.turn_rewards is None or config.task.part_weights:
         return torch.zeros(group.response_mask.shape)
@@ -215,10 +215,10 @@ def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 
 
 def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
-    """Return the shaped rewards as rewards of tokens, (G, R).
+    """Distribute the shaped rewards over the tokens, (G, R).
 
-    Each token has its own KL penalty. The last token of an action has the reward of the action. The
-    last token of a response has everything else.
+    Each token gets its own KL penalty. The last token of an action also gets the action's reward.
+    The last token of a response also gets everything else.
     """
     rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
     earned = _earned(config, group)

@@ -1,4 +1,4 @@
-"""The critic: state values, learned beside the policy. It never leaves the learner."""
+"""The critic, which learns state values alongside the policy. It never leaves the learner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREFIX = "critic/"  # prefix of the critic's tensors in a checkpoint; no policy 
 
 
 class ValueHead(nn.Module):
-    """Maps each hidden state to a value, in float32 whatever type the body has.
+    """Maps each hidden state to a value, in float32 regardless of the body's type.
 
     The weights start at 0, so an untrained critic leaves the returns unchanged. Shapes: T
     positions, D width.
@@ -51,7 +51,7 @@ def trained_body(policy: NamedWeights) -> dict[str, Tensor]:
 
 
 class Critic:
-    """A value head on the policy's body, or on a separate body that starts as the policy does.
+    """A value head on the policy's body, or on a separate body with the same initial weights.
 
     `critic.body` chooses between them.
     """
@@ -77,9 +77,9 @@ class Critic:
         self.parameters = self._trained()
 
     def _trained(self) -> dict[str, Tensor]:
-        """Return the parameters with the critic's learning rate, by name.
+        """Return, by name, the parameters that use the critic's learning rate.
 
-        A shared body is the policy's.
+        A shared body belongs to the policy, so it is left out.
         """
         head = {f"{PREFIX}head.{name}": p for name, p in self._head.named_parameters()}
         body = {} if self._own is None else trained_body(self._own)
@@ -96,7 +96,7 @@ class Critic:
     def values(self, batch: TrainBatch) -> Tensor:
         """Return the values of the states before the response tokens, (B, S); 0 off the mask.
 
-        They are computed in the microbatches of a gradient step.
+        They are computed in the same microbatches as a gradient step.
         """
         values = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
@@ -123,7 +123,7 @@ class Critic:
 
         Args:
             values: The current values, (B, S).
-            batch: The microbatch, with values before the round and returns.
+            batch: The microbatch, with its returns and its values from before the round.
             tokens: Number of tokens in the gradient step.
         """
         assert batch.values is not None, "the round begins with the critic's values"
@@ -136,9 +136,9 @@ class Critic:
 
     @property
     def weight(self) -> float:
-        """Weight of the value loss beside the policy loss.
+        """Weight of the value loss relative to the policy loss.
 
-        It is 1 with a separate body: only the critic gets the gradient then, and AdamW's steps do
+        With a separate body, it is 1. Then only the critic gets the gradient, and AdamW's steps do
         not depend on the gradient's scale.
         """
         return self._config.critic.coef if self.shares_body else 1.0
@@ -146,7 +146,7 @@ class Critic:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def load_state(self, state: Mapping[str, Tensor]) -> bool:
-        """Continue from a state, and return True if it contains such a critic.
+        """Continue from a state if it contains a matching critic, and return True if it does.
 
         Otherwise the critic starts afresh, for example after PBT has changed the advantage.
         """

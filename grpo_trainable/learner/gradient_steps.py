@@ -147,10 +147,11 @@ class GradientSteps:
     def _old_log_probs(self, batch: BatchWithLogProbs, present: Tensor) -> Tensor:
         """Return the log-probs (B, S) of the policy in the ratio's denominator.
 
-        With importance weights, that is the policy before the round. Without, it is the policy that
-        sampled. If the policy before the round sampled a token, its log-prob as the learner
-        computes it is used, unless the ratio has to show the difference: an engine may round
-        otherwise, and a bfloat16 body rounds by more than some losses clip at.
+        With importance weights, this is the policy before the round. Without them, it is the policy
+        that sampled the token. If that was the policy before the round, its log-prob is recomputed
+        by the learner, unless the ratio must show the difference between sampler and learner
+        (`ratio_sees_sampler`). An engine may round differently, and the rounding error of a
+        bfloat16 body exceeds the clip range of some losses.
 
         Args:
             batch: The rows.
@@ -167,7 +168,7 @@ class GradientSteps:
         return torch.where(batch.own_tokens, start, behaviour)
 
     def _weights_bounded(self, batch: BatchWithLogProbs, start: Tensor) -> Tensor | None:
-        """Return the tokens whose importance weight is bounded, (B, S); None without weights.
+        """Return the tokens whose importance weight is bounded, (B, S); None without such weights.
 
         Args:
             batch: The rows.
@@ -256,7 +257,7 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Replace the sums by sums over all ranks."""
-        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one for each rank; a sum keeps NaN
+        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one per rank; a sum keeps NaN
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
         own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]

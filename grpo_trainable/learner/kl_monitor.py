@@ -1,6 +1,6 @@
 """KL from the policy to three other policies, measured on the round's batches.
 
-None of it is part of a loss.
+These values are not part of any loss.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _mean_kl(
     masks: Sequence[Tensor],
     estimator: str,
 ) -> float:
-    """Return the mean KL of a response in nats. Each batch counts by its number of responses."""
+    """Return the mean KL per response in nats. A batch's weight is its number of responses."""
     total, responses = 0.0, 0
     for ours, theirs, mask in zip(policy, others, masks, strict=True):
         assert theirs is not None, "a monitored batch has log-probs under every policy"

@@ -49,7 +49,7 @@ def _no_responses() -> ResponseFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
-    """The results of a round's gradient steps. By default there were none."""
+    """The results of a round's gradient steps. The defaults describe a round without steps."""
 
     steps: list[GradientStep] = field(default_factory=list)
     reference_nll_nats: float | None = None
@@ -61,7 +61,7 @@ class _Trained:
 
 
 class Learner:
-    """Takes k gradient steps a round and publishes snapshots of the policy.
+    """Takes k gradient steps per round and publishes snapshots of the policy.
 
     With `loss.advantage=gae` it also trains a critic, which is never published.
 
@@ -142,19 +142,19 @@ class Learner:
         return self._state.round
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Do once what is slow the first time.
+        """Run once everything that is slow the first time.
 
-        This runs one microbatch forward and backward, with rows of `prompt_tokens` and the longest
-        response, and one step of a throw-away optimizer. Only warm code and memory remain; the
-        gradients are dropped.
+        This runs one microbatch forward and backward, and one step of a throw-away optimizer. Each
+        row of the microbatch has a prompt of `prompt_tokens` and the longest response. The
+        gradients are dropped; only warm code and allocated memory remain.
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
             if isinstance(self.policy, ActingPolicy):
                 micro = with_observations(micro, self.policy)
             micro = micro.to(self._context.device)
-            # In a shared pass, every rank needs a microbatch. If the ranks hold a policy between
-            # them, they would wait for a rank without one.
+            # In a shared pass, every rank needs a microbatch. If the policy is divided among the
+            # ranks, they would wait for a rank without one.
             shared = micro.select(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
                 self.reference.log_probs(shared)
@@ -171,14 +171,14 @@ class Learner:
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
         """Take k gradient steps on the rollout batches of a round.
 
-        There is one batch, or k with `fresh_batches`, minus those without groups. Without any batch
-        the weights stay unchanged. Advantages are computed once per rollout batch, before any
-        split. Behaviour log-probs are those of the sampler.
+        There is one batch, or k with `fresh_batches`. Batches without groups have been left out. If
+        no batch is left, the weights stay unchanged. Advantages are computed once per rollout
+        batch, before any split. Behaviour log-probs are those of the sampler.
 
         Raises:
             RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
         """
-        beta = self._state.kl_coefficient.value  # β of this round, which the round may change
+        beta = self._state.kl_coefficient.value  # β of this round; the round may change it
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self._ranks.settle()
@@ -203,7 +203,7 @@ class Learner:
     def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
         clock = self._context.clock
         if self._state.kl_coefficient.in_reward > 0 and self.reference is not None:
-            with clock("reference"):  # rewards need it, and advantages need rewards
+            with clock("reference"):  # rewards need the reference, and advantages need rewards
                 rollout_batches = [self.reference.annotate(groups) for groups in rollout_batches]
         with clock("optimize"):
             made = [self._batches.batch(groups) for groups in rollout_batches]
@@ -252,7 +252,7 @@ class Learner:
     ) -> tuple[list[GradientStep], list[BatchWithLogProbs]]:
         """Take the steps of the `plan`.
 
-        Return them, and the batches with complete `start` log-probs.
+        Return the steps, and the batches with complete `start` log-probs.
 
         `start` holds log-probs of the policy before the round. That policy takes the first step, so
         the step's forward pass computes `start` for its rows, and they need no separate pass. All
@@ -291,8 +291,8 @@ class Learner:
         """Hand the weights to the transport, which takes a snapshot of them.
 
         Args:
-            needed_from: Snapshots of earlier rounds are released. Later ones are still in use or in
-                transit.
+            needed_from: Snapshots of rounds before this one are released. Later ones may still be
+                in use or in transit.
         """
         with self._context.call():
             with self._context.clock("sync"):
@@ -316,7 +316,7 @@ class Learner:
         """Return the weights to publish, without tensors if another rank publishes."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
-            # Tensors of lower precision travel unchanged.
+            # Tensors of lower precision are sent unchanged.
             name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
             for name, tensor in self._ranks.weights(self.policy)
         }
@@ -366,7 +366,7 @@ class Learner:
 
 
 def _mean_nll(batches: Sequence[BatchWithLogProbs]) -> float | None:
-    """Return the mean NLL of a response token under the reference, in nats, or None without one."""
+    """Return the reference's mean NLL per response token in nats, or None without a reference."""
     known = [batch.reference for batch in batches if batch.reference is not None]
     if not known:
         return None
@@ -375,7 +375,7 @@ def _mean_nll(batches: Sequence[BatchWithLogProbs]) -> float | None:
 
 
 def _response_sums(log_probs: Sequence[Tensor | None]) -> np.ndarray | None:
-    """Return the sum over each response, (N,). Log-probs are 0 off the mask."""
+    """Return the sum of log-probs over each response, (N,). They are 0 off the mask."""
     known = [values for values in log_probs if values is not None]
     if not known:
         return None

@@ -23,8 +23,8 @@ from grpo_trainable.telemetry.progress import steps_done
 class LearnerRank:
     """A learner that joins other learners. After `join` it has the methods of `Learner`.
 
-    All ranks get the same calls in the same order. The first rank publishes and answers with
-    tensors.
+    All ranks get the same calls in the same order. The first rank publishes the weights, and only
+    its answers contain tensors.
     """
 
     CONCURRENT = ("progress",)
@@ -50,8 +50,8 @@ class LearnerRank:
         """Create the meeting point of the ranks in this process, and return its address and port.
 
         Args:
-            address: The address by which the other ranks reach this process. Empty: the last one
-                given.
+            address: The address by which the other ranks reach this process. Empty: the address
+                given last.
         """
         self._address = address or self._address
         self._rendezvous = Rendezvous(self._address, self._config.resources.deadline_s)
@@ -76,7 +76,7 @@ class LearnerRank:
         return Shards(self._group)
 
     def leave(self) -> None:
-        """Leave the group. Ranks that still wait for this one fail at once."""
+        """Leave the group. Ranks that still wait for this one fail immediately."""
         gc.collect()
         self._group.leave()
 
@@ -104,7 +104,7 @@ class LearnerRank:
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
         """Train a round, as `Learner.update` does.
 
-        In an elastic group, keep a copy of the state before it.
+        In an elastic group, keep a copy of the state before the round.
         """
         if not self._config.resources.elastic:
             return self.learner.update(rollout_batches)
@@ -113,8 +113,8 @@ class LearnerRank:
             return self.learner.update(rollout_batches)
         except RuntimeError as error:
             reason = f"{type(error).__name__}: {error}"
-        # Raise a new error, because the frames of the caught one hold the group, whose connections
-        # `leave` has to close. Otherwise the other ranks might wait for this rank instead of the
+        # Raise a new error. The frames of the caught one refer to the group, so `leave` could not
+        # close the group's connections, and the other ranks might wait for this rank instead of the
         # lost one.
         raise RuntimeError(reason)
 

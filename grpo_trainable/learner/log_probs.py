@@ -19,10 +19,10 @@ from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch, by_group, 
 
 
 class LogProbs:
-    """Computes log-probs under the law from which a config's responses are sampled."""
+    """Computes log-probs under the distribution from which responses are sampled."""
 
     def __init__(self, config: GRPOConfig, end_ids: Sequence[int], ranks: Ranks = ALONE) -> None:
-        """Prepare the law of a config.
+        """Prepare the sampling distribution of a config.
 
         Args:
             config: The trial's settings.
@@ -40,7 +40,7 @@ class LogProbs:
     def of_states(
         self, model: NamedWeights, states: Tensor, batch: TrainBatch
     ) -> tuple[Tensor, Tensor]:
-        """Return the same from the hidden states (T, D) that `states_of` computed."""
+        """Return log-probs and entropy from the hidden states (T, D) that `states_of` computed."""
         if isinstance(model, ActingPolicy):
             return self._of_actions(model, states, batch)
         assert isinstance(model, Policy), "there is no other kind"
@@ -66,7 +66,7 @@ class LogProbs:
 
     @torch.no_grad()
     def without_gradient(self, model: NamedWeights, batch: TrainBatch) -> Tensor:
-        """Return log-probs (B, S) in nats, computed in the microbatches of a gradient step."""
+        """Return log-probs (B, S) in nats, computed in the same microbatches as a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
             micro = batch.select(rows)
@@ -88,21 +88,23 @@ def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
 class BatchWithLogProbs:
     """A batch with log-probs of its tokens, (B, S) in nats, and other inputs of the loss.
 
-    The log-probs are those of policies that do not change during the round.
+    The policies behind these log-probs do not change during the round.
     """
 
     train_batch: TrainBatch
     # The tokens that the weights before the round sampled, bool (B, S).
     own_tokens: Tensor
-    reference: Tensor | None = None  # under the frozen first policy; None if not needed
-    # Under the policy before the round. None if the round's first gradient step computes them.
+    # Log-probs under the frozen first policy. None if not needed.
+    reference: Tensor | None = None
+    # Log-probs under the policy before the round. None if the round's first gradient step computes
+    # them.
     start: Tensor | None = None
     # The response tokens that the loss counts, bool (B, S); None: all.
     counted: Tensor | None = None
     # The tokens that the loss treats differently in this gradient step, bool (B, S). None if it
     # treats all alike.
     selected: Tensor | None = None
-    # A critic's values before the round and its targets, (B, S); None without a critic.
+    # The critic's values before the round, and its targets, (B, S). None without a critic.
     values: Tensor | None = None
     returns: Tensor | None = None
 
@@ -181,10 +183,10 @@ class Reference:
         return self._log_probs.without_gradient(self.model, batch)
 
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Return the groups of one chunk with their `reference_log_probs`.
+        """Return the groups of one chunk with `reference_log_probs` filled in.
 
-        The groups run through the model together. So the same chunk gives the same bits in any
-        process of a machine, given the same number of threads.
+        The groups run through the model together. So the results for a chunk have the same bits in
+        every process of a machine that uses the same number of threads.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]
         batch = collate(groups, no_advantages, self._pad_id).to(self._device)

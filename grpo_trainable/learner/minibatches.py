@@ -1,4 +1,4 @@
-"""The rows of a round's batches that each gradient step and each microbatch contains."""
+"""The split of a round's batches into the rows of gradient steps and microbatches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def step_rows(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the index of a batch and its rows for each gradient step, as `k_mode` says.
 
-    `minibatches` shuffles groups and keeps each group whole. If there are fewer groups than parts,
-    the empty parts are left out.
+    `minibatches` shuffles the groups and splits them into parts, without splitting a group. If
+    there are fewer groups than parts, the empty parts are left out.
     """
     match config.k_mode:
         case "fresh_batches":
@@ -51,11 +51,12 @@ def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) ->
     """Yield the rows of each microbatch.
 
     A microbatch has `optim.microbatch` rows, or as many rows as fit into `optim.microbatch_tokens`
-    with their padding. Rows of similar length go together, because padding is wasted work. With
-    `model.packing`, rows stay in order instead: the rows of a prompt stay together and share the
-    prompt.
+    with their padding. Rows of similar length share a microbatch, because padding is wasted work.
+    With `model.packing`, rows stay in order instead, so the rows of a prompt are processed together
+    and share the prompt.
 
-    Each of several `ranks` runs its own microbatches. Together they contain every row once.
+    If there are several `ranks`, each runs its own microbatches. Together, these contain every row
+    once.
     """
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
@@ -109,7 +110,7 @@ def largest_microbatch(
 
 
 def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
-    """Turn a made-up batch into rows of a policy that acts: zero observations and zero actions."""
+    """Turn a made-up batch into one for an acting policy, with zero observations and actions."""
     shape, numbers = batch.input_ids.shape, policy.action_numbers
     return replace(
         batch,
@@ -122,8 +123,8 @@ def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
 def _within(order: Tensor, tokens: Sequence[int], at_most: int) -> Iterator[Tensor]:
     """Split `order` into parts whose padded size stays within `at_most` tokens.
 
-    The padded size is the number of rows times the longest row. Every part has at least one row,
-    even if that row alone is too long.
+    The padded size is the number of rows times the length of the longest row. Every part has at
+    least one row, even if that row alone is too long.
 
     Args:
         order: Row indices.

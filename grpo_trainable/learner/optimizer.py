@@ -17,9 +17,9 @@ from grpo_trainable.learner.ranks import ALONE, Ranks
 class StepTaken(NamedTuple):
     """The figures of one optimizer step."""
 
-    grad_norm: float  # the policy's, before clipping
+    grad_norm: float  # norm of the policy's gradient, before clipping
     lr: float
-    skipped: bool  # loss or gradient was not finite, so nothing changed
+    skipped: bool  # True: loss or gradient was not finite, so nothing changed
     critic_grad_norm: float  # before clipping; 0 without a critic
 
 
@@ -40,7 +40,7 @@ class PolicyOptimizer:
             config: The trial's settings.
             critic: The parameters that only a critic has, by name. They have their own learning
                 rate, and their gradient norm is clipped separately.
-            ranks: The ranks whose gradients are shares of the step's gradient.
+            ranks: The ranks whose gradients add up to the step's gradient.
         """
         self._config = config
         self._ranks = ranks
@@ -57,7 +57,8 @@ class PolicyOptimizer:
     def learning_rate(self) -> float:
         """Learning rate of the next step.
 
-        It depends only on the number of steps taken. A scheduler would be one more state to save.
+        It depends only on the number of steps taken, so there is no scheduler whose state must be
+        saved.
         """
         return self._scheduled(self._config.optim.lr)
 
@@ -71,10 +72,10 @@ class PolicyOptimizer:
         return lr
 
     def step(self, loss: float) -> StepTaken:
-        """Take a step with the parameters' gradients, and drop them.
+        """Take a step with the parameters' gradients, then drop the gradients.
 
         Args:
-            loss: The step's loss, which is checked for being finite.
+            loss: The step's loss. The step is skipped if it is not finite.
 
         Raises:
             RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
@@ -122,11 +123,11 @@ class PolicyOptimizer:
             )
 
     def warm_up(self) -> None:
-        """Run clipping and a step of AdamW once, and drop the gradients.
+        """Run clipping and a step of AdamW once, then drop the gradients.
 
-        The gradients in place are clipped. The step is that of a second AdamW with a single number
-        as its parameter, so neither a copy of a large policy nor moments for it are made. The first
-        real step still allocates the policy's moments.
+        The gradients that exist are clipped. A second AdamW, whose only parameter is a single
+        number, takes the step. So neither a copy of a large policy nor moments for it are made. The
+        first real step still allocates the policy's moments.
         """
         self._limited(self._policy)
         self._limited(self._critic)
@@ -138,7 +139,7 @@ class PolicyOptimizer:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return AdamW's live moments and counters, and master weights, under parameter/name."""
+        """Return live tensors by parameter/name: AdamW's moments and counters, master weights."""
         return self._masters.tensors() | {
             f"{name}/{key}": value
             for name, parameter in self._parameters.items()
@@ -170,7 +171,7 @@ class PolicyOptimizer:
 
 
 def _adamw(parameters: Sequence[list[Tensor]], config: GRPOConfig) -> AdamW:
-    """Create an AdamW with a group, and so a learning rate, for each list of parameters."""
+    """Create an AdamW in which each list of parameters is a group with its own learning rate."""
     return AdamW(
         [ParameterGroup(parameters=group, lr=config.optim.lr) for group in parameters],
         betas=config.optim.betas,
@@ -189,15 +190,15 @@ def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-MASTER = "master"  # the name of a master weight in a checkpoint, beside AdamW's names
+MASTER = "master"  # the name of a master weight in a checkpoint; other names are AdamW's
 
 
 class MasterWeights:
     """The float32 tensors that an optimizer trains.
 
     They are the float32 parameters themselves and float32 copies of all others. As soon as the
-    backward pass has the gradient of a copied parameter, it is added, in float32, to the gradient
-    of the copy.
+    backward pass has computed the gradient of a copied parameter, that gradient is added, in
+    float32, to the gradient of the copy.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""The communication of learners in separate processes: a group of torch.distributed.
+"""The communication of learners in separate processes, by a torch.distributed process group.
 
 It uses gloo on CPUs and nccl on GPUs. It is the default group of its process, because sharding
-needs one.
+needs a default group.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Maximum wait of a rank for another in a sum, in deadlines. The pipeline gives up a silent actor
-# after `resources.deadline_s`, and that has to happen first. In an elastic group, waiting for a
-# lost rank must end well before that deadline, because other ranks may wait for the waiting one.
+# Maximum time that a rank waits for another in a sum, as a multiple of `resources.deadline_s`. The
+# pipeline gives up on a silent actor after one deadline, and that must happen first. In an elastic
+# group, waiting for a lost rank must end well before the deadline, because other ranks may be
+# waiting for the rank that waits.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 
@@ -26,7 +27,7 @@ class Rendezvous:
 
         Args:
             address: The address by which the other ranks reach this machine.
-            deadline_s: How long an operation of the store may take.
+            deadline_s: Seconds that an operation of the store may take.
         """
         self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             address,
@@ -49,8 +50,8 @@ class ProcessGroup:
 
         Args:
             device: The device of the tensors.
-            deadline_s: How long a rank waits for the others to join. Waits in sums are a multiple
-                of it.
+            deadline_s: Seconds that a rank waits for the others to join. The wait in a sum is a
+                multiple of it.
             elastic: True if the group may lose ranks and continue.
         """
         self.device = device
@@ -60,7 +61,7 @@ class ProcessGroup:
     def join(
         self, rank: int, size: int, place: tuple[str, int], own: Rendezvous | None = None
     ) -> None:
-        """Create the group once all ranks are here.
+        """Create the group once all ranks have joined.
 
         Args:
             rank: Index of this rank.
@@ -93,5 +94,5 @@ class ProcessGroup:
         return tensor
 
     def leave(self) -> None:
-        """End the group, whether or not the other ranks are there."""
+        """End the group, even if other ranks are gone."""
         dist.destroy_process_group()

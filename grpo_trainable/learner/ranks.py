@@ -1,8 +1,9 @@
 """The interface between the learners of a trial. Each learner is a rank.
 
 Every rank gets all groups of a round, so it computes advantages, plan and denominators without
-messages. A rank runs its share of the microbatches (`deal`). Then the results are summed. A row's
-log-probs are 0 on every rank but one; gradients are shares of the step's gradient.
+communication. A rank runs its share of the microbatches (`deal`). Then the results are summed over
+the ranks: before the sum, a row's log-probs are 0 on every rank but one, and a rank's gradients are
+its share of the step's gradient.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from grpo_trainable.models.policy import NamedWeights
 
-# Maximum size of a message in which gradients are summed. A message is a second copy of its
-# gradients.
+# Maximum size of a message in which gradients are summed. A message is a second copy of the
+# gradients in it.
 MESSAGE_BYTES = 32 << 20
 
 
@@ -34,7 +35,7 @@ class Communicator(Protocol):
         ...
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replace a tensor by its sum over the ranks, the same bits on each, and return it.
+        """Replace a tensor by its sum over the ranks, bit-identical on all ranks, and return it.
 
         All ranks call this in the same order, with tensors of the same shape and type.
         """
@@ -66,15 +67,15 @@ class Ranks(Protocol):
         ...
 
     def divide(self, policy: NamedWeights) -> NamedWeights:
-        """Return the policy as the ranks hold it between them. Collective."""
+        """Return the policy as this rank holds it: whole, or only a part. Collective."""
         ...
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
-        """Yield the policy's `weights` as `gathered` does, in the original memory layout."""
+        """Yield the policy's `weights`, as `gathered` does, in their original memory layout."""
         ...
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole tensors, one after the other, on the first rank; nothing on the others.
+        """Yield the whole tensors, one after the other, on the first rank; yield nothing elsewhere.
 
         Only the first rank publishes and answers. Collective.
         """
@@ -85,20 +86,20 @@ class Ranks(Protocol):
         ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor, held as `like` is."""
+        """Return this rank's part of a whole tensor, divided in the same way as `like`."""
         ...
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's share of a checkpoint: some of the tensors, or some of their rows.
 
-        The shares of all ranks, in their order, make up the whole.
+        The shares of all ranks, in rank order, make up the whole.
         """
         ...
 
     def settle(self) -> None:
-        """Release what a pass has gathered, so the next pass gathers it again.
+        """Release the parameters that a pass has gathered, so the next pass gathers them again.
 
-        That is necessary after parameters have changed other than by a gradient step.
+        This is necessary after parameters were changed by anything but a gradient step.
         """
         ...
 
@@ -131,7 +132,7 @@ class Replicas(ConnectedRanks):
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace gradients by their sums over the ranks.
 
-        A parameter without a gradient on any rank keeps none. A rank that ran no microbatch
+        A parameter that has no gradient on any rank is left out. A rank that ran no microbatch
         contributes zeros.
         """
         if self.size == 1:
@@ -165,7 +166,7 @@ class Replicas(ConnectedRanks):
             yield from tensors.items()
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, which is whole."""
+        """Return the tensor, which is already whole."""
         return tensor
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
@@ -173,9 +174,9 @@ class Replicas(ConnectedRanks):
         return tensor
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a share of the tensors, of about as many bytes on each rank.
+        """Return this rank's share of the tensors. All shares have about the same size in bytes.
 
-        All ranks hold the same tensors.
+        All ranks hold the same tensors, so any rank can write any of them.
         """
         written = [0] * self.size
         mine = {}
@@ -192,9 +193,9 @@ class Replicas(ConnectedRanks):
 
 
 def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the parameters in runs of one type whose size is at most `MESSAGE_BYTES`.
+    """Yield runs of parameters of one type, each at most `MESSAGE_BYTES` in size.
 
-    A larger parameter is alone in its run.
+    A larger parameter is a run of its own.
     """
     message: list[Tensor] = []
     size = 0
@@ -210,7 +211,7 @@ def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _in_memory_order(parameter: Tensor) -> Tensor:
-    """Return a view of the gradient whose rows follow the parameter's memory layout.
+    """Return a view of the gradient, with rows as in the parameter's memory layout.
 
     A matrix that is stored by column is transposed, because copying it across its columns is slow.
     """
@@ -238,11 +239,12 @@ ALONE: Ranks = Replicas(_Alone())
 def deal(
     parts: Sequence[Tensor], tokens: Callable[[Tensor], int], ranks: int
 ) -> list[list[Tensor]]:
-    """Distribute microbatches over ranks, equally many to each. Each rank keeps their order.
+    """Distribute microbatches over ranks, equally many to each, without changing their order.
 
-    The largest is dealt first, to the least loaded rank that may have one more (longest processing
-    time first, Graham 1969). If the number of microbatches is not a multiple of the ranks, the
-    largest ones are cut in two. If every microbatch is a single row, some ranks get one fewer.
+    The largest microbatches are dealt first, each to the least loaded rank that may have one more
+    (longest processing time first, Graham 1969). If the number of microbatches is not a multiple of
+    the number of ranks, the largest ones are cut in two until it is. If only single rows are left
+    to cut, some ranks get one microbatch fewer.
 
     Args:
         parts: The microbatches, as rows of a batch.
@@ -264,7 +266,7 @@ def deal(
 
 
 def _evened(parts: list[Tensor], tokens: Callable[[Tensor], int], ranks: int) -> list[Tensor]:
-    """Cut the largest parts in two until every rank can have equally many."""
+    """Cut the largest parts in two until every rank can get the same number of parts."""
     while len(parts) % ranks:
         divisible = [i for i, part in enumerate(parts) if len(part) > 1]
         if not divisible:

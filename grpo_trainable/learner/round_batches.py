@@ -48,7 +48,7 @@ class RoundBatches:
             state: The policy in training, its critic and counters.
             log_probs: Computes log-probs of the policy.
             reference: The reference. None if groups contain its log-probs or no setting needs them.
-            pad_id: The token that fills the rows.
+            pad_id: The token that pads the rows.
             device: The device of the rows.
 
         Raises:
@@ -175,8 +175,8 @@ class RoundBatches:
     def _own_tokens(self, groups: Groups) -> Tensor:
         """Return the tokens that the learner's current weights have sampled, bool (B, S).
 
-        With `in_flight`, a row continues with the cache that older weights left. So either all of
-        its tokens count or none.
+        With `in_flight`, a row that older weights began continues with their key-value cache. So
+        its tokens do not count, even those that the current weights have sampled.
         """
         own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":

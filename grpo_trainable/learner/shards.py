@@ -1,9 +1,9 @@
-"""Learners that hold a policy between them with torch's FSDP2 (`learner_strategy=fsdp2`).
+"""Learners that divide a policy among them with torch's FSDP2 (`learner_strategy=fsdp2`).
 
 Each rank has some rows of every parameter and of its moments. A layer's whole parameters are
-gathered for its forward and its backward pass. As soon as the backward pass has its gradients, they
-are summed on the ranks that hold their rows. So every pass is collective, with equally many
-microbatches on every rank.
+gathered for its forward and its backward pass. As soon as the backward pass has computed the
+layer's gradients, they are summed on the ranks that hold their rows. So every pass is collective,
+and every rank must run the same number of microbatches.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from grpo_trainable.models.policy import NamedWeights
 
 
 class Shards(ConnectedRanks):
-    """Ranks that hold a policy between them. `ranks.Ranks` describes the methods."""
+    """Ranks that divide a policy among them. `ranks.Ranks` describes the methods."""
 
     def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group)
         self._device = group.device
         self._mesh = init_device_mesh(group.device.type, (group.size,))
         self._divided: WeakSet[NamedWeights] = WeakSet()
-        # Strides of each parameter before it was divided: FSDP2 takes no matrices stored by column.
+        # Strides of each parameter before it was divided: FSDP2 does not accept matrices stored by
+        # column.
         self._strides = WeakTensorKeyDictionary()
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:

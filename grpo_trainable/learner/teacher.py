@@ -17,8 +17,8 @@ def build_teacher(
 ) -> Reference | None:
     """Build the configured teacher, or return None without one.
 
-    Its log-probs follow the law from which responses are sampled, at their temperature, as the
-    policy's do.
+    Its log-probs are those of the distribution from which responses are sampled, with the same
+    temperature. The policy's log-probs are computed in the same way.
 
     Args:
         config: The trial's settings.
@@ -27,8 +27,8 @@ def build_teacher(
         ranks: The ranks that hold the teacher and share its passes.
 
     Raises:
-        ValueError: The teacher cannot be used or has other tokens than the policy. The message is
-            one line.
+        ValueError: The teacher cannot be used, or its tokens differ from the policy's. The message
+            is one line.
     """
     if config.teacher is None:
         return None
@@ -38,9 +38,9 @@ def build_teacher(
 
 
 def check_teacher(config: GRPOConfig) -> int | None:
-    """Return the number of tokens in the teacher's context, or None without a teacher.
+    """Return the teacher's context length in tokens, or None without a teacher.
 
-    First check everything that can be known before the trial.
+    First, check everything about the teacher that can be checked before the trial starts.
 
     Raises:
         ValueError: As in `build_teacher`.
@@ -58,6 +58,6 @@ def check_teacher(config: GRPOConfig) -> int | None:
 def _refuse_other_tokens(config: GRPOConfig, tokenizer: Tokenizer, teachers: Tokenizer) -> None:
     if not tokenizer.is_part_of(teachers):
         raise ValueError(
-            f"loss.teacher={config.loss.teacher}: its tokenizer has other tokens than the "
-            "policy's, which the teacher must read; use a teacher with the same tokenizer"
+            f"loss.teacher={config.loss.teacher}: its tokenizer differs from the "
+            "policy's, whose tokens the teacher must read; use a teacher with the same tokenizer"
         )

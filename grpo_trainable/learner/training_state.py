@@ -46,10 +46,10 @@ class TrainingState:
 
         Args:
             config: The trial's settings.
-            policy: The policy, as the `ranks` hold it between them.
+            policy: The policy, as returned by `Ranks.divide`.
             device: The critic's device.
-            reference_checksum: Checksum of the frozen first policy. A loaded state must agree with
-                it.
+            reference_checksum: Checksum of the frozen first policy. A loaded state must have the
+                same one.
             ranks: The learners of the trial.
         """
         self._config = config
@@ -82,7 +82,7 @@ class TrainingState:
         )
 
     def own(self) -> LearnerState:
-        """Return copies of what this rank holds, without communication."""
+        """Return copies of the state that this rank holds, without communication."""
         return LearnerState(
             policy=_copies(self._parameters.items()),
             optimizer=_copies(self._optimizer_tensors().items()),
@@ -134,14 +134,15 @@ class TrainingState:
         """Continue from a state, with the settings of this learner.
 
         Raises:
-            ValueError: The state is of another model, or was trained against another reference.
+            ValueError: The state belongs to another model, or was trained against another
+                reference.
         """
         self._take(dict(state.policy), dict(state.optimizer), state.counters)
 
     def _take(
         self, policy: dict[str, Tensor], optimizer: dict[str, Tensor], counters: dict[str, Any]
     ) -> None:
-        """Continue from these tensors, and empty both dictionaries on the way.
+        """Continue from these tensors, and empty both dictionaries.
 
         Moments are copied one after the other, so memory need not hold all of them twice.
         """
@@ -169,7 +170,7 @@ class TrainingState:
             counters: The counters in the checkpoint.
 
         Returns:
-            False if this process cannot read such files. Nothing has changed then.
+            False if this process cannot read the files. In that case, nothing has changed.
 
         Raises:
             ValueError: As in `load`.
@@ -209,7 +210,7 @@ def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 class KLCoefficient:
     """The KL coefficient β of the current round.
 
-    With `loss.kl_target` it changes and is checkpointed.
+    With `loss.kl_target`, it changes from round to round and is saved in checkpoints.
     """
 
     def __init__(self, settings: LossSettings) -> None:
@@ -232,7 +233,7 @@ class KLCoefficient:
         return self.value if self._settings.kl_in == "reward" else 0.0
 
     def after_round(self, batches: Sequence[BatchWithLogProbs]) -> None:
-        """Steer β by the KL of the policy that sampled the round's batches."""
+        """Adjust β by the KL of the policy that sampled the round's batches."""
         target = self._settings.kl_target
         if target is not None:
             kl = _sampled_kl(batches)
@@ -243,7 +244,7 @@ class KLCoefficient:
         return {"kl_coef": self.value} if self.is_steered else {}
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Continue from a state. If β was not steered there, it starts at the setting."""
+        """Continue from a state. If the state has no β, keep the current one."""
         if self.is_steered:
             self.value = counters.get("kl_coef", self.value)
 

@@ -41,14 +41,14 @@ def check_user_code(config: GRPOConfig) -> None:
             timeout=CHECK_DEADLINE_S,
         )
     except subprocess.TimeoutExpired:
-        raise PluginError(f"{users}: trying it took over {CHECK_DEADLINE_S:g} s") from None
+        raise PluginError(f"{users}: the test took more than {CHECK_DEADLINE_S:g} s") from None
     if done.returncode != 0:
         *_, reason = ["", *done.stderr.splitlines()]
         raise PluginError(reason or f"{users}: ended the process with status {done.returncode}")
 
 
 def main(loss: str, advantage: str, group_size: str, engine: str) -> None:
-    """Load the engine and try the functions. Exit with the message of a `PluginError`."""
+    """Load the engine and try the functions. If that fails, exit with the error's message."""
     try:
         if is_reference(engine):
             load("engine", engine)

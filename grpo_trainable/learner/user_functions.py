@@ -31,7 +31,7 @@ from grpo_trainable.plugins import PluginError, load, one_line, source_of
 
 
 def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
-    """Return the loss that `loss.type` names. A user-defined one has been tried on `device`.
+    """Return the loss that `loss.type` names. A user-defined loss is first tried on `device`.
 
     Raises:
         PluginError: The user-defined function cannot be loaded or fails its test call.
@@ -56,7 +56,7 @@ def configured_selection(settings: LossSettings) -> Selection | None:
 
 
 def _own_settings(function: Callable[..., Any], settings: LossSettings) -> dict[str, Any]:
-    """Return the settings named like keyword arguments of a built-in function.
+    """Return the settings that have the names of a built-in function's keyword arguments.
 
     The clip range is left out, because every loss gets it.
     """
@@ -71,7 +71,7 @@ def _own_settings(function: Callable[..., Any], settings: LossSettings) -> dict[
 def advantage_function(advantage: str, group_size: int) -> Advantage:
     """Return the advantage that `loss.advantage` names.
 
-    A user-defined one has been tried on groups of `group_size` responses.
+    A user-defined advantage is first tried on groups of `group_size` responses.
 
     Raises:
         PluginError: The user-defined function cannot be loaded or fails its test call.
@@ -98,7 +98,7 @@ class UserLoss:
         if isinstance(returned, tuple) and len(returned) == 2:
             token_loss, clipped = returned
         self._function.require(
-            token_loss, log_probs, "the loss, one number a token (loss.aggregation takes the mean),"
+            token_loss, log_probs, "the loss, one number per token (loss.aggregation averages),"
         )
         self._function.require(clipped, mask, "the clipped tokens")
         if not token_loss.requires_grad:
@@ -110,7 +110,7 @@ class UserLoss:
     def _try(self, device: torch.device) -> None:
         """Check that losses and gradients of three short responses are finite."""
         mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0]], device=device).bool()
-        # The ratios are e^0.1, 1 and e^-0.1; the advantages have either sign or are 0.
+        # The ratios are e^0.1, 1 and e^-0.1. The advantages are positive, negative and 0.
         old = -mask.float()
         log_probs = (old + 0.1 * mask * torch.tensor([[1], [0], [-1]], device=device)).detach()
         advantages = mask * torch.tensor([[1.0], [-1.0], [0.0]], device=device)
@@ -125,13 +125,13 @@ class UserLoss:
         )
         if gradient is None or not gradient.any():
             raise self._function.error(
-                "the loss has no gradient in log_probs, so nothing would be learned"
+                "the loss has no gradient with respect to log_probs, so nothing would be learned"
             )
         for what, values in (("loss", token_loss), ("gradient", gradient)):
             if not values[mask].isfinite().all():
                 raise self._function.error(
                     f"the {what} of three ordinary responses is not finite; "
-                    "look for a division by 0 or the root of 0"
+                    "look for a division by 0 or the square root of 0"
                 )
 
 
@@ -155,7 +155,7 @@ class UserAdvantage:
         return advantages
 
     def _try(self, group_size: int) -> None:
-        """Check that groups of different and of equal rewards have finite advantages."""
+        """Check that advantages are finite, for different rewards and for equal ones."""
         rewards = torch.stack([torch.linspace(0, 1, group_size), torch.full((group_size,), 0.5)])
         advantages = self(rewards.clone(), eps=1e-8)
         if not advantages.isfinite().all():
@@ -219,7 +219,7 @@ def _described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     dtype = str(value.dtype).removeprefix("torch.")
-    return f"a tensor of {dtype} of shape {tuple(value.shape)} on {value.device}"
+    return f"a {dtype} tensor of shape {tuple(value.shape)} on {value.device}"
 
 
 def _rounded(values: Tensor) -> list[list[float]]:

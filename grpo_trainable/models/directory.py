@@ -1,8 +1,9 @@
 """A policy's directory, examined before its weights are read.
 
 The directory belongs to a policy of this package (config.json, policy.safetensors, tokenizer.json)
-or to a model of transformers, and only this file distinguishes them. It also gives the shape and
-the tokenizer. torch is not imported, so that the command can check a policy before anything starts.
+or to a model of transformers. This module tells the two apart, and reads the shape and the
+tokenizer of either. It does not import torch, so that the command can check a policy before
+anything starts.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from grpo_trainable.plugins import load
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
 ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
-# The presets whose weights ship. Others start from random weights.
 GAMES_POLICY = ASSETS / "games"  # it plays at random
+# The presets whose weights ship. Others start from random weights.
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
 # Called with `model.env`. Returns (PolicyShape, Tokenizer). Loaded by name, like an engine, because
@@ -58,13 +59,13 @@ def read_own(directory: Path) -> tuple[ModelConfig, Tokenizer]:
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, "
-            f"the policy only {config.vocab_size}"
+            f"but the policy has only {config.vocab_size}"
         )
     return config, tokenizer
 
 
 def check_weights(directory: Path, config: ModelConfig) -> None:
-    """Check the names and shapes in the weights file of a policy, and its length.
+    """Check the length of a policy's weights file, and the names and shapes in it.
 
     Raises:
         ValueError: They do not match the policy's shape, or the file cannot be read.
@@ -99,10 +100,11 @@ def read_config(directory: str | Path) -> ModelConfig:
 def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
     """Check the policy as far as possible before training, and return its shape and tokenizer.
 
-    Only the weights of a large model stay unread.
+    Of the weights, only names and shapes are read.
 
     Raises:
-        ValueError: The directory cannot be used. The message is one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with the
+            directory.
     """
     directory = policy_directory(model)
     if directory is None:

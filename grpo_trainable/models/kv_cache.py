@@ -1,7 +1,7 @@
 """A preallocated key-value cache for batched decoding, and the forward passes that use it.
 
-B rows, N heads, H head size. C columns are laid out now: prompt columns first, then one column per
-sampled token.
+B rows, N heads, H head size. C is the number of columns laid out so far: prompt columns first, then
+one column per sampled token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_trainable.models.transformer import TransformerLM, rotate
 
 # Columns are laid out in steps of this size. A batched product over contiguous matrices is three
-# times as fast as one over slices of longer ones, and empty columns cost work.
+# times as fast as one over slices of longer matrices, and computing with empty columns takes time.
 STEP = 16
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see `run_tokens`
@@ -55,7 +55,7 @@ class KVCache:
         self._layers = used.view(len(used), *shape)  # (layers, 2, B, N, C, H)
 
     def reserve(self, columns: int) -> None:
-        """Lay out room for at least `columns` columns, and keep their content."""
+        """Lay out at least `columns` columns, and keep the content of those already laid out."""
         held = self.bias.shape[-1]
         if columns <= held:
             return
@@ -83,7 +83,7 @@ class KVCache:
 
 
 def padded(sequences: Sequence[Tensor], pad_id: int) -> Tensor:
-    """Return the sequences, (any,) each, as rows, padded on the right to the longest."""
+    """Stack sequences of any length as rows, padded on the right to the longest."""
     return pad_sequence(list(sequences), batch_first=True, padding_value=pad_id)
 
 
@@ -101,7 +101,7 @@ def prefill(
         prompt_ids: Prompts, (prompts, S), padded on the right to the longest of `prompt_lengths`.
         prompt_lengths: Number of tokens of each prompt, (prompts,).
         fan_out: Index of each row's prompt, (B,).
-        columns: Columns of the cache, of which S are taken.
+        columns: Number of columns of the cache. The prompts use the first S.
 
     Returns:
         Hidden states (prompts, S, D), and the cache.
@@ -150,10 +150,11 @@ def decode(
     Args:
         model: The policy.
         tokens: Token ids, (B, T).
-        positions: Positions of the tokens, (B, T). They count a row's own tokens.
+        positions: Positions of the tokens, (B, T), counted among a row's own tokens, without
+            padding.
         cache: The cache.
-        column: First column to write, the same for all rows. The longest prompt takes the first
-            columns of every row.
+        column: First column to write, the same for all rows. In every row, the first columns are
+            reserved for a prompt as long as the longest one.
     """
     count = tokens.shape[1]
     cache.reserve(column + count)
@@ -217,7 +218,8 @@ def run_tokens(model: TransformerLM, tokens: Tensor, positions: Tensor, attend: 
     """Return the hidden states (B, T, D) of tokens (B, T) at their positions.
 
     `attend` receives a layer's index, its scaled queries (B, N, T, H), and the keys and values of
-    the tokens (B, T, N, H). It adds these to the earlier ones, and returns (B, N, T, H).
+    the tokens (B, T, N, H). It stores these keys and values with the earlier ones, and returns the
+    attention (B, N, T, H).
     """
     config = model.config
     rows, count = tokens.shape

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a policy. `context_length` is the maximum of prompt + response, in tokens."""
+    """The shape of a policy. `context_length` is the most tokens of a prompt plus its response."""
 
     vocab_size: int
     context_length: int
@@ -46,7 +46,7 @@ class ModelConfig:
 
     @property
     def matmul_parameters(self) -> int:
-        """Number of body weights that each token is multiplied with. The head is not counted."""
+        """Number of body weights by which each token is multiplied. The head is not counted."""
         return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ PRESETS = {
     "arithmetic": ModelConfig(
         vocab_size=1024, context_length=160, d_model=128, num_layers=4, num_heads=4, d_ff=344
     ),
-    # The shape of the shipped policy that plays.
+    # The shape of the shipped policy that plays games.
     "games": ModelConfig(
         vocab_size=272, context_length=64, d_model=64, num_layers=2, num_heads=4, d_ff=176
     ),
@@ -114,7 +114,9 @@ def match_shapes(
     """
     if expected.keys() != found.keys():
         odd = sorted(expected.keys() ^ found.keys())
-        raise ValueError(f"{source}: parameters do not match the model, first at {odd[0]!r}")
+        raise ValueError(
+            f"{source}: parameters do not match the model; the first difference is {odd[0]!r}"
+        )
     for name, shape in expected.items():
         if tuple(shape) != tuple(found[name]):
             raise ValueError(

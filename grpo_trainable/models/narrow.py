@@ -17,7 +17,7 @@ class NarrowLinear(nn.Linear):
     """Maps x (..., in) to (..., out) with a bfloat16 matrix."""
 
     def __init__(self, linear: nn.Linear, *, widens: bool) -> None:
-        """Copy `linear`. With `widens`, the product is float32 with bfloat16 digits."""
+        """Copy `linear`. With `widens`, convert the product to float32 after its rounding."""
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = nn.Parameter(linear.weight.detach().bfloat16(), requires_grad=False)
         self._widens = widens

@@ -1,7 +1,8 @@
-"""Rows without padding or repetition: each distinct token of a microbatch, once.
+"""Packing of rows, so that each distinct token of a microbatch is computed once.
 
-The hidden state of a token depends only on the tokens before it. Rows with one prompt therefore
-share the states of the prompt, and positions after the last wanted state of a row need none.
+The hidden state of a token depends only on the token and those before it. Rows with the same prompt
+therefore share the states of the prompt. Positions after the last wanted state of a row need no
+state.
 
 B rows, S positions, T distinct tokens, D width.
 """
@@ -18,10 +19,10 @@ from grpo_trainable.models.policy import widened
 
 
 class Packing(NamedTuple):
-    """The tokens of padded rows that are computed, and the places where the rows find them."""
+    """The distinct tokens of padded rows, and the positions at which they occur in the rows."""
 
     ids: Tensor  # (T,)
-    positions: Tensor  # (T,), each within its row
+    positions: Tensor  # (T,), position of each token within its row
     token_at_BS: Tensor  # token, 0 to T - 1, at each position; arbitrary after the end of a row
     home_T: Tensor  # one position of each token in the rows, 0 to B S - 1
 
@@ -52,8 +53,8 @@ def _picked(x_TD: Tensor, index: Tensor) -> Tensor:
 def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     """Pack ids (B, S), for the states at `wanted`, bool (B, S).
 
-    A row ends with its last wanted state, but has at least one token. It shares tokens with the row
-    before it as far as both begin alike. Rows of one prompt should therefore follow each other.
+    A row ends with its last wanted state, but has at least one token. It shares with the row before
+    it the tokens of their common beginning. Rows of one prompt should therefore be adjacent.
     """
     position = torch.arange(input_ids.shape[1], device=input_ids.device)
     end = (wanted * position).amax(dim=1, keepdim=True)
@@ -62,7 +63,7 @@ def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     own = there.clone()
     own[1:] &= ~alike.cumprod(dim=1).bool()
     number = torch.where(own.flatten(), own.flatten().cumsum(dim=0) - 1, 0).view_as(own)
-    # Numbers grow from row to row. A shared token therefore takes the largest number above it.
+    # Numbers increase from row to row, so a shared token has the largest number in the rows above.
     token_at = torch.where(there, number.cummax(dim=0).values, 0)
     home = own.flatten().nonzero()[:, 0]
     return Packing(

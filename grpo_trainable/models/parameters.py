@@ -7,8 +7,8 @@ from torch import Tensor
 
 from grpo_trainable.models.model_config import match_shapes
 
-# Alignment of torch's own tensors, in bytes. Products of other memory may differ in their last
-# bits.
+# Alignment of torch's own tensors, in bytes. Products of tensors with another alignment may differ
+# in their last bits.
 ALIGNMENT = 64
 
 
@@ -23,7 +23,7 @@ def copy_parameters(
     """Copy `tensors` into the parameters' storage.
 
     Raises:
-        ValueError: Names or shapes do not match exactly. Nothing has been copied then.
+        ValueError: Names or shapes do not match exactly. In this case, nothing is copied.
     """
     _match(parameters, tensors, source)
     with torch.no_grad():

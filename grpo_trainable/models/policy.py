@@ -14,7 +14,7 @@ from torch import Tensor, nn
 class NamedWeights(nn.Module, ABC):
     """A policy of any kind, seen as named weights.
 
-    The names identify what is trained, published, held and written.
+    The names identify the tensors that are trained, published, loaded and saved.
     """
 
     @property
@@ -37,17 +37,18 @@ class NamedWeights(nn.Module, ABC):
     # ---- Tensors by name ---------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """Return every tensor that an engine samples with, by name, a tied head once.
+        """Return every tensor that an engine samples with, by name.
 
-        These are the live parameters. Only a policy with adapters makes new tensors. It merges the
-        adapters into them, under the names that the model has without adapters.
+        A tied head appears once. The tensors are the live parameters, unless the policy merges
+        adapters into its weights. It then returns new, merged tensors under the names that the
+        model has without adapters.
         """
         return dict(self.named_parameters())
 
     def trained(self) -> dict[str, Tensor]:
         """Return the live parameters that gradient steps change, by name.
 
-        These are `weights`, or adapters.
+        These are the tensors of `weights`, or those of the adapters.
         """
         return self.weights()
 
@@ -58,13 +59,13 @@ class NamedWeights(nn.Module, ABC):
     def without_adapters(self) -> NamedWeights | None:
         """Return the policy before any training, or None if training overwrites it.
 
-        It uses the same memory.
+        The returned policy shares the memory of this one.
         """
         return None
 
 
 class Policy(NamedWeights):
-    """A causal language model that ends in one matrix: logits are hidden states times its head.
+    """A causal language model with a linear head: its logits are hidden states times the head.
 
     Rows are padded on the right. No position sees a later one, so padding needs no mask.
     """
@@ -89,7 +90,7 @@ class Policy(NamedWeights):
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return the hidden states (T, D) of ids (B, S) at the positions of `wanted`, bool (B, S).
 
-        There are T such positions, in the order of the rows.
+        T is the number of these positions. The states are in the order of the rows.
 
         Raises:
             ValueError: S is longer than the context.

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read without its numbers."""
+"""The header of a safetensors file, read without the tensors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a file's tensors by name.
 
     Raises:
-        ValueError: It is not a safetensors file, or is shorter or longer than its header says. The
-            message is one line.
+        ValueError: The file is not in the safetensors format, or is shorter or longer than its
+            header says. The message is one line.
     """
     try:
         with path.open("rb") as file:

@@ -22,8 +22,8 @@ def uniforms(
     """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
     Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). Its counter
-    begins at `state`, (response of the group, number of its tokens). A draw depends on nothing
-    else: not on the batch, the number of generators or earlier samples.
+    starts from `state`: a response's index in the group, and a number of its first tokens. A draw
+    depends on nothing else: not on the batch, the number of generators or earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # Every value of 24 bits is exact in float32 and below 1.
@@ -33,7 +33,7 @@ def uniforms(
 def response_seed(
     seed: int, stream: str, prompt_index: int, response: int, state: tuple[int, int] | None = None
 ) -> int:
-    """Return a 63-bit seed, from the same key, for an engine that makes the draws of a response."""
+    """Return a 63-bit seed with the key of `uniforms`, for engines that draw numbers themselves."""
     return int(_philox(seed, stream, prompt_index, response, state).random_raw()) >> 1
 
 
@@ -53,9 +53,9 @@ def _philox(
 def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
-    `logits` are overwritten. At temperature 0 each token is the most likely one, the first in case
-    of a tie, and `uniform` (B,) is not used. Its log-prob is then that of temperature 1. At
-    temperature 0 it would always be 0.
+    `logits` are overwritten. At temperature 0, each token is the most likely one (the first in case
+    of a tie), and `uniform` (B,) is ignored. Log-probs are then those of temperature 1, because at
+    temperature 0 they would all be 0.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
@@ -68,7 +68,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
     `logits` are already divided by the temperature. A token of probability zero is never drawn. The
     search goes through blocks of the vocabulary, then inside one block. On a CPU this takes a tenth
-    of the time of `torch.multinomial`, and sums of 64 terms round less than a sum of V.
+    of the time of `torch.multinomial`, and sums of 64 terms have smaller rounding errors than a sum
+    of V terms.
     """
     rows, vocab_size = logits.shape
     probs = logits.softmax(dim=-1)
@@ -82,10 +83,11 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the item among `weights` (B, W) at which `uniform` (B,), in [0, 1), falls.
+    """Find the item of `weights` (B, W) into which `uniform` (B,), in [0, 1), falls.
 
-    Also return how far into the item it falls. The item always has weight: an item of weight zero
-    leaves the cumulative sum unchanged, and the target stays strictly below the total.
+    Also return how far into the item `uniform` falls, as a fraction of the item's weight. The
+    weight is never zero: an item of weight zero leaves the cumulative sum unchanged, and the target
+    stays strictly below the total.
     """
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]

@@ -1,6 +1,6 @@
 """Log-probs of given tokens under a policy, differentiable for the learner.
 
-B rows, S positions, T positions that count, D d_model, V vocabulary.
+B rows, S positions, T positions on the mask, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from grpo_trainable.models.policy import Policy, widened
 from grpo_trainable.models.shape import HELD
 
-# Rows of logits that become probabilities at a time: 64 x 4096 float32 fit the second-level cache
-# of a core.
+# Number of rows of logits that are turned into probabilities together: 64 x 4096 float32 numbers
+# fit into the second-level cache of a core.
 CHUNK = 64
 
 
@@ -33,10 +33,10 @@ class _Law(NamedTuple):
 class _HeadLogProbs(torch.autograd.Function):
     """Computes log softmax(hidden @ weight.T / temperature)[target] in little memory.
 
-    Logits and log-softmax are never held together. Rows go through the head in blocks of at most
-    `HELD` probabilities. With one block, the forward pass keeps its probabilities, and the backward
-    pass turns them into the gradient in place. With several, the backward pass recomputes the
-    probabilities of each block, so that memory does not grow with rows x vocabulary.
+    Logits and log-softmax are never in memory at the same time. Rows go through the head in blocks
+    of at most `HELD` probabilities. With one block, the forward pass keeps its probabilities, and
+    the backward pass turns them into the gradient in place. With several, the backward pass
+    recomputes the probabilities of each block, so that memory does not grow with rows x vocabulary.
     """
 
     @staticmethod
@@ -47,7 +47,7 @@ class _HeadLogProbs(torch.autograd.Function):
         blocks = _blocks(len(hidden_TD), len(weight_VD))
         scored, probs_TV = [], None
         for rows in blocks:
-            probs_TV = None  # frees the last block before the next is made
+            probs_TV = None  # frees the previous block before the next is computed
             probs_TV = _logits(hidden_TD[rows], weight_VD)
             scored.append(_become_probs(probs_TV, targets_T[rows], law.of(rows)))
         log_probs_T, entropy_T = (torch.cat(parts) for parts in zip(*scored, strict=True))
@@ -64,7 +64,7 @@ class _HeadLogProbs(torch.autograd.Function):
         scale_T = grads[0] / ctx.law.temperature
         hidden_grads, weight_grad = [], None
         for rows in ctx.blocks:
-            grad_TV = kept_TV  # frees the last block, as in the forward pass
+            grad_TV = kept_TV  # frees the previous block, as in the forward pass
             if grad_TV is None:
                 grad_TV = _logits(hidden_TD[rows], weight_VD)
                 _become_probs(grad_TV, targets_T[rows], ctx.law.of(rows))
@@ -90,7 +90,7 @@ def _blocks(count: int, vocab_size: int) -> list[slice]:
 def _logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
     """Return logits (T, V) in new memory.
 
-    One product serves all rows: in chunks, each product would read all weights.
+    One product computes all rows. With one product per chunk, each would read all weights again.
     """
     return widened(hidden_TD @ weight_VD.t())
 

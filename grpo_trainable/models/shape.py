@@ -1,6 +1,6 @@
 """Facts about a policy that are known before its weights are read.
 
-Only the standard library is imported.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-# Maximum number of probabilities that scoring holds at a time, 256 MiB in float32. Beyond that it
-# computes all of them twice.
+# Maximum number of probabilities that scoring keeps in memory, 256 MiB in float32. If there are
+# more, it computes all of them twice.
 HELD = 1 << 26
 
 
@@ -69,7 +69,7 @@ class PolicySettings(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyShape:
-    """The limits that a policy sets to prompts and sampled tokens."""
+    """The limits that a policy sets for prompts and sampled tokens."""
 
     context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int

@@ -3,10 +3,10 @@
 A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token t of a row,
 counting prompt and response together, is in column t.
 
-A batched product over C columns costs as much for a short row as for a long one, so rows are on
-shelves. The last shelf has as many columns as a row can have, the one before it half of them, and
-so on. A row that has filled its shelf moves to the next. At least half of the columns therefore
-hold tokens, except for the shortest rows.
+A batched product over C columns costs as much for a short row as for a long one. Rows are therefore
+grouped by length on shelves. The last shelf has as many columns as a row can have, the one before
+it has half as many, and so on. A row that has filled its shelf moves to the next. At least half of
+the columns therefore hold tokens, except for the shortest rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shelf:
     ) -> None:
         self.columns = columns
         self.rows: list[int] = []  # row of the batch at each place
-        self.lengths: list[int] = []  # number of its tokens
+        self.lengths: list[int] = []  # number of tokens of the row at each place
         shape = (config.num_layers, 2, places, config.num_heads, columns, config.head_dim)
         self._storage = torch.empty(shape, device=device)
         self._device = device
@@ -83,7 +83,7 @@ class Shelf:
             del of[left:]
 
     def begin_token(self) -> Tensor:
-        """Prepare for one more token per row, and return its position, (rows here,)."""
+        """Prepare for one more token per row, and return the tokens' positions, (rows here,)."""
         at = torch.tensor(self.lengths, device=self._device)
         hidden = torch.arange(self.columns, device=self._device) > at[:, None]
         bias = torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, -torch.inf)
@@ -93,7 +93,7 @@ class Shelf:
         return at
 
     def attend(self, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
-        """Attend for the rows here, with one token each, as `run_tokens` requires."""
+        """Compute attention for one new token of each row here, as `run_tokens` requires."""
         keys, values = self._storage[layer, :, : len(self.rows)]
         keys[self._new] = new_keys[:, 0]
         values[self._new] = new_values[:, 0]
@@ -101,7 +101,7 @@ class Shelf:
 
 
 class ShelvedCache:
-    """The keys and values of the A rows in a batch, at most `places` of them."""
+    """The keys and values of the A rows in a batch. A is at most `places`."""
 
     def __init__(self, config: ModelConfig, columns: int, places: int, device: torch.device):
         """Set up a cache for at most `places` rows of at most `columns` tokens."""
@@ -145,7 +145,7 @@ class ShelvedCache:
         return hidden
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these of the A rows, given in order."""
+        """Keep only the rows with these indices among the A, in this order."""
         new = {row: i for i, row in enumerate(rows)}
         for shelf in self._used():
             shelf.remove([place for place, row in enumerate(shelf.rows) if row not in new])

@@ -1,7 +1,7 @@
 """Policies on disk: building, loading and saving them.
 
 A directory holds a policy of this package (config.json, policy.safetensors, tokenizer.json) or a
-model of transformers. `directory.py` has everything that can be known without the weights.
+model of transformers. `directory.py` reads everything that can be known without the weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def save_policy(
     tokenizer: Tokenizer,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Write the three files of a policy. Weights are stored as `dtype`, a tied head once."""
+    """Write the three files of a policy. Store weights as `dtype`, and a tied head only once."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -95,14 +95,15 @@ def _build_acting(model: PolicySettings, seed: int) -> tuple[ActingPolicy, Token
 
 
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
-    """Build the language model that `config.model` names, before any training, on the CPU.
+    """Build, on the CPU, the language model that `config.model` names, as it is before training.
 
-    Its weights come from a directory, from a shipped policy, or at random for a preset. Random
-    weights are drawn from `seed`, with the tokenizer of the shipped story policy. Engines and the
-    reference use this policy.
+    Its weights are read from a directory, or from a shipped policy if the preset has one. Otherwise
+    they are drawn from `seed`, and the tokenizer is that of the shipped story policy. Engines and
+    the reference use this policy.
 
     Raises:
-        ValueError: The directory cannot be used. The message is one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with the
+            directory.
     """
     policy, tokenizer = _unpacked(model, seed)
     if model.packing:
@@ -144,8 +145,8 @@ def build_trained_policy(
 ) -> tuple[Policy, Tokenizer]:
     """Build the policy of `build_policy` for the learner.
 
-    It has adapters and gradient checkpointing if the settings request them. Its `weights` have the
-    names and shapes of those of `build_policy`. With `adapters_apart` they have those of
+    It has adapters and gradient checkpointing if the settings request them. The names and shapes of
+    its `weights` are the same as for `build_policy`, or, with `adapters_apart`, the same as for
     `build_adapted_policy`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Conversion of text to token ids and back, with a JSON file of the library `tokenizers`."""
+"""Conversion between text and token ids, defined by a JSON file of the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PAD = "<|pad|>"
 class Tokenizer:
     """A tokenizer with ids that end a response and an id for padding.
 
-    Special tokens are only ever added by id. Spelled out in a text, they are ordinary characters.
+    Special tokens are only ever added by id. If a text spells one out, its characters are encoded
+    like any others.
     """
 
     eos_id: int  # the first of `end_ids`
@@ -52,7 +53,7 @@ class Tokenizer:
 
         Args:
             texts: Texts to learn the merges from.
-            vocab_size: The most tokens, at least 258.
+            vocab_size: Maximum number of tokens, at least 258.
             digits_alone: Make each digit a separate token too.
 
         Raises:
@@ -80,7 +81,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer that `save` wrote after `train`.
+        """Read a tokenizer that was made by `train` and written by `save`.
 
         Raises:
             ValueError: The file cannot be read or is not such a tokenizer. The message is one line.
@@ -96,7 +97,7 @@ class Tokenizer:
         """Wrap a tokenizer that has the special tokens of this package.
 
         Raises:
-            ValueError: It lacks one of them.
+            ValueError: The tokenizer lacks one of these tokens.
         """
         eos_id, pad_id = backend.token_to_id(END_OF_TEXT), backend.token_to_id(PAD)
         if eos_id is None or pad_id is None:
@@ -113,14 +114,14 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of `text`, after those that the tokenizer puts before every text.
+        """Return the ids of `text`, preceded by those that the tokenizer puts before every text.
 
-        An example of the latter is Llama's beginning-of-text token.
+        Llama's tokenizer, for example, puts a beginning-of-text token there.
         """
         return [*self._prefix, *self.encode(text)]
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the ids of a text that spells out special tokens, as a chat template writes it."""
+        """Return the ids of a text in which a chat template has spelled out special tokens."""
         self._backend.encode_special_tokens = False
         try:
             return self.encode(text)
@@ -136,7 +137,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, without special tokens and ids outside the vocabulary.
 
-        A policy's head may be wider than the tokenizer, so such ids can be sampled.
+        Such ids can be sampled if a policy's head has more rows than the tokenizer has tokens.
         """
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=True)
@@ -166,7 +167,8 @@ class Tokenizer:
 def _parsed(content: str) -> tokenizers.Tokenizer:
     """Parse the content of a tokenizer file, once per process.
 
-    Several roles of a process read the same file. Encoding and decoding do not change the result.
+    Several roles in a process read the same file. They can share the result, because encoding and
+    decoding do not change it.
     """
     return tokenizers.Tokenizer.from_str(content)
 
@@ -197,8 +199,8 @@ def _prefix(backend: tokenizers.Tokenizer) -> list[int]:
 # ---- The bytes of each token ---------------------------------------------------------------------
 
 
-# The decoders that make up those of SentencePiece tokenizers. `Strip` removes a space at the very
-# beginning of a text. It is ignored here, because a response follows its prompt.
+# The parts that the decoder of a SentencePiece tokenizer may have. `Strip` removes a space at the
+# very beginning of a text. It is ignored here, because a response follows its prompt.
 _SENTENCE_PIECE = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -206,7 +208,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> list[bytes]:
     """Return the bytes that each token adds to a text, by token id.
 
-    They are empty for special tokens, which decoding leaves out, and for ids without a token.
+    The bytes are empty for special tokens, which decoding omits, and for ids without a token.
 
     Raises:
         ValueError: The bytes of a token depend on other tokens, as with WordPiece.
@@ -242,7 +244,7 @@ def _parts(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
     def read(token: str) -> bytes:
-        # An added token may contain characters that stand for no byte. It is then literal text.
+        # An added token may contain characters that represent no byte. It is then literal text.
         known = all(character in byte_of for character in token)
         return bytes(byte_of[character] for character in token) if known else token.encode()
 
@@ -252,7 +254,7 @@ def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
 def _byte_of_character() -> dict[str, int]:
     """Return GPT-2's spelling of bytes, as character -> byte.
 
-    Printable bytes stand for themselves. The others follow 255.
+    Printable bytes are spelled as themselves, and the others as the characters from 256 on.
     """
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]

@@ -63,7 +63,7 @@ class Attention(nn.Module):
         """Return rotated queries and keys (2, B, N, S, H), and values (B, N, S, H)."""
         b, s, _ = x_BSD.shape
         qkv = self.qkv(x_BSD).view(b, s, 3, self.num_heads, self.head_dim)
-        qk, v = qkv.split((2, 1), dim=2)  # with slices, each gradient would fill all three
+        qk, v = qkv.split((2, 1), dim=2)  # with slices, each gradient would fill a whole qkv
         qk = rotate(qk.permute(2, 0, 3, 1, 4), cos_SH, sin_SH)
         return qk, v.squeeze(2).transpose(1, 2)
 
@@ -78,7 +78,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return attention (B, S, D) of x.
 
-        With `packing`, x is a single row with the T tokens that it packs.
+        With `packing`, x is a single row of the T packed tokens.
         """
         if packing is None:
             return self.attend(*self.project(x_BSD, cos_SH, sin_SH))
@@ -114,7 +114,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and SwiGLU, each after a norm and added to its input."""
+    """One layer: attention and SwiGLU, each preceded by a norm and added to its input."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class TransformerLM(Policy):
         self.config = config
         self.context_length, self.vocab_size = config.context_length, config.vocab_size
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        # Registered as a ModuleList, but typed by its content.
+        # Registered as a ModuleList, but typed as a list of blocks.
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.blocks = cast("list[Block]", blocks)
         self.final_norm = RMSNorm(config.d_model)
@@ -173,7 +173,8 @@ class TransformerLM(Policy):
     def _initialise(self, seed: int) -> None:
         """Draw weights from a truncated normal with std 0.02.
 
-        For residual outputs the std is divided by sqrt(2 layers), as in GPT-2.
+        For matrices whose outputs are added to the residual stream, the std is divided by
+        sqrt(2 · number of layers), as in GPT-2.
         """
         generator = torch.Generator().manual_seed(seed)
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
@@ -185,11 +186,11 @@ class TransformerLM(Policy):
                 )
 
     def _store_by_column(self) -> None:
-        """Store the matrices by column. As tensors they stay the same.
+        """Store the matrices by column. Their shapes and values stay the same.
 
-        A product of a few dozen rows with weights that come from memory is then up to a sixth
-        faster, and training takes equally long. A tied head stays stored by row, because its rows
-        are looked up as embeddings.
+        Multiplying a few dozen rows by weights that are read from memory is then up to a sixth
+        faster. Training takes equally long. A tied head stays stored by row, because its rows are
+        looked up as embeddings.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:

@@ -11,7 +11,7 @@ from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.tasks.mix import mixture_of
 
-# `task/<label>/<name>` -> the metric of the whole round that it reports for one task.
+# Name in `task/<label>/<name>` -> the metric of a round that it reports for one task.
 OF_A_ROUND = {
     "reward_mean": "reward/train_mean",
     "length_mean": "response/length_mean",
@@ -35,7 +35,7 @@ class ByTask:
     def trained(self, groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
         """Return metrics of the groups that a round trained on, for each task.
 
-        A task without a group has only its number of groups.
+        For a task without a group, only the number of groups is returned.
 
         Args:
             groups: The groups of all tasks.
@@ -62,13 +62,16 @@ class ByTask:
     ) -> dict[str, dict[str, float]]:
         """Return the figures of an evaluation, by the label of the task.
 
-        They are `unscored`, the number of prompts that could not be scored; `reward_mean`, if a
-        prompt could be scored; and `reward_first`, the mean of the first evaluation that has one.
+        The figures of a task are:
+
+        - `unscored`: number of prompts that could not be scored
+        - `reward_mean`: mean reward of the scored prompts, if there are any
+        - `reward_first`: `reward_mean` of the first evaluation that has one
 
         Args:
             groups: The scored groups of all tasks.
             unscored: Indices of the prompts that could not be scored.
-            before: The result of this method for the evaluation before, or an empty mapping.
+            before: The result of this method for the previous evaluation, or an empty mapping.
         """
         failed = Counter(self._label("eval", index) for index in unscored)
         found: dict[str, dict[str, float]] = {}

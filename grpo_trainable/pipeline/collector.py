@@ -1,4 +1,4 @@
-"""The collector: takes in scored groups and selects what a round trains on."""
+"""The collector, which accepts scored groups and selects those that a round trains on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
 
 # Last number of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros,
-# so no other draw has this key.
+# but this number is not zero. So no other draw has the same key.
 REPLAY = 1
 
 
@@ -41,7 +41,7 @@ class Collector:
 
         Args:
             config: The trial's settings.
-            gate: The lag rule.
+            gate: Decides which groups may be trained on.
             recorder: Receives notes for the user.
             by_task: Computes the metrics of each task.
             train_size: Number of training examples; required with difficulty pools.
@@ -58,12 +58,12 @@ class Collector:
         if config.pools.enabled:
             assert train_size is not None, "the size of the task is checked where it is built"
             self._pools = DifficultyPools(config, train_size)
-        self._drawn_row: dict[str, float] = {}  # metrics of the prompts that the round has drawn
+        self._drawn_row: dict[str, float] = {}  # metrics of the prompts drawn for the round
 
     # ---- Sampling ----------------------------------------------------------------------------
 
     def take(self) -> Chunk:
-        """Return the next chunk to sample. With difficulty pools, it names the examples."""
+        """Return the next chunk to sample. With difficulty pools, the chunk names its examples."""
         chunk = self.ledger.take()
         self.counts.requested = self.ledger.next_prompt
         if self._pools is None:
@@ -76,7 +76,7 @@ class Collector:
         self.counts.redispatched += len(chunk.prompt_indices)
 
     def accept(self, chunk: Chunk, scored: Scored) -> None:
-        """Take in the results of a chunk.
+        """Process the results of a chunk.
 
         Raises:
             ActorFailed: More rewards have failed than the task allows.
@@ -114,8 +114,8 @@ class Collector:
     def make_batches(self, round_: int) -> list[list[RolloutGroup]]:
         """Return the rollout batches that a round trains on. The gate judges each group once more.
 
-        Batches without groups are left out, and the result may be empty. Only the error rate of
-        rewards ends a trial.
+        Batches without groups are left out, so the result may be empty. An empty result does not
+        end the trial; only a high error rate of the rewards does.
         """
         batch_ids = self.ledger.batches_of(round_)
         self._close_draws([self.ledger.batch(batch_id) for batch_id in batch_ids])
@@ -147,7 +147,7 @@ class Collector:
             self._note_short(filled)
 
     def _note_short(self, batches: Sequence[FilledBatch]) -> None:
-        """Note the rollout batches of a round that resampling could not fill."""
+        """Add a note if resampling could not fill some of a round's rollout batches."""
         rollout = self._config.rollout
         short = [batch for batch in batches if len(batch.accepted) < rollout.prompts]
         if not short:
@@ -157,12 +157,12 @@ class Collector:
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
             f"only {groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts "
-            "were drawn, and the rewards of the other prompts were all equal or failed "
+            "were drawn, but the others had equal rewards or failed ones "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 
     def _note_missing(self, batches: int, planned: int) -> None:
-        """Note that rollout batches had no group to train on.
+        """Add a note that rollout batches had no group to train on.
 
         Args:
             batches: Number of the round's rollout batches that have a group.
@@ -213,7 +213,7 @@ class Collector:
         Args:
             state: The result of `state`, with the learner's round.
             groups: The buffer's groups.
-            same_sampling: False if the state's settings sample other rollouts than the current
+            same_sampling: False if the state's settings sample different rollouts from the current
                 ones. Then everything that was not trained on is dropped and counted, and new
                 prompts are requested.
         """
@@ -237,8 +237,8 @@ class Collector:
         counts.dropped_lost += lost
         if lost:
             self._recorder.note(
-                f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings; these "
-                "settings sample differently"
+                f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings, "
+                "because the current settings sample differently"
             )
 
 
@@ -262,7 +262,7 @@ class DrawnRewards:
         }
 
     def answers(self, drawn: Iterable[int]) -> dict[int, float]:
-        """Return the mean answer reward of each of the prompts `drawn` that was scored."""
+        """Return the mean answer reward of each scored prompt in `drawn`."""
         return {index: self._rewards[index][1] for index in drawn if index in self._rewards}
 
     def take_metrics(self, batches: Sequence[FilledBatch]) -> dict[str, float]:

@@ -18,13 +18,13 @@ from grpo_trainable.text import plural
 
 @dataclass(frozen=True, slots=True)
 class HeldOutChunk:
-    """Held-out prompts that one call of a generator samples."""
+    """Held-out prompts that a generator samples in one call."""
 
     stream: ClassVar[str] = "eval"
     stage: ClassVar[str] = "eval"
 
     prompt_indices: tuple[int, ...]
-    examples: None = None  # the same as the prompt indices
+    examples: None = None  # None: equal to the prompt indices
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class Evaluation:
     mean: float  # mean over the scored prompts
     round: int
     unscored: int = 0  # prompts that could not be scored
-    # Label of a task of the mix -> its figures (`ByTask.held_out`); empty without a mix.
+    # Label of a task of the mix -> its figures (`ByTask.held_out`). Empty without a mix.
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -43,14 +43,14 @@ class Evaluation:
 class HeldOut:
     """The responses of one evaluation."""
 
-    round: int  # rounds trained before it
+    round: int  # number of rounds trained before the evaluation
     groups: list[RolloutGroup]  # sorted by prompt index
 
 
 def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
     """Return all held-out prompts in chunks of at most `responses` responses.
 
-    By default, a chunk has as many responses as a training chunk.
+    By default, a chunk is as large as a training chunk.
     """
     if responses is None:
         responses = schedule.chunk_responses(config)
@@ -76,7 +76,8 @@ def held_out_rewards(
         by_task: Computes the figures of each task.
 
     Raises:
-        ActorFailed: More rewards failed than the task allows, or at least one of every prompt.
+        ActorFailed: More rewards failed than the task allows, or at least one reward failed for
+            each prompt.
     """
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
     failed = sorted(prompt for scored in answers for prompt in scored.failed)
@@ -116,8 +117,8 @@ def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[tuple[int, 
     index, reason = failed[0]
     if len(failed) == prompts:
         raise ActorFailed(
-            f"{told}, at least one of each prompt, so nothing could be scored; on prompt "
-            f"{index}: {reason}"
+            f"{told}, at least once for each prompt, so nothing could be scored; prompt {index}: "
+            f"{reason}"
         )
     return [
         f"{len(failed)} of {prompts} held-out prompts could not be scored; "

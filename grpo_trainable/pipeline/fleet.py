@@ -15,13 +15,14 @@ from grpo_trainable.protocol.messages import Deposited, Loaded, Published, Sampl
 from grpo_trainable.protocol.rollout import Request
 from grpo_trainable.protocol.versions import StalenessGate, Sync
 
-# Maximum number of chunks that a generator has at a time, until they are scored. While one is
-# sampled, another waits or is scored, so the generator never stands still. A third would only be
+# Maximum number of chunks per generator that are submitted and not yet scored. While one chunk is
+# sampled, another waits or is scored, so the generator is never idle. A third chunk would only be
 # sampled with older weights than necessary. If a reward takes longer than sampling, generators wait
 # for it.
 CHUNKS_AHEAD = 2
 
-# A trial fails when a generator was replaced this often without finishing a chunk in between.
+# After this many replacements without a finished chunk, the next loss of a generator ends the
+# trial.
 REPLACEMENTS_IN_A_ROW = 3
 
 _BUSYNESS = operator.attrgetter("chunks")
@@ -31,7 +32,7 @@ class Spawn(Protocol):
     """Starts a generator in place of a killed one of the same name."""
 
     def __call__(self, name: str, patience_s: float) -> Actor | None:
-        """Return the new actor, or None if no machine has had room for it within `patience_s`."""
+        """Return the new actor, or None if no machine has room for it within `patience_s`."""
         ...
 
 
@@ -52,7 +53,7 @@ class RequestSource(Protocol):
 
 
 class Work(Protocol):
-    """Prompts that one call of a generator samples."""
+    """Prompts that a generator samples in one call."""
 
     stream: ClassVar[str]  # "train" or "eval"
     stage: ClassVar[str]  # the call's name
@@ -79,7 +80,7 @@ class FleetGenerator:
     fetching: int = 0  # loads and deposits submitted and not yet answered
     needs_from: int = 0  # round of the oldest weights that it may still use or fetch
     replaced: int = 0  # number of replacements since its last chunk came back
-    joining: bool = False  # replaces a lost actor and has not answered yet
+    joining: bool = False  # its actor is a replacement and has not answered yet
 
 
 # ---- Records of the calls of a generator ---------------------------------------------------------
@@ -87,7 +88,7 @@ class FleetGenerator:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A call that fetches published weights, in turn with the generator's other calls."""
+    """A call that fetches published weights, after the generator's earlier calls."""
 
     generator: FleetGenerator
 
@@ -134,7 +135,7 @@ class Fleet:
 
         Args:
             config: The trial's settings.
-            requests: Makes a request from the index of a prompt.
+            requests: Makes requests from the indices of prompts.
             actors: The generators.
             calls: Receives every call that is submitted.
             recorder: Receives spans, changes of weights and notes.
@@ -142,7 +143,7 @@ class Fleet:
                 if this is None, or if it happens before `has_first_weights` is True.
         """
         self.generators = [FleetGenerator(actor=actor) for actor in actors]
-        # Lost generators that no machine has room to replace yet.
+        # Lost generators that are not replaced yet, because no machine has room.
         self.absent: list[FleetGenerator] = []
         self._deadline_s = config.resources.deadline_s
         self.has_first_weights = False  # an actor that fails at the start is not replaced
@@ -152,15 +153,16 @@ class Fleet:
         self._recorder = recorder
         self._spawn = spawn
         self._published: Published | None = None  # the newest weights
-        self._publish_s: dict[int, float] = {}  # round of a needed snapshot -> seconds
+        # Round of a snapshot that is still needed -> seconds that publishing it took.
+        self._publish_s: dict[int, float] = {}
 
     # ---- Weights -----------------------------------------------------------------------------
 
     @property
     def fetching(self) -> bool:
-        """True if a generator has yet to take in weights.
+        """True if a generator has not yet fetched weights that were sent to it.
 
-        Generators that join do not count: they have no work until they have taken in weights.
+        Joining generators do not count: they get no work until they have loaded weights.
         """
         return any(generator.fetching and not generator.joining for generator in self.generators)
 
@@ -177,9 +179,9 @@ class Fleet:
     def publish(self, published: Published) -> None:
         """Send new weights to every generator.
 
-        A generator takes them in after its current chunk or, in mid-batch, between two tokens. A
-        generator that joins has no chunk and always loads them in turn. Its next call starts with
-        them, but nobody waits for the load.
+        A generator switches to the new weights after its current chunk or, in mid-batch, between
+        two tokens. A joining generator has no chunk, so it always loads them with an ordinary call.
+        Its next call starts with the new weights, but the pipeline does not wait for the load.
         """
         self._publish_s = {r: s for r, s in self._publish_s.items() if r >= self.needs_from}
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
@@ -194,7 +196,7 @@ class Fleet:
     def forget_weights(self) -> None:
         """Release the published weights.
 
-        Their transport may keep them for as long as we hold them.
+        A transport may keep the snapshot in memory for as long as this object refers to it.
         """
         self._published = None
 
@@ -220,8 +222,8 @@ class Fleet:
     def deposited(self, generator: FleetGenerator, deposited: Deposited) -> None:
         """Record that a generator has weights in its mailbox.
 
-        A deposit overtakes other calls, so only chunks submitted from now on are sure to start with
-        them.
+        A deposit overtakes other calls. So only chunks submitted from now on are sure to start with
+        the new weights.
         """
         self._fetched(generator, deposited)
         generator.weights_round = max(generator.weights_round, deposited.round)
@@ -234,10 +236,10 @@ class Fleet:
         self._recorder.add_sync_bytes(answer.bytes)
 
     def _uses(self, generator: FleetGenerator, loaded: Loaded) -> None:
-        """Record that a generator computes with these weights.
+        """Record that a generator now computes with these weights.
 
-        Answers may overtake each other but weights do not, so an older answer leaves the version as
-        it is.
+        Answers may arrive out of order, although weights never do. So an answer about older weights
+        leaves the version unchanged.
         """
         if loaded.round >= generator.needs_from:
             generator.version, generator.needs_from = loaded.version, loaded.round
@@ -259,9 +261,10 @@ class Fleet:
     # ---- Work --------------------------------------------------------------------------------
 
     def least_busy(self) -> FleetGenerator:
-        """Return the least busy generator that has joined, if any has.
+        """Return the least busy generator.
 
-        The machine of a generator that is still joining may be dead.
+        A joining generator is returned only if all generators are joining, because its machine may
+        be dead.
         """
         joined = [generator for generator in self.generators if not generator.joining]
         return min(joined or self.generators, key=_BUSYNESS)
@@ -270,8 +273,8 @@ class Fleet:
         """Return the least busy generator that may sample another chunk, or None.
 
         Args:
-            gate: Judges the weights of each generator.
-            rounds_ahead: Number of rounds that will be trained before the chunk.
+            gate: Decides if a generator's weights are recent enough.
+            rounds_ahead: Number of rounds that will be trained before the chunk is.
         """
         free = (
             generator
@@ -316,12 +319,12 @@ class Fleet:
     def replace(self, generator: FleetGenerator, lost: ActorLost) -> list[Work]:
         """Replace a generator, and return the work that the lost actor had not finished.
 
-        The new actor loads the newest weights before anything else. If no machine has room for it,
-        the generator is absent until there is room, provided that other generators are left.
+        The new actor loads the newest weights before anything else. If no machine has room for it
+        but other generators are left, the generator is absent until there is room.
 
         Args:
             generator: The generator whose actor was lost.
-            lost: The loss, for the error.
+            lost: The loss. Error messages quote it.
 
         Raises:
             ActorFailed: The generator cannot be replaced, or its replacements have failed
@@ -341,7 +344,7 @@ class Fleet:
         if not self._join(generator, self._deadline_s if alone else 0.0):
             if alone:
                 raise ActorFailed(
-                    f"{lost}; no machine has had room for another generator within "
+                    f"{lost}; no machine had room for another generator within "
                     f"resources.deadline_s={self._deadline_s:g} s"
                 ) from lost
             self.generators.remove(generator)
@@ -349,7 +352,7 @@ class Fleet:
         return [call.work for call in unfinished if isinstance(call, Sample | Score)]
 
     def told_of(self, generator: FleetGenerator, lost: ActorLost) -> str:
-        """Return a note about the loss of a generator, after `replace`."""
+        """Return a note about the loss of a generator. Call this after `replace`."""
         name = generator.actor.name
         if generator not in self.absent:
             return f"{name} was replaced ({lost})"
@@ -373,7 +376,7 @@ class Fleet:
     def _join(self, generator: FleetGenerator, patience_s: float) -> bool:
         """Start an actor for a generator and have it load the newest weights.
 
-        Return False if no machine has had room for it within `patience_s`.
+        Return False if no machine has room for it within `patience_s`.
         """
         assert self._spawn is not None
         assert self._published is not None
@@ -381,7 +384,7 @@ class Fleet:
         if actor is None:
             return False
         generator.actor, generator.chunks, generator.fetching, generator.joining = actor, 0, 0, True
-        # It need not fetch weights that are in transit, because these are the newest.
+        # The new actor loads the newest weights, so it needs none that are in transit.
         generator.needs_from = self._published.round
         self._load(generator)
         return True

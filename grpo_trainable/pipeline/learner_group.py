@@ -15,16 +15,17 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.storage.checkpointing import LearnerFiles, read_part, write_messages
 from grpo_trainable.text import plural
 
-# Seconds to wait for the news of a learner's death. A learner whose partner died fails before the
-# death of the partner is known.
+# Seconds to wait for news that a learner has died. When a learner dies, its partners can fail
+# before the death is known.
 LOOK_FOR_LOST_S = 5.0
 
 
 class LearnerGroup:
-    """Calls the learners and waits for their answers, except for `update`.
+    """Calls the learners and waits for their answers.
 
-    The pipeline collects the answers to `update`. All learners get the same calls in the same
-    order, because their work is collective. The first learner publishes and answers for all.
+    Only the answers to `update` are collected by the pipeline. All learners get the same calls in
+    the same order, because their work is collective. The first learner publishes and answers on
+    behalf of all.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class LearnerGroup:
             deadline_s: How long a learner that owes an answer may be silent.
             staged: Returns a reference to the tensors published for a round, for transports in
                 which the learner sends them.
-            elastic: True if the others continue when a learner other than the first is lost.
+            elastic: True if the trial continues after the loss of a learner other than the first.
         """
         self._actors = list(actors)
         self._elastic = elastic
@@ -54,7 +55,7 @@ class LearnerGroup:
 
     @property
     def name(self) -> str:
-        """Name of the first learner, which stands for all."""
+        """Name of the first learner, used for the whole group."""
         return self._actors[0].name
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> list[Call]:
@@ -74,8 +75,8 @@ class LearnerGroup:
         for other in others:
             if _steps(answers[other]) != _steps(answers[first]):
                 raise ActorFailed(
-                    f"optimize: {other.name} has taken other gradient steps than {first.name}; "
-                    "their machines compute differently, use machines of one kind"
+                    f"optimize: {other.name} has taken different gradient steps from {first.name}; "
+                    "their machines compute differently, so use machines of the same kind"
                 )
         return answers[first]
 
@@ -87,7 +88,7 @@ class LearnerGroup:
 
         Raises:
             ActorFailed: `failure`, if the group is not elastic, no learner is lost, or the first
-                one is.
+                learner is lost.
         """
         if not self._elastic:
             raise failure
@@ -130,15 +131,14 @@ class LearnerGroup:
     def write(self, directory: str, seen_by: str) -> list[LearnerFiles]:
         """Have each learner write its part of a checkpoint, as `write_learner_files` does.
 
-        Parts of learners that do not see the directory are written here.
+        This process writes the parts of learners that cannot see the directory.
 
         Args:
             directory: The checkpoint's directory.
-            seen_by: A file in the directory; a learner that finds it sees the directory.
+            seen_by: A file in the directory. A learner that finds this file can see the directory.
 
         Raises:
-            OSError: This process cannot write, or a learner of an elastic group is lost with its
-                part.
+            OSError: This process cannot write, or an elastic group has lost a learner and its part.
         """
         try:
             found = self._await_all("checkpoint", "write", directory, seen_by)
@@ -187,7 +187,7 @@ class LearnerGroup:
 
     @contextmanager
     def naming_the_lost(self, stage: str) -> Iterator[None]:
-        """Replace the error of a learner by the death of another one that caused it.
+        """If a learner failed because another one died, raise the other's loss instead.
 
         Raises:
             ActorLost: A learner died while another one failed in this stage.
@@ -201,13 +201,13 @@ class LearnerGroup:
             raise lost from failure
 
     def _lost(self, stage: str) -> ActorLost | None:
-        """Return the death of the first dead learner, or None if all live or there is only one."""
+        """Return the loss of the first dead learner, or None. A single learner is not checked."""
         actors = self._actors if len(self._actors) > 1 else ()
         deaths = (self._death_of(actor, stage) for actor in actors)
         return next(filter(None, deaths), None)
 
     def _death_of(self, actor: Actor, stage: str) -> ActorLost | None:
-        """Return the death of a learner, or None if it answers or stays silent."""
+        """Return the loss of a learner if it is dead, or None if it answers or stays silent."""
         question = actor.submit(stage, "progress")
         try:
             if self._runtime.wait([question], LOOK_FOR_LOST_S):
@@ -225,8 +225,8 @@ class LearnerGroup:
     def _await(self, stage: str, method: str, *args: Any) -> Any:
         """Return the first learner's answer, once all have answered.
 
-        In an elastic group, the loss of another learner is ignored here. It shows in the next round
-        at the latest, which the group can repeat.
+        In an elastic group, the loss of another learner is ignored here. It is noticed in the next
+        round at the latest, and the group can repeat that round.
         """
         with self.naming_the_lost(stage):
             first, *others = self._submit(stage, method, *args)
@@ -242,5 +242,5 @@ class LearnerGroup:
 
 
 def _steps(updated: Updated) -> str:
-    """Return the steps as text. In text, NaN losses compare as equal."""
+    """Return the steps as text, in which NaN losses compare as equal."""
     return repr((updated.version, updated.skipped_steps, updated.steps))

@@ -1,4 +1,4 @@
-"""The ledger: which prompts belong to which rollout batch, and how far each batch is filled."""
+"""The ledger, which assigns prompts to rollout batches and records how far each is filled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_trainable.config import GRPOConfig, schedule
 
 
 class BatchId(NamedTuple):
-    """Identifies a rollout batch by the round that trains on it first and its place there."""
+    """Identifier of a rollout batch: the first round that trains on it, and its place there."""
 
     round: int
     place: int  # index among the rollout batches of that round
@@ -19,23 +19,23 @@ class BatchId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompts that one call of a generator samples for training."""
+    """Training prompts that a generator samples in one call."""
 
     stream: ClassVar[str] = "train"
     stage: ClassVar[str] = "rollout"
 
     prompt_indices: tuple[int, ...]  # consecutive
-    examples: tuple[int, ...] | None = None  # None: the same indices
+    examples: tuple[int, ...] | None = None  # None: equal to prompt_indices
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """The rule for how many prompts of the stream a rollout batch takes.
+    """The rule that decides how many prompts of the stream a rollout batch takes.
 
-    A batch draws `size` prompts. Then it draws one for each prompt that was left out, then one for
-    each of the new prompts that was left out, and so on. It draws again at most `redraws` times and
-    takes at most `most` prompts in all. Without redraws it takes `size` prompts, whatever becomes
-    of them.
+    A batch first draws `size` prompts. It then draws one new prompt for each that was left out,
+    then one for each of the new prompts that was left out, and so on. It draws again at most
+    `redraws` times and takes at most `most` prompts in all. Without redraws, it takes exactly
+    `size` prompts, even if some are left out.
     """
 
     size: int
@@ -45,17 +45,18 @@ class BatchRule:
     def end(self, start: int, left_out: Sequence[int]) -> int:
         """Return the index after the last prompt of a batch that begins at prompt `start`.
 
-        The prompts `left_out`, in ascending order, are left out; all others count as accepted.
+        `left_out` lists the prompts that are left out, in ascending order. All others count as
+        accepted.
 
-        With T(0) = size and R(T) the number of prompts left out among the first T, the batch takes
-        T(redraws) prompts, where T(n + 1) = min(size + R(T(n)), most). One more prompt left out, or
-        a later start, never makes the batch end earlier. So prompts whose fate is still unknown may
-        count as accepted.
+        Let T(0) = size, and let R(T) be the number of prompts that are left out among the batch's
+        first T. The batch takes T(redraws) prompts, with T(n + 1) = min(size + R(T(n)), most).
+        Leaving out one more prompt, or starting later, never makes the batch end earlier. So a
+        prompt may count as accepted until its result is known.
 
-        Example: size 4, most 8, redraws 2, and the prompts 1, 3 and 5 are left out. From 0, the
-        batch takes T(0) = 4 prompts, of which 2 are left out. So T(1) = 4 + 2 = 6, of which 3 are
-        left out, and T(2) = 4 + 3 = 7. The batch ends before prompt 7 and has the prompts 0, 2, 4
-        and 6.
+        Example: size 4, most 8, redraws 2, and prompts 1, 3 and 5 are left out. A batch that begins
+        at prompt 0 takes T(0) = 4 prompts; 2 of these are left out. So T(1) = 4 + 2 = 6; 3 of these
+        are left out. So T(2) = 4 + 3 = 7. The batch ends before prompt 7, and its accepted prompts
+        are 0, 2, 4 and 6.
         """
         first, end = bisect_left(left_out, start), start + self.size
         for _ in range(self.redraws):
@@ -72,22 +73,23 @@ class FilledBatch:
     """A rollout batch that takes no further prompts."""
 
     drawn: range  # prompt indices
-    accepted: list[int]  # the accepted ones, ascending
+    accepted: list[int]  # indices of the accepted prompts, ascending
 
 
 class Ledger:
     """Hands out prompts in chunks, and assigns the accepted ones to rollout batches.
 
     Prompts are handed out round by round, in the order of their stream. Batches take prompts in
-    that order too, and each begins where the one before ends. So the batch of a prompt depends on
-    which prompts before it were accepted (`BatchRule`), and never on timing. Slow prompts are
-    waited for, never passed over.
+    that order too, and each begins where the one before ends. So a prompt's batch depends on which
+    earlier prompts were accepted (`BatchRule`), never on timing. The ledger waits for slow prompts
+    and never skips them.
 
-    A prompt counts as accepted until it is known to be left out. Missing prompts are then drawn
-    from the end of the stream. At lag 0 that happens once all other prompts have come back, so the
-    chunks do not depend on timing. With a lag, it happens as soon as a whole chunk is missing.
+    A prompt counts as accepted until it is known to be left out. It is then replaced by the next
+    new prompt of the stream. At lag 0, replacements are drawn once all other prompts have come
+    back, so the chunks do not depend on timing. With a lag, they are drawn as soon as a whole chunk
+    is missing.
 
-    Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0. The column on the right has the
+    Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0. The right-hand column shows the
     end of the batch (`_ends`), as far as it is known:
 
         take()                            gives (0, 1)              4
@@ -120,7 +122,8 @@ class Ledger:
         self._next_round = first_round  # the first round that has not been planned yet
         self._next_prompt = next_prompt
         self._to_ask: list[int] = []  # sizes of the next chunks of new prompts
-        # In ascending order. These four lists have only prompts that are in no filled batch.
+        # These four lists are in ascending order. They contain only prompts that are in no filled
+        # batch.
         self._in_flight: list[tuple[int, ...]] = []
         self._lost: list[tuple[int, ...]] = []  # chunks to be handed out again
         self._accepted: list[int] = []
@@ -130,11 +133,11 @@ class Ledger:
 
     @property
     def due_round(self) -> int:
-        """The round by which the next chunk is first trained on, at the latest.
+        """The latest round in which the next chunk can be trained on for the first time.
 
-        It may be trained on earlier. For example, with batches of 4 prompts and one batch a round,
-        prompt 5 is due in round 1. If the prompts 1 and 3 are left out, round 0 takes the prompts 4
-        and 5 instead.
+        The chunk may be trained on earlier. For example, with batches of 4 prompts and one batch
+        per round, prompt 5 is due in round 1. If prompts 1 and 3 are left out, round 0 takes
+        prompts 4 and 5 instead.
         """
         if self._lost:
             return self._round_of(self._lost[0][-1])
@@ -144,7 +147,7 @@ class Ledger:
 
     @property
     def next_prompt(self) -> int:
-        """Index of the first prompt never handed out, and so the number of prompts handed out."""
+        """Index of the next new prompt, which equals the number of prompts handed out so far."""
         return self._next_prompt
 
     def take(self) -> Chunk:
@@ -168,7 +171,7 @@ class Ledger:
         return tuple(range(first, self._next_prompt))
 
     def _round_of(self, prompt_index: int) -> int:
-        """Return the round by which a prompt is first trained on, as in `due_round`."""
+        """Return the latest round in which a prompt can be trained on for the first time."""
         return self._after(bisect_right(self._ends(), prompt_index)).round
 
     # ---- Answers ------------------------------------------------------------------------------
@@ -204,9 +207,9 @@ class Ledger:
         return BatchId(*divmod(round_ * a_round + place + count, a_round))
 
     def _ends(self) -> list[int]:
-        """Return, for each batch that was begun and is not filled, the index after its last prompt.
+        """Return, for each batch that has begun but is not filled, the index after its last prompt.
 
-        The indices are as known so far; prompts that have not come back count as accepted.
+        These indices may still increase: prompts that have not come back count as accepted.
         """
         a_round = schedule.batches_per_round(self._config)
         begun = (self._next_round - self._filling.round) * a_round - self._filling.place
@@ -217,7 +220,7 @@ class Ledger:
         return ends
 
     def _fill(self) -> None:
-        """Fill the next batches as far as the fate of their prompts is known."""
+        """Fill the next batches whose prompts have all come back."""
         waited_for = [indices[0][0] for indices in (self._in_flight, self._lost) if indices]
         settled = min(waited_for, default=self._next_prompt)  # all earlier prompts came back
         for end in self._ends():
@@ -229,7 +232,7 @@ class Ledger:
             self._start, self._filling = end, self._after(1)
 
     def _plan_redraws(self) -> None:
-        """Plan chunks in place of prompts that were left out."""
+        """Plan chunks of new prompts to replace those that were left out."""
         ends = self._ends()
         if not ends:
             return
@@ -243,7 +246,7 @@ class Ledger:
     # ---- Batches -----------------------------------------------------------------------------
 
     def batches_of(self, round_: int) -> list[BatchId]:
-        """Return the ids of the rollout batches that a round trains on first."""
+        """Return the ids of the rollout batches that are first trained on in a round."""
         return [BatchId(round_, place) for place in range(schedule.batches_per_round(self._config))]
 
     def complete(self, round_: int) -> bool:
@@ -255,7 +258,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of kept batches that had this place in earlier rounds."""
+        """Return the accepted prompts of all kept batches that had this place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()

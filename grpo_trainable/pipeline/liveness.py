@@ -1,4 +1,4 @@
-"""Detection of actors that hang: an actor that works answers calls or makes progress."""
+"""Detection of actors that hang: a working actor answers calls or makes progress."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import Actor, ActorLost, Call, Runtime, no_answer
 
-# Number of questions about its progress that an actor gets within a deadline. An actor that answers
-# its call within `deadline / QUESTIONS` is never asked.
+# An actor is asked about its progress this many times per deadline. An actor that answers its call
+# within `deadline / QUESTIONS` is never asked.
 QUESTIONS = 4
 
 
 @dataclass(kw_only=True, eq=False)
 class _Silence:
-    """The silence of an actor since it was last heard from."""
+    """The silence of an actor since the pipeline last heard from it."""
 
     ask_at_s: float  # seconds of silence after which a question is due
     seconds: float = 0.0
@@ -27,8 +27,8 @@ class Watch:
     """Waits for calls and detects silent actors.
 
     An actor is heard from when it answers a call or when its progress has changed. It is silent if
-    it owes an answer and was not heard from for `deadline_s`, whatever other actors do. Only time
-    spent waiting for the actor counts: between two rounds nobody listens.
+    it owes an answer and was not heard from for `deadline_s`, regardless of other actors. Only time
+    spent waiting for the actor counts, because nothing is received between two rounds.
     """
 
     def __init__(self, runtime: Runtime, deadline_s: float) -> None:
@@ -72,7 +72,7 @@ class Watch:
         self._silences.pop(actor, None)
 
     def _ask(self, actors: Iterable[Actor]) -> list[Call]:
-        """Ask every actor that is due. Return all questions that are not answered yet."""
+        """Ask every actor whose question is due. Return all questions that are not answered yet."""
         for actor in actors:
             silence = self._silences.setdefault(actor, _Silence(ask_at_s=self._interval_s))
             if silence.question is None and silence.seconds >= silence.ask_at_s:
@@ -80,12 +80,13 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait until a call is done or an actor is due, and add the time to the silences."""
+        """Wait until a call is done or an actor is due, and add the wait to the silences."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()
         done = self._runtime.wait(calls, due_s)
-        # A longer wait than requested means that this process stood still, and others may have too.
+        # A longer wait than requested means that this process was suspended, and others may have
+        # been too.
         waited_s = min(due_s, self._runtime.now() - start) if done else due_s
         for silence in silences:
             silence.seconds += waited_s

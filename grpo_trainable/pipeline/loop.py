@@ -1,10 +1,10 @@
-"""The loop that runs rounds over actor handles, both synchronous and asynchronous.
+"""The loop that runs the rounds of a trial, both synchronous and asynchronous ones.
 
 Synchronous means `lag = 0`: the gate then admits the rollouts of a round only when the generators
-have the weights of the round before. With `lag >= 1`, generators already sample the next rounds
+have the weights of the previous round. With `lag >= 1`, generators already sample the next rounds
 while the learner trains, and continue between calls of `run_round`.
 
-Nothing here imports Ray. Actors, calls, waiting and the time come in as arguments.
+This module does not import Ray. Actors, runtime and clock are passed in as arguments.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Pipeline:
 
         Args:
             config: The trial's settings.
-            requests: Makes a request from the index of a prompt.
+            requests: Makes requests from the indices of prompts.
             generators: The actors that sample.
             learners: The actors that train.
             runtime: Waits for calls.
             clock: Returns seconds since 1970, by the clock of the trial's process.
             spawn: Starts a generator in place of a lost one. None: any loss of a generator ends the
-                trial, as it must if the learner is lost with it.
+                trial. This is necessary if the learner is lost with it.
         """
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
@@ -127,8 +127,8 @@ class Pipeline:
     def abandon(self) -> None:
         """Forget all calls in flight, because another pipeline takes over the actors.
 
-        Wait only for calls that run concurrently with others. They could otherwise end after the
-        actor's next calls.
+        This waits only for calls that run concurrently with others. Otherwise, such calls could end
+        after the actor's next calls.
         """
         self._calls.abandon(lambda call: isinstance(call, Deposit | Score))
         self._fleet.forget_weights()
@@ -167,9 +167,9 @@ class Pipeline:
         self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()
-        # Submit no chunks before this point: the wall clock leaves out evaluations, so it would
-        # miss what is sampled during one. From here on, chunks are submitted after every answer,
-        # also while the learner trains.
+        # Submit no chunks before this point: the wall clock excludes evaluations, so it would miss
+        # the time of chunks that are sampled during one. From here on, chunks are submitted after
+        # every answer, also while the learner trains.
         self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
         batches = self._collector.make_batches(round_)
@@ -196,7 +196,7 @@ class Pipeline:
         return self._report(start, groups, row, updated, last=last)
 
     def _group_metrics(self, groups: list[RolloutGroup], round_: int) -> dict[str, float]:
-        """Return the metrics of the groups that the round trained on; empty without groups."""
+        """Return the metrics of the groups that the round trained on, or {} without groups."""
         if not groups:
             return {}
         oldest_version = min(group.oldest_version for group in groups)
@@ -215,7 +215,7 @@ class Pipeline:
     # ---- Training ----------------------------------------------------------------------------
 
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
-        """Have the learners take k steps.
+        """Have the learners take k gradient steps.
 
         Meanwhile, give more work to generators that answer (`_wait`).
         """
@@ -228,7 +228,7 @@ class Pipeline:
         return updated
 
     def _answers_to_update(self, batches: list[list[RolloutGroup]]) -> dict[Actor, Updated] | None:
-        """Return each learner's answer, or None if one was lost and the others can try again."""
+        """Return each learner's answer, or None if a learner was lost and the others can retry."""
         self._updated = {}
         calls = self._learners.update(batches)
         for call in calls:
@@ -274,7 +274,7 @@ class Pipeline:
     def evaluate(self) -> Evaluation:
         """Return the held-out rewards under the current weights. Call it between two rounds.
 
-        If they have been measured since the last round, nothing is sampled again.
+        If the rewards have been measured since the last round, nothing is sampled again.
 
         Raises:
             ActorFailed: As in `run_round`.
@@ -290,7 +290,8 @@ class Pipeline:
 
     def _evaluate(self) -> None:
         """Score the held-out prompts under the weights that were last published."""
-        # Every generator takes in the newest weights first, so none arrive during the evaluation.
+        # Every generator loads the newest weights first, so no weights arrive during the
+        # evaluation.
         self._work_until(lambda: not self._fleet.fetching)
         chunks = held_out_chunks(self.config)
         for chunk in chunks:
@@ -321,7 +322,7 @@ class Pipeline:
             self._dispatch()
 
     def _arrived(self, call: Update | FleetCall, answer: Any) -> None:
-        """Hand an answer to the part that waits for it. A lost learner ends the update."""
+        """Pass an answer to the component that waits for it. A lost learner ends the update."""
         match call, answer:
             case Update(), ActorLost():
                 raise answer
@@ -347,8 +348,7 @@ class Pipeline:
     def _replace(self, generator: FleetGenerator, lost: ActorLost) -> None:
         """Replace a generator, and submit its unfinished work again.
 
-        Chunks to train on return to the ledger. Held-out chunks go to the generators with the least
-        to do.
+        Training chunks return to the ledger. Held-out chunks go to the least busy generators.
         """
         before = self.counts.redispatched
         for work in self._fleet.replace(generator, lost):
@@ -411,9 +411,9 @@ class Pipeline:
 
         Prompts that were in flight are requested again.
 
-        The state's settings may sample other rollouts than the current ones, for example after PBT
-        has changed `k`. Then groups that waited or were in flight are dropped and counted, and new
-        prompts are requested.
+        If the state's settings sample different rollouts from the current ones, for example after
+        PBT has changed `k`, then groups that waited or were in flight are dropped and counted, and
+        new prompts are requested.
 
         Args:
             state: The result of `state`.

@@ -20,7 +20,7 @@ class OpenCalls(Generic[Record]):
 
         Args:
             runtime: Waits for calls.
-            deadline_s: How long an actor that owes an answer may be silent.
+            deadline_s: Seconds for which an actor that owes an answer may be silent.
         """
         self._runtime = runtime
         self._deadline_s = deadline_s

@@ -1,4 +1,4 @@
-"""Difficulty pools, which choose a prompt's training example by how often the policy solves it."""
+"""Difficulty pools, which choose training examples by how often the policy solves them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Last number of the key for draws from the pools. The key is longer than that of any other draw,
-# because numpy pads shorter keys with zeros.
+# Last number of the key for draws from the pools. Numpy pads shorter keys with zeros, so this key
+# is longer than that of any other draw.
 POOLS = 3
 
 NAMES = ("easy", "mid", "hard")
@@ -24,15 +24,15 @@ class Pick(NamedTuple):
 
 
 class DifficultyPools:
-    """The training examples by their running pass rate: easy, hard, or in between.
+    """Three pools of training examples, by running pass rate: easy, mid and hard.
 
-    An example that was never scored is in the middle pool. For each prompt, a pool is drawn by the
-    shares in the settings, among the pools that are not empty. Then one of its least often picked
-    examples is drawn. The random draws are keyed by (seed, prompt index). Rates change only when a
-    round is trained, so at lag 0 the picks do not depend on timing.
+    An example that was never scored is in the mid pool. For each prompt, one of the pools that are
+    not empty is drawn, with the shares in the settings as weights. Then one of the pool's least
+    often picked examples is drawn. The random draws are keyed by (seed, prompt index). Rates change
+    only when a round is trained, so at lag 0 the picks do not depend on timing.
 
     The rate of an example starts as the mean answer reward of its first group. Each further group,
-    with mean answer reward r, moves it: rate ← memory · rate + (1 − memory) · r, where memory is
+    with mean answer reward r, updates it: rate ← memory · rate + (1 − memory) · r, where memory is
     `pools.memory`.
     """
 
@@ -123,7 +123,7 @@ class DifficultyPools:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state with the same number of examples."""
-        assert state["size"] == len(self._rates), "the state has another number of examples"
+        assert state["size"] == len(self._rates), "the state has a different number of examples"
         for example, times, rate in state["examples"]:
             self._times_picked[example] = times
             self._rates[example] = np.nan if rate is None else rate

@@ -16,7 +16,7 @@ Groups = list[RolloutGroup]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySample:
-    """The groups that one gradient step, or all passes over one batch, trains on."""
+    """The groups for one gradient step, or for all passes over one batch."""
 
     groups: Groups  # sorted by prompt index; `uses` includes this use
     first_used: int  # groups used for the first time
@@ -24,13 +24,13 @@ class ReplaySample:
 
 
 class ReplayBuffer:
-    """Scored groups by the index of their prompt.
+    """Scored groups, stored by prompt index.
 
-    `sample` considers the fresh rollout batch of its round and older batches that are kept. It
-    takes `count` of their groups without replacement, as `buffer_sampling` says. The gate judges
-    each of these groups once more. A group that fails is removed, and counted if it was never
-    trained on. With only one rollout batch, of `count` groups, the sample is that batch: there is
-    no replay.
+    `sample` considers the round's fresh rollout batch and the older batches that are kept. The gate
+    first judges each of their groups once more. A group that it refuses is removed, and counted if
+    it was never trained on. From the others, `sample` selects up to `count` groups without
+    replacement, as `buffer_sampling` says. If only one rollout batch of `count` groups is kept, the
+    sample is that batch, so nothing is replayed.
     """
 
     def __init__(self, sampling: str = "recency", fresh_fraction: float = 0.5) -> None:
@@ -84,7 +84,7 @@ class ReplayBuffer:
 
         Args:
             closed: Prompt indices of the batches that are no longer kept.
-            gate: Groups that it will not let the next round train on are removed as well.
+            gate: Groups that it refuses for the next round are removed as well.
         """
         removed = [self._groups.pop(index) for index in closed if index in self._groups]
         unused = sum(group.uses == 0 for group in removed)
@@ -98,7 +98,7 @@ class ReplayBuffer:
         return [self._groups[i] for i in sorted(prompt_indices) if i in self._groups]
 
     def _remove_not_admitted(self, prompt_indices: Sequence[int], gate: StalenessGate) -> int:
-        """Remove the groups that the gate will not let the next round train on.
+        """Remove the groups that the gate refuses for the next round.
 
         Return how many of them were never trained on.
         """
@@ -159,7 +159,7 @@ SAMPLINGS: Mapping[str, Sampling] = {
 def _some(groups: Groups, count: int, rng: np.random.Generator) -> Groups:
     """Draw `count` groups without replacement.
 
-    If there are no more than `count`, return all of them without a draw.
+    If there are at most `count` groups, return all of them without drawing.
     """
     if count >= len(groups):
         return groups

@@ -17,7 +17,7 @@ from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 @dataclass(kw_only=True)
 class Counts:
-    """Counts over the whole trial, of prompts unless a comment says otherwise.
+    """Counts over the whole trial. They count prompts unless a comment says otherwise.
 
     Each requested prompt becomes one group: requested = trained + dropped + waiting + in flight.
     """
@@ -29,8 +29,8 @@ class Counts:
     dropped_reward: int = 0
     dropped_lost: int = 0
     dropped_zero_advantage: int = 0
-    reward_errors: int = 0  # responses
-    unverified: int = 0  # responses
+    reward_errors: int = 0  # counts responses
+    unverified: int = 0  # counts responses
     scored_responses: int = 0
     checkpoint_failures: int = 0
     skipped_rounds: int = 0  # rounds without a group to train on
@@ -79,7 +79,7 @@ class RoundReport:
 
 
 class Recorder:
-    """Collects what happens until the round reports it.
+    """Collects spans, version changes, evaluations and notes until the round reports them.
 
     Times are by the clock of the trial's process.
     """
@@ -88,7 +88,7 @@ class Recorder:
         """Create an empty record.
 
         Args:
-            offsets: Actor -> seconds that its clock is ahead of ours, where that is known.
+            offsets: Actor -> seconds that its clock is ahead of ours. A missing actor counts as 0.
         """
         self._offsets = {} if offsets is None else offsets
         self._begin()
@@ -167,7 +167,7 @@ class Recorder:
         Args:
             role: "generator" or "learner".
             actor: The actor's name.
-            answer: The actor's answer, which has the version and the time.
+            answer: The actor's answer, which contains the version and the time.
             sync: How the weights arrived; None for the learner.
         """
         self.versions.append(
@@ -247,8 +247,8 @@ def _critic_metrics(updated: Updated) -> dict[str, float]:
 def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
     """Return metrics of a round's gradient steps.
 
-    They are means over the steps, except for the largest ratio, the counted tokens and the last
-    learning rate.
+    They are means over the steps, with three exceptions: the ratio is a maximum, the bounded tokens
+    are a sum, and the learning rate is that of the last step.
     """
     return {
         "loss/policy": _mean([step.loss for step in steps]),
@@ -283,5 +283,5 @@ def time_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean. Sort first, because a sum of floats depends on the order of the answers."""
+    """Return the mean. Sort first, because the sum of floats depends on their order."""
     return sum(sorted(values)) / len(values)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import ActorFailed
 
-# Failed rewards are judged as a share of the responses to at least this many prompts. A few
-# failures among few responses do not show the rate.
+# The share of failed rewards is taken over the responses to at least this many prompts. A few
+# failures among few responses say little about the error rate.
 JUDGED_PROMPTS = 32
 
 
 def what_scores(config: GRPOConfig) -> str:
-    """Return who gives the rewards of a trial, for messages about failed rewards."""
+    """Return the source of a trial's rewards, for messages about failed rewards."""
     acts = config.env.plays or config.model.env is not None
     return "the environment" if acts else "the reward function"
 
@@ -27,11 +27,12 @@ def refuse_reward_errors(
         config: The trial's settings.
         told: The start of the message, with the numbers of failed rewards and of responses.
         errors: Number of responses on which the reward function failed.
-        responses: Number of responses to compare it with, of at least `JUDGED_PROMPTS` prompts.
+        responses: Number of responses that `errors` is divided by, from at least `JUDGED_PROMPTS`
+            prompts.
         failed: Prompts that failed since the last check, each with the reason.
 
     Raises:
-        ActorFailed: The limit is exceeded. The message names it and the first of the prompts.
+        ActorFailed: The limit is exceeded. The message names the limit and the first failed prompt.
     """
     task = config.task
     if not failed:

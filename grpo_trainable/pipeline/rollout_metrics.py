@@ -38,10 +38,10 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 
 
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
-    """Return the share of responses that were fed tokens in the middle.
+    """Return the share of responses into which tokens were inserted.
 
-    Such a response has a hole in its mask. The groups must not be episodes, whose masks have holes
-    too.
+    Such a response has a hole in its mask. The groups must not contain episodes, because their
+    masks have holes too.
     """
     masks = [group.response_mask for group in groups]
     holes = torch.cat([extents(mask) > mask.sum(dim=1) for mask in masks])
@@ -49,7 +49,7 @@ def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
 
 
 def _turns(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return the mean number of actions answered by an environment; empty without episodes."""
+    """Return the mean number of actions that an environment answered, or {} without episodes."""
     played = [group.turn_rewards for group in groups if group.turn_rewards is not None]
     if not played:
         return {}

@@ -1,6 +1,6 @@
 """The settings that decide what a trial samples.
 
-Trials in which they differ may not use the rollouts of each other's checkpoints.
+Trials in which these settings differ may not use the rollouts of each other's checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECTIONS = (
     "buffer",
 )
 
-# Keys that only training reads, except if responses are interrupted.
+# Keys that only training reads, unless responses are interrupted.
 OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
 
 

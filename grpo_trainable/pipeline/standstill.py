@@ -1,4 +1,4 @@
-"""A warning that the rewards have stopped teaching the trial anything."""
+"""A warning that a trial no longer learns from its rewards."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ PATIENCE = 4  # consecutive rounds without signal before the warning
 
 
 class Standstill:
-    """Counts consecutive rounds that had no group of unequal rewards to train on.
+    """Counts consecutive rounds without a group whose rewards differ.
 
     A trial that also learns from equal rewards never stands still (`loss.advantage=batch`, critics,
-    teachers, penalties of length).
+    teachers, length penalties).
     """
 
     def __init__(self, config: GRPOConfig) -> None:
         self.rounds = 0  # consecutive rounds without signal so far
         self._watched = config.taught_by_rewards_alone
         draws_others = config.rollout.zero_advantage == "resample"
-        self._or_draw = "" if draws_others else ", draw others (rollout.zero_advantage=resample)"
+        self._or_draw = (
+            "" if draws_others else ", draw other prompts (rollout.zero_advantage=resample)"
+        )
 
     def note(self, row: Mapping[str, float]) -> str | None:
-        """Add the metrics of the next round, and return a warning once per standstill.
+        """Count the next round, and return a warning if one is due.
 
-        The warning comes after `PATIENCE` consecutive rounds without signal. Otherwise return None.
+        It is due once per standstill, after `PATIENCE` consecutive rounds without signal.
         """
         self.rounds = self.rounds + 1 if self._watched and without_signal(row) else 0
         if self.rounds != PATIENCE:
             return None
         mean = row.get("reward/drawn_mean")
-        earned = "" if mean is None else f" (mean reward {mean:.3g})"
+        earned = "" if mean is None else f" (mean {mean:.3g})"
         return (
             f"no signal for {plural(PATIENCE, 'round')}: all responses to each prompt earned the "
-            f"same{earned} or could not be scored, so the rewards teach nothing. Read some of "
-            "evaluations/, look at task.reward, take easier or harder prompts"
+            f"same reward{earned} or could not be scored, so the rewards teach nothing. Read some "
+            "of evaluations/, check task.reward, use easier or harder prompts"
             f"{self._or_draw}, or raise rollout.temperature: "
             "docs/running.md#when-nothing-is-learned"
         )

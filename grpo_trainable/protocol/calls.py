@@ -1,4 +1,4 @@
-"""Actors and calls for code that imports no Ray: submit a call, wait for it, name what failed."""
+"""Actors and calls for code that does not import Ray: submit, wait, and report failures."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class ActorFailed(RuntimeError):
 
 
 class ActorLost(ActorFailed):
-    """The actor died, stayed silent, or weights do not reach it.
+    """The actor died or stayed silent, or weights did not reach it.
 
-    A replacement for the actor may succeed, whereas an exception of the work itself would repeat.
+    A replacement for the actor may succeed, whereas an exception in the work itself would happen
+    again.
     """
 
 
@@ -28,14 +29,14 @@ class DeliveryFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
-    """Tensors that bypass the object store; this argument becomes three arguments of the call."""
+    """Tensors that bypass the object store. In a call, each instance becomes three arguments."""
 
-    described: Any  # the description of the tensors that the receiver needs
-    ref: Any  # the reference with which it gets them
-    sent_at: float  # when they could begin to travel, in seconds since 1970
+    described: Any  # a description of the tensors, which the receiver needs
+    ref: Any  # the reference with which the receiver gets the tensors
+    sent_at: float  # earliest time at which they could be sent, in seconds since 1970
 
     def later(self, seconds: float) -> OutOfBand:
-        """Return the same by a clock that is `seconds` ahead."""
+        """Return a copy with `sent_at` converted to a clock that is `seconds` ahead."""
         return replace(self, sent_at=self.sent_at + seconds)
 
 
@@ -56,8 +57,8 @@ class Call(Protocol):
 class Actor(Protocol):
     """Works through its calls in the order in which they were submitted.
 
-    An actor answers its method `progress` at once, even while another call runs. The answer is a
-    number that changes while the actor works.
+    An actor answers its method `progress` immediately, even while another call runs. The answer is
+    a number that changes while the actor works.
     """
 
     @property
@@ -86,7 +87,7 @@ class Runtime(Protocol):
         ...
 
     def share(self, value: Any) -> Any:
-        """Return an argument for calls of several actors that is stored once for all of them."""
+        """Store a value once, and return an argument that calls of several actors can take."""
         ...
 
     def result(self, call: Any) -> Any:

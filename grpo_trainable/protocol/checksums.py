@@ -31,12 +31,13 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Return a checksum of weights, computed at the speed of memory, as 16 hexadecimal digits.
+    """Return a checksum of weights, computed at memory speed, as 16 hexadecimal digits.
 
     The first eight digits are the CRC-32 of names, shapes, types and the order in which dimensions
-    are stored. The last eight are the CRC-32 of sums: the device of the tensors sums every 4 KiB,
-    in the order of storage, as 64-bit integers. The bytes left over at the end of each tensor
-    follow the sums. The checksum does not detect a changed order of the words within 4 KiB.
+    are stored. The last eight are the CRC-32 of sums. Each block of 4 KiB, in storage order, is
+    summed as 64-bit integers on the device of the tensors. The bytes left over at the end of each
+    tensor follow the sums. The checksum does not detect a changed order of the words within a
+    block.
     """
     return copy_with_checksum(tensors, {})
 
@@ -46,8 +47,8 @@ def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tenso
 
     If a copy is stored like its tensor, without gaps, each piece is summed and copied while it is
     in a cache. This takes little longer than the copy alone. If another thread writes to a tensor
-    meanwhile, sum and copy still agree, so the checksum does not detect it: the caller must prevent
-    such writes.
+    meanwhile, sum and copy still agree, so the checksum does not detect the write. The caller must
+    prevent such writes.
 
     Args:
         tensors: the weights, by name.
@@ -95,7 +96,7 @@ def _pieces(memory: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 class _Sums:
-    """Collects the sums of blocks and the left-over bytes, so they leave the device once."""
+    """Collects sums of blocks and left-over bytes, to copy them from the device only once."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # (blocks,) int64 each

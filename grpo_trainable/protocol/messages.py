@@ -1,6 +1,6 @@
 """The messages with which the actors of a trial answer its pipeline's calls.
 
-The pipeline knows actors only by their answers. Moments are in seconds since 1970.
+The pipeline learns about actors only from these answers. Points in time are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deposited:
-    """A generator has new weights in its mailbox; it takes them in before the next token."""
+    """A generator has new weights in its mailbox and will load them before the next token."""
 
     version: int
     round: int
@@ -45,8 +45,8 @@ class Deposited:
 class Sampled:
     """Responses that wait in their generator until `score` is called."""
 
-    number: int  # identifies them in the call of `score`
-    loaded: list[Loaded]  # weights taken in between two tokens; their spans are in `spans`
+    number: int  # identifies the responses in the call of `score`
+    loaded: list[Loaded]  # weights loaded between two tokens; their spans are in `spans`
     spans: list[Span]
 
 
@@ -73,7 +73,7 @@ class Drift:
     Values are in nats, summed over a response and averaged over the responses.
     """
 
-    k1: float  # an estimate that may have either sign
+    k1: float  # an estimate that can be negative
     k3: float  # an estimate that is never negative
 
 
@@ -88,11 +88,12 @@ class CriticStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticFigures:
-    """The critic's values, before the round, of the states that the round trains on."""
+    """Summary of the critic's values, from before the round, of the states in the round."""
 
     value_mean: float
-    return_mean: float  # mean of the discounted rewards that followed
-    explained_variance: float | None  # share of the returns' variance; None if all are equal
+    return_mean: float  # mean discounted sum of the rewards that followed
+    # Share of the returns' variance that the values explain. None if all returns are equal.
+    explained_variance: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class GradientStep:
     clip_fraction: float  # share of response tokens
     weights_bounded_fraction: float  # share of response tokens whose importance weight was bounded
     ratio_max: float
-    bounded_tokens: int  # response tokens whose ratio was held at e^20 (`algo.ratios`)
+    bounded_tokens: int  # response tokens whose ratio was bounded at e^20 (`algo.ratios`)
     ratio_counts: tuple[int, ...]  # number of response tokens in each bin of `RATIO_EDGES`
     lr: float
     skipped: bool  # loss or gradient was not finite, so the step changed nothing
@@ -134,14 +135,14 @@ class Updated:
     round: int  # number of rounds trained so far
     version: int
     steps: list[GradientStep]
-    skipped_steps: int  # so far
+    skipped_steps: int  # number of skipped steps so far
     reference_nll_nats: float | None  # per response token; None without a reference
     kl: dict[str, Drift]  # KL to "reference", "previous", "behaviour"; empty if not monitored
     responses: ResponseFigures
-    # KL from sampler to learner on tokens for which both have the same weights, k3. None without
+    # KL (k3) from sampler to learner on tokens for which both have the same weights. None without
     # such tokens.
     sampler_mismatch_nats: float | None = None
-    # KL of a response from the sampler to the teacher, in nats. None without a teacher.
+    # KL from the sampler to the teacher, in nats per response. None without a teacher.
     teacher_nats: float | None = None
     kl_coefficient: float  # β in this round
     critic: CriticFigures | None = None  # None without a critic
@@ -153,7 +154,7 @@ class Updated:
 class Published:
     """The learner has published a snapshot."""
 
-    handle: Any  # with which receivers of the transport fetch the snapshot
+    handle: Any  # receivers of the transport use it to fetch the snapshot
     version: int
     round: int
     spans: list[Span]

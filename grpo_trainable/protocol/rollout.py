@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-# Functions that make tensors import torch. The command line makes requests but no tensors.
+# Functions that make tensors import torch themselves, because the command line makes requests but
+# no tensors.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """The tokens that are fed to a response that has thought for too long.
+    """The tokens that are inserted into a response that has thought for too long.
 
     A response is interrupted if, after `after_tokens` tokens, it has neither ended nor contains any
     of `answer_ids` or `answer_strings`. It then reads `ids` next. These tokens are not sampled, so
@@ -37,13 +38,13 @@ class Interruption:
 class SamplingLimits:
     """Settings for the sampling of a response and for its end.
 
-    Temperature 1 is the model's own distribution. Temperature 0 takes the most likely token, but
+    Temperature 1 is the model's own distribution. Temperature 0 selects the most likely token, but
     log-probs are still those of temperature 1.
 
     A response is finished after the first token that is one of `end_ids` or completes one of
     `stop_strings` in the text. Otherwise it is cut off after `max_new_tokens`. It cannot end before
-    token number `min_new_tokens`: before that token, end ids have probability 0, and an occurrence
-    of a stop string that is complete by then never counts.
+    token number `min_new_tokens`. Before that token, end ids have probability 0, and a stop string
+    that is completed before it never counts.
     """
 
     min_new_tokens: int
@@ -58,7 +59,7 @@ class StateOf(NamedTuple):
     """A state within a response. Completions are sampled from it to estimate its value."""
 
     response: int  # index in its group; 0 if the state is the prompt itself
-    tokens: int  # number of response tokens in the state: the last of the request's prompt_ids
+    tokens: int  # number of response tokens in the state, the last ones of the request's prompt_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +77,13 @@ class Request:
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
-    # Index in the stream of the prompt's example. None: the same as `prompt_index`.
+    # Index of the prompt's example in the stream. None: equal to `prompt_index`.
     example_index: int | None = None
     state: StateOf | None = None
 
     @property
     def example(self) -> int:
-        """Index of the example of the prompt."""
+        """Index of the prompt's example."""
         return self.prompt_index if self.example_index is None else self.example_index
 
     @property
@@ -101,7 +102,7 @@ class RolloutGroup:
 
     prompt_index: int
     prompt_ids: Tensor  # (P,) int64
-    # (G, R) int64. Holes contain the tokens that were fed. Pad follows the last sampled token.
+    # (G, R) int64. Holes contain tokens that were inserted. Padding follows the last sampled token.
     response_ids: Tensor
     # (G, R) bool: the sampled tokens, including the one that ended the response. Holes are tokens
     # that the policy read within its response but did not sample.
@@ -115,7 +116,8 @@ class RolloutGroup:
     token_rounds: Tensor  # (G, R) int32, rounds of those weights
     # (G, R) float32, nats, 0 off the mask. None if the learner runs the reference.
     reference_log_probs: Tensor | None = None
-    # (G, K) float32: the parts that `task.reward_weights` names, in its order. None without it.
+    # (G, K) float32: the parts that `task.reward_weights` names, in that order. None without this
+    # setting.
     reward_parts: Tensor | None = None
     # (G,) float64: the two parts of the reward that every task reports, unchanged. None until the
     # scorer has set them.
@@ -127,7 +129,7 @@ class RolloutGroup:
     # (G, R) float32: in an episode, the reward of each action, at its last token; NaN elsewhere.
     # None if responses are not episodes.
     turn_rewards: Tensor | None = None
-    # Of a control policy: the observation before each action, (G, R, …), and continuous actions
+    # For a control policy: the observation before each action, (G, R, …), and continuous actions
     # before tanh, (G, R, A) float32. Discrete actions are the response_ids. None for text.
     observations: Tensor | None = None
     actions: Tensor | None = None
@@ -164,7 +166,7 @@ class RolloutGroup:
 
     @property
     def example(self) -> int:
-        """Index of the example of the prompt."""
+        """Index of the prompt's example."""
         return self.prompt_index if self.example_index is None else self.example_index
 
     @property
@@ -208,8 +210,8 @@ class RolloutGroup:
         return bool((self.rewards != self.rewards[0]).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A group travels between actors as numpy arrays. Pickling its tensors one by one took a
-        # tenth of a round.
+        # A group travels between actors as numpy arrays. Pickling its tensors one by one would take
+        # a tenth of a round.
         from torch import Tensor
 
         values = (getattr(self, item.name) for item in fields(self))
@@ -253,7 +255,7 @@ class TrainBatch:
         return self.input_ids.shape[0]
 
     def select(self, rows: slice | Tensor) -> TrainBatch:
-        """Return the rows at `rows`, cut to the longest of them, so padding costs nothing."""
+        """Return the rows at `rows`, cut to the longest of them, so no needless padding remains."""
         mask = self.response_mask[rows]
         used = mask.any(dim=0).nonzero()
         length = int(used[-1]) + 1 if len(used) else 1
@@ -292,7 +294,7 @@ class LiveWeights:
 
     version: int
     round: int
-    tensors: dict[str, Tensor]  # unique named parameters, in the type in which they travel
+    tensors: dict[str, Tensor]  # unique named parameters, in the type in which they are sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +334,7 @@ def collate(
     Args:
         groups: the groups, each with G responses.
         advantages: one tensor for each group, (G,) for its responses or (G, R) for their tokens.
-        pad_id: the token that fills the rows.
+        pad_id: the token that pads the rows.
     """
     import torch
 

@@ -30,7 +30,7 @@ Columns = dict[str, list[Any]]  # name -> one value for each response or gradien
 # ---- The columns of the Parquet files, for code that writes or reads them ----------------------
 
 _RESPONSE = {
-    "round": pa.int32(),  # round that trained on it; if held out, rounds trained before
+    "round": pa.int32(),  # round that trained on it; if held out, number of rounds trained before
     "cursor": pa.int64(),  # index of the prompt in its stream
     "response_index": pa.int32(),  # index among the responses to one prompt
     "task": pa.string(),  # task of the prompt, if the trial mixes several
@@ -38,13 +38,13 @@ _RESPONSE = {
     "response": pa.string(),
     "ground_truth": pa.string(),  # the true answer, as JSON
     "reward": pa.float32(),
-    "format_reward": pa.float32(),  # of a task that separates the two, such as mathematics
+    "format_reward": pa.float32(),  # for tasks that separate format and answer, such as mathematics
     "answer_reward": pa.float32(),
     "finished": pa.bool_(),  # ended with end-of-text, or by its environment, not by length
     "tokens": pa.int32(),  # number of sampled tokens
-    "turns": pa.string(),  # an episode as JSON: action, its reward, observation; else null
+    "turns": pa.string(),  # an episode as JSON: actions, rewards, observations; otherwise null
 }
-# Directory in a trial's directory -> the columns of its files.
+# Subdirectory of a trial's directory -> the columns of the files in it.
 SCHEMAS = {
     "evaluations": pa.schema(_RESPONSE),
     "rollouts": pa.schema(
@@ -74,9 +74,9 @@ SCHEMAS = {
             "clip_fraction": pa.float32(),
             "weights_bounded_fraction": pa.float32(),
             "ratio_max": pa.float32(),
-            "bounded_tokens": pa.int64(),  # tokens whose ratio was held at e^20
+            "bounded_tokens": pa.int64(),  # tokens whose ratio was bounded at e^20
             "lr": pa.float32(),
-            # The critic's figures, if there is a critic. Its loss is not multiplied by critic.coef.
+            # The critic's figures, if there is a critic. The loss is not multiplied by critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
             # KL of the policy before the step, summed over each response that the step trains on.
             **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
@@ -85,7 +85,7 @@ SCHEMAS = {
     "versions": pa.schema(
         {
             "at": pa.float64(),  # seconds since 1970, by the clock of the trial's process
-            "round": pa.int32(),  # the trial's round in which it happened
+            "round": pa.int32(),  # the trial's round in which the change happened
             "side": pa.string(),  # "generator" or "learner"
             "actor": pa.string(),
             "version": pa.int32(),
@@ -94,8 +94,8 @@ SCHEMAS = {
             "transport": pa.string(),
             "bytes": pa.int64(),
             "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
-            "transfer_s": pa.float64(),  # seconds until they are in the generator's memory
-            "load_s": pa.float64(),  # seconds until they are checked and are its parameters
+            "transfer_s": pa.float64(),  # seconds until the weights are in the generator's memory
+            "load_s": pa.float64(),  # seconds until the generator has checked and adopted them
         }
     ),
 }
@@ -123,8 +123,8 @@ class RoundDetails:
     steps: Columns  # the gradient steps
     versions: list[VersionChange]  # oldest first
     spans: list[ActorSpan]
-    notes: list[str]  # messages to the user, such as an actor replaced, a checkpoint not written
-    lags: dict[int, int]  # lag -> number of groups trained on for the first time
+    notes: list[str]  # messages to the user, for example about a replaced actor
+    lags: dict[int, int]  # lag -> number of groups first trained on at that lag
     # Number of response tokens in each bin of metrics.RATIO_EDGES, over all gradient steps.
     ratio_counts: list[int]
 
@@ -229,7 +229,7 @@ def _response_rows(
 
 
 def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str:
-    """Return the text of a response; of continuous actions, the numbers between -1 and 1."""
+    """Return a response as text, or its continuous actions as numbers between -1 and 1."""
     if group.actions is None:
         return decode(ids)
     actions = group.actions[response, : len(ids)].tanh().tolist()
@@ -239,8 +239,8 @@ def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) ->
 def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str | None:
     """Return the turns of an episode as JSON, or None if the response is not an episode of text.
 
-    A turn has the text of the action, its reward (null if the action was cut off), and the text of
-    the observation that followed.
+    A turn contains the text of the action, the reward of the action (null if the action was cut
+    off), and the text of the observation that followed.
     """
     if group.turn_rewards is None or group.observations is not None:
         return None  # an episode of control has hundreds of turns; its response lists the actions
@@ -256,7 +256,7 @@ def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -
 def _spans(
     group: RolloutGroup, response: int, ids: list[int]
 ) -> Iterator[tuple[bool, list[int], float | None]]:
-    """Yield (was sampled, tokens, reward) of each action and each observation, in order.
+    """Yield (was sampled, tokens, reward) for each action and each observation, in order.
 
     A response begins with an action.
     """

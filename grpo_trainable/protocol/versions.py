@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class StalenessGate:
     """Decides which groups may be generated and trained on.
 
-    A group is first trained on within `lag` rounds of its weights, and again within `max_age`.
-    `learner_round` is the number of rounds trained so far. It is also the index of the next round
-    and the round of the newest weights.
+    A group may first be trained on within `lag` rounds of its weights, and again within `max_age`
+    rounds. `learner_round` is the number of rounds trained so far. It is also the index of the next
+    round and the round of the newest weights.
 
     The gate is asked three times: before a group is generated (`Pipeline._dispatch`), before it is
     trained on (`ReplayBuffer.sample`), and after each round, about every group that is kept
@@ -28,7 +28,7 @@ class StalenessGate:
 
         Args:
             weights_round: the round of the weights that will sample the group.
-            rounds_ahead: number of rounds that will be trained before the group.
+            rounds_ahead: number of rounds that will be trained before the group is.
         """
         return self.learner_round + rounds_ahead - weights_round <= self.lag
 

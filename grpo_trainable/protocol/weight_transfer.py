@@ -14,7 +14,7 @@ class WeightSender(Protocol):
     """Takes snapshots of the learner's weights and keeps them until nobody needs them."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
-        """Take a snapshot with its checksum, and return the handle by which receivers fetch it.
+        """Take a snapshot with its checksum, and return the handle with which receivers fetch it.
 
         A published snapshot does not change before it is released. The handle is small and travels
         through actor calls.
@@ -35,12 +35,12 @@ class WeightSender(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop every snapshot: none is in use, and the next one belongs to another history."""
+        """Drop every snapshot: none is in use, because the trial ends or starts over."""
         ...
 
 
 class StagingSender(WeightSender, Protocol):
-    """A sender whose snapshots travel when the driver starts the transfer."""
+    """A sender whose snapshots are sent when the driver starts the transfer."""
 
     def staged(self, round_: int) -> list[Tensor]:
         """Return the tensors of the snapshot of this round."""
@@ -62,12 +62,13 @@ class WeightReceiver(Protocol):
         """Return the snapshot behind `handle`.
 
         Its tensors may be shared with others and read-only. They do not change before the snapshot
-        is released. That does not happen while a generator uses it, so nobody needs to copy them.
+        is released. It is not released while a generator uses it, so nobody needs to copy the
+        tensors.
 
         Args:
             handle: the value that `publish` returned.
-            received: the data that arrived with the handle, if the transport lets the learner send
-                instead of the generator fetch.
+            received: the data that arrived with the handle, if in this transport the learner sends
+                and the generator does not fetch.
         """
         ...
 

@@ -1,7 +1,7 @@
 """GRPO for RLlib: an `Algorithm`, its `AlgorithmConfig`, and a text environment.
 
 The environment lets other algorithms of RLlib train on text generation. Importing this package
-registers "GRPO-RLlib" with Tune. It needs the extra `rllib`.
+registers "GRPO-RLlib" with Tune. The package needs the extra `rllib`.
 """
 
 try:

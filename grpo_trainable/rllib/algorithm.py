@@ -36,7 +36,7 @@ from grpo_trainable.trial import Trial, resolved
 NAME = "GRPO-RLlib"
 TRIAL = "grpo"  # our part of RLlib's checkpoint
 
-# RLlib's name -> our name for the same figure, in addition to `metrics.RLLIB_NAMES`.
+# RLlib's name -> our name of the same metric, in addition to `metrics.RLLIB_NAMES`.
 RLLIB_NAMES = {
     "env_runners/episode_len_mean": "response/length_mean",
     "env_runners/num_env_steps_sampled_lifetime": "num_env_steps_sampled_lifetime",
@@ -51,23 +51,24 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
     """RLlib's config for GRPO.
 
     Use `training(grpo={…})` for settings that have no name in RLlib. With 0 env runners, one
-    process samples and trains. With 1 or more, they are generators, separate from the learner.
+    process samples and trains. With 1 or more, each env runner is a generator, separate from the
+    learner.
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or GRPO)
         self._is_online = False  # keeps RLlib from looking for the state of its EnvRunners
         self.grpo: dict[str, Any] = {}  # nested as in `GRPOConfig.from_dict`
-        # None means the default of the trial, which may depend on its task.
+        # None means the trial's default, which may depend on its task.
         self.lr = self.grad_clip = self.seed = None
 
     def training(self, *, grpo: Any = NotProvided, **settings: Any) -> Any:
-        """Set options of the training.
+        """Set training options.
 
         Args:
             grpo: nested settings of a trial (docs/config.md), merged with those of earlier calls.
                 Relative paths in them are relative to the current directory.
-            settings: settings of RLlib, of which GRPO reads `lr` and `grad_clip`.
+            settings: settings of RLlib. GRPO reads only `lr` and `grad_clip`.
 
         Raises:
             ConfigError: `grpo` is not a mapping.
@@ -83,11 +84,11 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         """Check all settings.
 
         Raises:
-            ConfigError: A setting is unknown, invalid, or not read by GRPO. The message has one
+            ConfigError: A setting is unknown, invalid, or not read by GRPO. The message is one
                 line.
         """
-        # RLlib's own checks are not needed: once this has passed, the settings that they check have
-        # their defaults.
+        # RLlib's own checks are not needed: `refuse_unread` accepts only the defaults of the
+        # settings that they check.
         refuse_unread(self, type(self)())
         trial_data(self)
 
@@ -95,8 +96,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
 class GRPO(Algorithm):
     """GRPO behind RLlib's interface: `build_algo`, `train`, `evaluate`, `save_to_path` and so on.
 
-    One `train()` is one round. Results have metrics under RLlib's names, and all metrics of
-    docs/metrics.md under their own.
+    One `train()` is one round. A result contains all metrics of docs/metrics.md, and repeats some
+    of them under RLlib's names.
     """
 
     trial: Trial | None = None
@@ -114,7 +115,7 @@ class GRPO(Algorithm):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Return a bundle for the process of the algorithm and one for each actor."""
+        """Request a bundle for the process of the algorithm, and one for each actor."""
         given = cls.get_default_config().update_from_dict(config)
         trial = GRPOConfig.from_dict(trial_data(given))
         return PlacementGroupFactory(
@@ -122,7 +123,7 @@ class GRPO(Algorithm):
         )
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Start the trial, and call `on_algorithm_init` of the callbacks."""
+        """Start the trial, and call the callbacks' `on_algorithm_init`."""
         # Not Algorithm.setup: it builds an environment, EnvRunners, a Learner and an RLModule.
         self.callbacks = [callback() for callback in force_list(config.callbacks_class)]
         self.trial = Trial(resolved(trial_data(config)))
@@ -148,8 +149,8 @@ class GRPO(Algorithm):
         """Run one round with RLlib's bookkeeping, and return its result."""
         assert self.trial is not None
         if self.trial.pipeline.ended:
-            # Tune restored the checkpoint of the last round, not knowing that the trial has ended.
-            # The last row is already reported.
+            # Tune restored the checkpoint of the last round without knowing that the trial has
+            # ended. The last row is already reported.
             return {RESULT_DUPLICATE: True, "done": True}
         results = super().step()
         assert self._report is not None
@@ -178,7 +179,7 @@ class GRPO(Algorithm):
         return trained_language_model(self.trial.config, self.trial.learner_state().policy)
 
     def get_weights(self, policies: list[str] | None = None) -> dict[str, Any]:
-        """Return the trained weights as module id → name → array: the policy, or its adapters."""
+        """Return the trained weights, of the policy or its adapters: module id → name → array."""
         if policies is not None and DEFAULT_MODULE_ID not in policies:
             return {}
         assert self.trial is not None
@@ -189,7 +190,7 @@ class GRPO(Algorithm):
         """Refuse to set weights.
 
         Raises:
-            NotImplementedError: Always; the message says what to use.
+            NotImplementedError: Always. The message says what to use instead.
         """
         raise NotImplementedError(
             "GRPO does not set weights; use training(grpo={'model': {'path': …}}) to start from a "
@@ -230,14 +231,15 @@ class GRPO(Algorithm):
         """Restore RLlib's counters.
 
         Raises:
-            CheckpointError: The trial is at another round than RLlib's iteration.
+            CheckpointError: The trial's round differs from RLlib's iteration.
         """
         assert self.trial is not None
         super().set_state(state)
         if self.training_iteration != self.trial.rounds_trained:
             raise CheckpointError(
-                f"RLlib's part of the checkpoint is of iteration {self.training_iteration}, but "
-                f"{TRIAL}/ in it is missing or of round {self.trial.rounds_trained}"
+                f"RLlib's part of the checkpoint is from iteration {self.training_iteration}, but "
+                f"its folder {TRIAL}/ is missing or from round {self.trial.rounds_trained}; use "
+                "another checkpoint"
             )
 
     def cleanup(self) -> None:
@@ -248,7 +250,7 @@ class GRPO(Algorithm):
 
 
 class SavedTrial(Checkpointable):
-    """A trial as a part of RLlib's checkpoint, in the same files as those of `GRPOTrainable`."""
+    """A trial as a part of RLlib's checkpoint, in the same files that `GRPOTrainable` writes."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -291,7 +293,7 @@ class SavedTrial(Checkpointable):
 
 
 def _results(report: RoundReport) -> dict[str, Any]:
-    """Return the metrics of a round, nested at their slashes as RLlib nests its own."""
+    """Return a round's metrics, nested by the slashes in their names, as RLlib nests its own."""
     row = report.metrics
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
     nested: dict[str, Any] = {"done": report.last}

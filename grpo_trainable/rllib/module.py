@@ -80,7 +80,7 @@ class LanguageModel(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
 
 def language_model_spec(grpo: Mapping[str, Any]) -> RLModuleSpec:
-    """Return the `rl_module_spec` for `AlgorithmConfig.rl_module`, for the policy of `grpo`."""
+    """Return the `rl_module_spec` of the policy of `grpo`, for `AlgorithmConfig.rl_module`."""
     return RLModuleSpec(module_class=LanguageModel, model_config={"grpo": dict(grpo)})
 
 

@@ -1,4 +1,4 @@
-"""RLlib's settings as settings of a trial, and checks for settings of RLlib that GRPO ignores."""
+"""Conversion of RLlib's settings to a trial's, and checks that refuse those that GRPO ignores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo_trainable.config import (
     shown,
 )
 
-# RLlib has no last round, but a trial has one, because its learning rate may fall until then.
+# RLlib has no last round. A trial needs one, because its learning rate may fall until then.
 ENDLESS = 10**9
 
 # RLlib's name -> our name, for settings with the same meaning.
@@ -28,7 +28,7 @@ IN_RLLIBS_WAY = {
     "optim.lr": "training(lr=…)",
     "optim.grad_clip": "training(grad_clip=…)",
     "seed": "debugging(seed=…)",
-    "placement": "env_runners(num_env_runners=…), where 0 is colocated",
+    "placement": "env_runners(num_env_runners=…), where 0 means colocated",
     "resources.num_generators": "env_runners(num_env_runners=…)",
     "resources.num_learners": "learners(num_learners=…)",
     "eval.every": "evaluation(evaluation_interval=…)",
@@ -38,13 +38,13 @@ IN_RLLIBS_WAY = {
     "callbacks.verbose": "callbacks(…)",
 }
 
-# The methods of RLlib's callbacks that are called.
+# The methods of RLlib's callbacks that GRPO calls.
 CALLED = (
     *("on_algorithm_init", "on_train_result", "on_checkpoint_loaded"),
     *("on_evaluate_start", "on_evaluate_end"),
 )
 
-# The settings of RLlib that are read, under their names in `to_dict`.
+# The settings of RLlib that GRPO reads, by their names in `to_dict`.
 READ = {
     *SAME,
     *("num_env_runners", "num_learners", "evaluation_interval", "grpo"),
@@ -52,7 +52,7 @@ READ = {
     *("log_level", "log_sys_usage", "_use_msgpack_checkpoints", "class"),
 }
 
-# For other settings: why they are not read, or what to use instead.
+# Other settings -> the reason why GRPO does not read them, or the setting to use instead.
 WHY_NOT = {
     "env": "use training(grpo={'task': {…}})",
     "gamma": "a response has one reward, at its end",
@@ -65,14 +65,14 @@ WHY_NOT = {
     "num_cpus_per_learner": "use training(grpo={'resources': {'learner_cpus': …}})",
     "num_gpus_per_learner": "use training(grpo={'resources': {'learner_gpus': …}})",
     "evaluation_duration": "use training(grpo={'eval': {'prompts': …, 'samples': …}})",
-    "evaluation_num_env_runners": "the env runners evaluate too",
+    "evaluation_num_env_runners": "the env runners that sample also evaluate",
     "model_config": "use training(grpo={'model': {…}})",
     "rl_module_spec": "use training(grpo={'model': {…}})",
 }
 
 
 def trial_data(config: Any) -> dict[str, Any]:
-    """Return the settings of a trial as plain data, from a `GRPOAlgorithmConfig` without search.
+    """Return a trial's settings as plain data, from a `GRPOAlgorithmConfig` without search spaces.
 
     Raises:
         ConfigError: A setting is invalid, or `grpo` contains a setting that has a name in RLlib.
@@ -105,7 +105,7 @@ def trial_data(config: Any) -> dict[str, Any]:
 def _actors(config: Any, lag: Any) -> dict[str, Any]:
     """Return the settings of placement and actors.
 
-    In RLlib, 0 env runners and 0 learners mean that the process itself does the work.
+    In RLlib, 0 env runners and 0 learners mean that the algorithm's own process does the work.
     """
     runners, learners = config.num_env_runners, config.num_learners
     if not _is_count(runners):
@@ -131,7 +131,7 @@ def _is_count(value: Any) -> bool:
 
 
 def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
-    """Refuse settings of RLlib that differ from `untouched` but that GRPO does not read.
+    """Refuse settings of RLlib that differ from `untouched` although GRPO does not read them.
 
     Raises:
         ConfigError: There is such a setting, an unknown key, or a callback with a method that is
@@ -148,7 +148,7 @@ def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
                 f"{shown(name)}: unknown key; use training(grpo={{…}}) for settings of GRPO"
             )
         if value != defaults[name]:
-            why = WHY_NOT.get(shown_name, "see docs/howto/rllib.md for settings that are")
+            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md says which settings it reads")
             raise ConfigError(f"{shown_name}: is not read by GRPO; {why}")
     for callback in force_list(config.callbacks_class):
         _refuse_uncalled(callback)

@@ -1,4 +1,4 @@
-"""Text generation as a Gymnasium environment: an episode is a response, an action is a token."""
+"""Text generation as a Gymnasium environment: episodes are responses, and actions are tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_trainable.tasks import RewardError
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.trial import resolved
 
-# Settings of a trial that the environment reads, or the `LanguageModel` that acts in it.
+# Settings of a trial that are read by the environment, or by the `LanguageModel` that acts in it.
 READ = ("model", "task", "seed", "rollout.max_new_tokens", "rollout.stop", "rollout.temperature")
 
 PROMPTS = 1 << 20  # an episode draws its prompt from the first PROMPTS of the training stream
@@ -40,11 +40,11 @@ class World:
 
 
 class TokenEnv(gymnasium.Env):
-    """The task of a trial as an environment, for any algorithm that trains in one.
+    """The task of a trial as an environment, for any algorithm that trains in environments.
 
     An observation is (context_length,) int32: the ids of prompt and response so far, then −1. An
-    action is the id of the next token. The last action gets the reward of the response, all others
-    get 0. A response ends where it would end in a trial: at an end id, a stop string or
+    action is the id of the next token. The last action gets the reward of the response, and all
+    others get 0. A response ends where it would end in a trial: at an end id, a stop string or
     `rollout.max_new_tokens`.
 
     Args:
@@ -73,7 +73,7 @@ class TokenEnv(gymnasium.Env):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin a response to a random prompt, or to the prompt `options["prompt_index"]`.
 
-        Prompt indices are those of a trial.
+        Prompt indices mean the same as in a trial.
 
         Raises:
             ConfigError: Prompt and response may be longer than the model's context.

@@ -17,9 +17,9 @@ from grpo_trainable.telemetry.stages import IDLE, OTHER_THREADS, TRACE_NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """The seconds of each call of a run, by side and kind, and the seconds that the driver adds."""
+    """The seconds of each call of a run, by side and kind, and the time that the driver adds."""
 
-    calls: dict[tuple[str, str], list[float]]  # oldest first, so a slow minute slows both sides
+    calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
     reference_s: float  # the part of an update that is not repeated for further gradient steps
     hop_s: float  # time from the submission of a call to its start
     gap_s: float  # time from the end of a step to the start of the next
@@ -71,14 +71,14 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
     return Times(
         calls=dict(calls),
         reference_s=statistics.median(row["time/reference_s"] for row in rows),
-        # Load, first chunk, update and publication of a round wait for each other: four hops.
+        # In a round, load, first chunk, update and publication follow one another: four hops.
         hop_s=other / 4 if synchronous else 0.0,
         gap_s=max(0.0, between / (len(rows) - 1)),
     )
 
 
 def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
-    """Return the seconds that a round of `config` takes with the times of another run.
+    """Return the seconds that a round of `config` would take, given the times of another run.
 
     Args:
         config: the trial to simulate.
@@ -95,16 +95,16 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a sampling call that is listed separately
-# A call's kind follows from a stage that only its kind has. `sync` comes last: calls of other kinds
-# may contain it too, but loads and publications have no other stage.
+# A call's kind is recognised by a stage that only calls of this kind have. `sync` comes last: calls
+# of other kinds may contain it too, but loads and publications have no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     """Return (kind, round, seconds) of an actor's calls, from the spans of its main thread.
 
-    The thread waits between any two calls, which separates their spans. If a call completed states,
-    the seconds of that part follow the call as an entry of kind `VINE`.
+    A span of waiting separates any two calls. If a call completed states, the seconds of that part
+    follow the call as a separate entry of kind `VINE`.
     """
     calls: list[list[dict[str, Any]]] = [[]]
     for event in sorted(events, key=lambda event: event["ts"]):

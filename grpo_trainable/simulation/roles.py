@@ -30,7 +30,7 @@ from grpo_trainable.telemetry.timers import Span
 
 
 class VirtualRequests:
-    """Makes requests with prompts of one token, and records each of them."""
+    """Makes requests with prompts of one token, and records each request."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class VirtualRequests:
         self.asked.append((stream, prompt_index))
         if example_index is not None:
             known = self.examples.setdefault(prompt_index, example_index)
-            assert known == example_index, "a repeated request has another example"
+            assert known == example_index, "a repeated request has a different example"
         size = config.rollout.group_size if stream == "train" else config.eval.samples
         limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0, end_ids=())
         return Request(
@@ -177,7 +177,7 @@ class VirtualGenerator:
         raise AssertionError("the generator samples before it has weights")
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored | Sampled:
-        """Return groups for the requests, or the number by which `score` returns them."""
+        """Return groups for the requests, or the number with which `score` returns them."""
         scored = self._generate(start, end, requests)
         if not self._scores_apart:
             return scored

@@ -45,7 +45,7 @@ class VirtualCall:
 class VirtualRuntime:
     """A clock that `wait` advances to the next answer.
 
-    `wait` returns answers that are ready in random order, and sometimes only some of them.
+    `wait` returns the answers that are ready, in random order, and sometimes only some of them.
     """
 
     def __init__(self, *, seed: int = 0, latency: float = 0.0, max_waits: int = MAX_WAITS) -> None:
@@ -64,7 +64,7 @@ class VirtualRuntime:
         return self.time
 
     def wait(self, calls: Sequence[VirtualCall], timeout_s: float) -> list[VirtualCall]:
-        """Advance the clock to the first answer, at most by `timeout_s`, and return calls done."""
+        """Advance the clock to the first answer, at most by `timeout_s`. Return finished calls."""
         self._waits_left -= 1
         assert self._waits_left > 0, "the pipeline waits forever"
         assert calls, "the pipeline waits for no call"
@@ -78,7 +78,7 @@ class VirtualRuntime:
         return self._rng.sample(ready, self._rng.randint(1, len(ready)))
 
     def submitted(self, call: VirtualCall) -> None:
-        """Note a submitted call."""
+        """Record a submitted call."""
         self.uncollected.add(call)
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
@@ -114,7 +114,7 @@ class VirtualActor:
     Args:
         runtime: the clock.
         name: name of the actor.
-        role: has each method of a real actor, with start and end before the other arguments.
+        role: has each method of a real actor. The call's start and end precede the other arguments.
         durations: returns the seconds of a call.
         hangs: `hangs(stage, n)` is True if the n-th call of a stage is never answered. Such a call
             works until its normal end and hangs there.

@@ -39,7 +39,7 @@ SCORED_APART = "virtual:scored_apart"
 
 @dataclass
 class VirtualTrial:
-    """A pipeline with virtual actors, and the calls that these recorded."""
+    """A pipeline with virtual actors, and the calls that the actors recorded."""
 
     config: GRPOConfig
     runtime: VirtualRuntime
@@ -205,6 +205,6 @@ def simulate(
 
 
 def wall_clock_a_round(reports: Sequence[RoundReport]) -> float:
-    """Return the mean seconds of a round, without evaluation but with the gaps between rounds."""
+    """Return the mean seconds per round, without evaluation but with the gaps between rounds."""
     evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in reports)
     return (reports[-1].end - reports[0].start - evaluation_s) / len(reports)

@@ -1,6 +1,6 @@
-"""Write a file or a directory whole or not at all. Only this module of the project does so.
+"""Write a file or a directory completely or not at all. No other module of the project does this.
 
-It imports only the standard library, because callbacks, reports and command lines use it too.
+This imports only the standard library, because callbacks, reports and command lines use it too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO
 def replacing(
     path: str | Path, *, durable: bool = False, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` when the block ends, and is removed if the block raises.
+    """Open a new file that replaces `path` when the block ends, or is removed if the block raises.
 
     A reader sees the old or the new content, never a part of it. A link at `path` is replaced, not
     followed. A killed process may leave the file `.NAME.RANDOM` beside `path`.
@@ -52,7 +52,7 @@ def replacing(
 
 
 def append(path: str | Path, data: bytes) -> None:
-    """Append to a file, creating it if there is none.
+    """Append to a file, creating it if it does not exist.
 
     Raises:
         OSError: `data` cannot be written. Any part of it that was written is removed again.
@@ -77,7 +77,7 @@ def _sync_directory(folder: str, dir_fd: int | None) -> None:
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """Create a directory that becomes `path` when the block ends, and is removed if it raises.
+    """Create a directory that becomes `path` when the block ends, or is removed if it raises.
 
     `path` must not exist, or be an empty directory. Missing parents are created. A killed process
     may leave the directory `.NAME.RANDOM` beside `path`.

@@ -41,26 +41,28 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 5
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names of their directories
-# Files that a trial had written before it restarted from round 0, because no checkpoint was whole.
+# Directories of files that a trial wrote before it restarted from round 0 for lack of a whole
+# checkpoint.
 ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
 STATE = "state.json"
-# Parts of which each learner writes a separate file, with its tensors or its rows of tensors.
+# Parts with one file per learner, which contains the learner's tensors or its rows of them.
 OF_LEARNERS = ("policy", "optimizer")
 BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
 MOST_LEARNERS = 99_999
-# A file is synced after this number of bytes while it is written. A single sync at the end could
-# take longer than `resources.deadline_s` on a slow disk, and a sync shows no progress.
+# While a file is written, it is synced whenever this number of bytes has been added. A single sync
+# at the end could take longer than `resources.deadline_s` on a slow disk, and a sync shows no
+# progress.
 SYNC_BYTES = 64 << 20
-MESSAGE_BYTES = 16 << 20  # bytes per message in which a learner on another machine sends a file
+MESSAGE_BYTES = 16 << 20  # size of the messages in which a learner on another machine sends files
 
 Tick = Callable[[], object]  # called for every piece of a file that was written or read
 Part = TypeVar("Part")
 Directory = TypeVar("Directory", bound="Path | StoredPath")
 
 
-SHOWN = 8  # trials that an error names
+SHOWN = 8  # maximum number of trials that an error names
 
 
 class CheckpointError(RuntimeError):
@@ -75,7 +77,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class ForeignCheckpoint(DamagedCheckpoint):
-    """Raised if a directory contains something that is not ours, perhaps beside whole files."""
+    """Raised if a directory contains a file that is not ours, perhaps beside whole files."""
 
 
 class UnreadableCheckpoint(CheckpointError):
@@ -117,7 +119,7 @@ class LearnerFiles:
 
     counters: dict[str, Any]
     digests: dict[str, str]  # file -> SHA-256
-    # False if the learner does not see the directory, as on another machine. Then
+    # False if the learner does not see the directory, for example from another machine. Then
     # `learner_messages` yields the files.
     written: bool = True
     error: tuple[int | None, str] | None = None  # errno and text if the directory is not writable
@@ -190,10 +192,10 @@ def write_messages(directory: str | Path, messages: Iterable[tuple[str, bytes]])
 
 @contextmanager
 def begun(directory: str | Path) -> Iterator[str]:
-    """Create a directory for a checkpoint, and give the name of a file in it.
+    """Create a directory for a checkpoint, and yield the name of a file in it.
 
-    `write_learner_files` takes this name. The file is removed when the block ends, before the
-    checkpoint is finished.
+    The name is the argument `seen_by` of `write_learner_files`. The file is removed when the block
+    ends, before the checkpoint is finished.
 
     Raises:
         OSError: The directory cannot be written.
@@ -253,7 +255,7 @@ def read_checkpoint(directory: str | AnyPath) -> TrialState:
     """Return the verified content of a checkpoint.
 
     Raises:
-        CheckpointError: It is missing, damaged, foreign or of another format.
+        CheckpointError: The checkpoint is missing, damaged, foreign or of another format.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     digests = _manifest_digests(directory)
@@ -345,7 +347,7 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
         last: Ignore checkpoints of later rounds.
 
     Raises:
-        UnreadableCheckpoint: A newer one, or the directory, cannot be read.
+        UnreadableCheckpoint: A newer checkpoint, or the directory, cannot be read.
     """
     for path in reversed(numbered_checkpoints(directory)):
         try:
@@ -358,7 +360,7 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
 
 def newest_round(directory: AnyPath) -> int | None:
-    """Return the round of the newest checkpoint that states one, or None. Verify nothing."""
+    """Return the round of the newest checkpoint that states a round, or None. Verify nothing."""
     rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
     return next((round_ for round_ in rounds if round_ is not None), None)
 
@@ -381,7 +383,8 @@ def remove_older(
         verified: Name -> round of checkpoints that earlier calls found whole. This call adds to it.
 
     Raises:
-        CheckpointError: The newest is not whole, or one cannot be read. Nothing was removed.
+        CheckpointError: The newest checkpoint is not whole, or one cannot be read. Nothing was
+            removed.
         OSError: A checkpoint cannot be removed.
     """
     verified = {} if verified is None else verified
@@ -410,7 +413,7 @@ def _round_if_whole(path: AnyPath, verified: dict[str, int]) -> int | None:
 
 
 def _remove_at_once(path: Path) -> None:
-    """Rename a checkpoint, then remove it. Half removed, it would look like a damaged one."""
+    """Rename a checkpoint, then remove it: a half-removed checkpoint would look damaged."""
     removed = path.with_name(".removed")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
@@ -424,10 +427,11 @@ def numbered_checkpoints(directory: Directory) -> list[Directory]:
 
 
 def checkpoints_named(directory: Directory) -> list[Directory]:
-    """Return the checkpoints that a path names: the directory itself, or all of a trial, in order.
+    """Return the checkpoints that a path names: the path itself, or all of a trial, in order.
 
     Raises:
-        CheckpointError: There is none, or the directory cannot be read. The message is one line.
+        CheckpointError: There is no checkpoint, or the directory cannot be read. The message is one
+            line.
     """
     try:
         if (directory / MANIFEST).exists() or CHECKPOINT.fullmatch(directory.name):
@@ -441,13 +445,13 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints. It names trials of an experiment."""
+    """Return the error for a directory without checkpoints. For an experiment, it names trials."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
     if not trials:
         return CheckpointError(
-            f"{directory}: holds no checkpoint; name a checkpoint, or the directory of a trial "
+            f"{directory}: contains no checkpoint; name a checkpoint, or the directory of a trial "
             "that has one"
         )
     more = f" or one of {len(trials) - SHOWN} more" if len(trials) > SHOWN else ""
@@ -468,7 +472,7 @@ def _names(directory: AnyPath) -> list[str]:
 
 
 def unverified_round(directory: AnyPath) -> int | None:
-    """Return the round that a checkpoint states, or None if it states none. Verify nothing.
+    """Return the round that a checkpoint states, or None if it states no round. Verify nothing.
 
     Raises:
         UnreadableCheckpoint: The checkpoint cannot be read.
@@ -529,8 +533,8 @@ def _verified(
 ) -> Part:
     """Return the result of `use` for a file whose SHA-256 is `digest`.
 
-    The file is read once, so the hashed bytes are the used ones. A change of the file after the
-    check cannot affect the result.
+    The file is read only once, so `use` gets the same bytes that are hashed. If the file changes
+    after the check, the result is not affected.
     """
     with _reading(path) as opened:
         file = HashedFile(opened, tick)
@@ -546,7 +550,7 @@ def _verified(
 def refuse_foreign_files(directory: str | AnyPath) -> None:
     """Refuse a directory with a file that does not belong to a checkpoint.
 
-    Ray would unpickle a certain file that it finds in the directory of a checkpoint.
+    Ray would unpickle a file with a certain name in the directory of a checkpoint.
 
     Raises:
         ForeignCheckpoint: There is such a file.
@@ -563,7 +567,7 @@ def refuse_foreign_files(directory: str | AnyPath) -> None:
 def _pack_groups(
     groups: Sequence[RolloutGroup],
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Return the tensors of groups as `number/field` -> tensor, and a row of other fields each."""
+    """Return the groups' tensors by `number/field`, and a row of other fields for each group."""
     from torch import Tensor
 
     tensors: dict[str, Tensor] = {}

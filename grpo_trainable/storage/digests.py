@@ -1,4 +1,4 @@
-"""SHA-256 of a file, and of this package.
+"""The SHA-256 of a file and that of this package.
 
 This imports only the standard library, because commands compare files before torch loads.
 """

@@ -1,7 +1,8 @@
 """Directories in an object store: `s3://bucket/path`.
 
-A file in a store is written whole or not at all, and cannot be appended to. Writing may take long
-or fail. So every request has a deadline, after which it raises an OSError, as a full disk does.
+A file in a store is written completely or not at all, and cannot be appended to. Writing may take
+a long time or fail. So every request has a deadline, after which it raises an OSError, as a full
+disk does.
 Credentials come only from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile,
 or the role of the machine), and are never written to a file.
 """
@@ -63,7 +64,7 @@ class StoredPath:
         return sorted(info.base_name for info in self.filesystem.get_file_info(selector))
 
     def read_bytes(self) -> bytes:
-        """Return the content of the file."""
+        """Return the whole content of the file."""
         with self.filesystem.open_input_stream(self.path) as file:
             return file.read()
 
@@ -107,7 +108,8 @@ class StoredPath:
         """Return relative path -> bytes of every file below the directory.
 
         Raises:
-            OSError: A key has parts that would lead out of a directory into which it is copied.
+            OSError: A key contains a part such as `..`, so a copy would be written outside its
+                target directory.
         """
         selector = pafs.FileSelector(self.path, allow_not_found=True, recursive=True)
         found = {}
@@ -163,7 +165,7 @@ def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> Store
 def refusal(directory: StoredPath) -> str | None:
     """Return in one line why experiments cannot be stored in a directory, or None if they can.
 
-    This writes an empty file there and removes it.
+    To find out, write an empty file in the directory and remove it.
     """
     bucket, _, _ = directory.path.partition("/")
     probe = directory / f".may-be-written-{os.getpid()}"
@@ -198,7 +200,8 @@ def fetched(
 
     Args:
         directory: The directory.
-        wanted: Returns True for the relative path of a file to fetch. By default all are fetched.
+        wanted: Returns True for the relative path of a file to fetch. By default, all files are
+            fetched.
 
     Raises:
         OSError: A file cannot be fetched.

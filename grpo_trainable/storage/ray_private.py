@@ -1,7 +1,7 @@
 """Names from private and alpha modules of Ray, which any version of Ray may move.
 
-No other file names such a module, as `tests/unit/test_imports.py` checks. Private attributes of
-Tune's objects appear in other files: docs/architecture/actors.md lists them.
+No other file names such a module, as `tests/unit/test_imports.py` checks. Other files do use
+private attributes of Tune's objects: docs/architecture/actors.md lists them.
 
 The first import of a name from here loads its module of Ray. So a process loads only the modules
 that it uses.

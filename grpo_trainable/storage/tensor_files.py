@@ -1,7 +1,7 @@
 """Write and read safetensors files in pieces, so that memory never holds a whole file.
 
 The safetensors library serialises to bytes, or copies every tensor to main memory before it writes
-to a path. A file written here has the same bytes as one of `safetensors.torch.save`.
+to a path. A file written here has the same bytes as one written by `safetensors.torch.save`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 1 << 20
-LENGTH_BYTES = 8  # size of the number in front of the header that gives the header's length
-MOST_HEADER_BYTES = 100_000_000  # as in the library
+LENGTH_BYTES = 8  # size of the number that precedes the header and gives its length
+MOST_HEADER_BYTES = 100_000_000  # the limit of the library
 # Type of a tensor in a file -> type in torch, in the order in which the library stores tensors.
 DTYPES = {
     "I64": "int64",
@@ -108,13 +108,13 @@ class HashedFile:
     """An open file whose bytes are hashed as they are read, at most `PIECE_BYTES` at a time."""
 
     def __init__(self, file: Readable, tick: Callable[[], object]) -> None:
-        """Hash everything that is read of `file` from now on, and call `tick` for every piece."""
+        """Hash everything that is read from `file` from now on, and call `tick` for every piece."""
         self._file = file
         self._tick = tick
         self._digest = hashlib.sha256()
 
     def fill(self, buffer: memoryview) -> int:
-        """Fill the buffer, and return the number of bytes read. Only the file's end gives fewer."""
+        """Fill the buffer, and return the number of bytes read: fewer only at the file's end."""
         filled = 0
         while filled < len(buffer):
             piece = buffer[filled : filled + PIECE_BYTES]
@@ -130,7 +130,7 @@ class HashedFile:
         """Fill the whole buffer.
 
         Raises:
-            TensorFileError: The file ends first.
+            TensorFileError: The file ends before the buffer is full.
         """
         if self.fill(buffer) < len(buffer):
             raise TensorFileError("it is cut short")
@@ -188,5 +188,5 @@ def _read_header(file: HashedFile) -> list[tuple[str, str, list[int]]]:
             found.append((name, dtype, shape))
             at += size
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise TensorFileError(f"its header is wrong: {type(error).__name__}: {error}") from error
+        raise TensorFileError(f"its header is invalid: {type(error).__name__}: {error}") from error
     return found

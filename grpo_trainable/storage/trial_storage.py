@@ -35,7 +35,7 @@ TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a tria
 # clone may start from its donor's checkpoint of one perturbation until the donor has passed the
 # next one.
 SHARED_ROUNDS = 2
-LAST_ROWS_BYTES = 1 << 18  # end of a `result.json` to read: some rows of 10 KB
+LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`: some rows of 10 KB
 
 
 class TrialStorage:
@@ -63,9 +63,10 @@ class TrialStorage:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[str]:
-        """Surround Tune's save, and give the directory that the checkpoint is first written to.
+        """Surround Tune's save, and yield the directory that the checkpoint is first written to.
 
-        An OSError is raised again, after the copied part of the checkpoint has been removed.
+        After an OSError, the copied part of the checkpoint is removed, and the error is raised
+        again.
         """
         context = self._context
         assert context is not None
@@ -99,10 +100,11 @@ class TrialStorage:
 
         Args:
             rows_follow: Callbacks copy the rows to an object store after the checkpoints. After a
-                kill, a checkpoint that is newer than the rows is useless, so it does not count.
+                kill, a checkpoint that is newer than the rows would be useless, so it does not
+                count.
 
         Returns:
-            A line with the reason if checkpoints could not be removed, else nothing.
+            One line with the reason if checkpoints could not be removed, else an empty list.
         """
         directory = self._directory
         if self._keep is None or directory is None:
@@ -130,8 +132,8 @@ class TrialStorage:
             rows_follow: As for `remove_older`.
 
         Returns:
-            A line, if another checkpoint than the noted one was chosen, or if a trial that had
-            trained starts again from round 0. It gives the choice and the reason.
+            One line with the choice and the reason, if a checkpoint other than the noted one was
+            chosen, or if a trial that had trained starts again from round 0. Else an empty list.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has
@@ -149,8 +151,8 @@ class TrialStorage:
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
             return self._repeated_rounds()
-        # A checkpoint elsewhere no longer exists, or is of another trial, from which PBT wants to
-        # continue.
+        # A checkpoint elsewhere no longer exists, or belongs to another trial, from which PBT wants
+        # to continue.
         elsewhere = [] if named is None or named in own else [named]
         last = self._last_round(rows_follow)
         problems, foreign = [], False
@@ -173,7 +175,7 @@ class TrialStorage:
             else:
                 if path == named and not problems:
                     return []
-                # Tune notes checkpoints in its snapshots. After a kill these may be out of date.
+                # Tune notes checkpoints in snapshots, which may be out of date after a kill.
                 problems = problems or [f"Tune had noted {named.name if named else 'none'}"]
                 return [f"{'; '.join(problems)}; continuing from {path.name} (round {round_})"]
         if foreign:
@@ -220,7 +222,7 @@ def _is_ahead(path: AnyPath, last: float) -> bool:
 
 
 def _path_of(noted: Any) -> AnyPath | None:
-    """Return the directory of a checkpoint in any form that `Trainable.restore` accepts."""
+    """Return the directory of a checkpoint, given in any form that `Trainable.restore` accepts."""
     checkpoint = getattr(noted, "checkpoint", noted)
     if checkpoint is None or isinstance(checkpoint, str):
         return None if checkpoint is None else Path(checkpoint)
@@ -228,7 +230,7 @@ def _path_of(noted: Any) -> AnyPath | None:
 
 
 def set_aside(directory: AnyPath) -> AnyPath:
-    """Move everything that a trial has written into a new subdirectory, and return that.
+    """Move everything that a trial has written to a new subdirectory, and return the subdirectory.
 
     Raises:
         OSError: Something cannot be moved. Nothing is lost: checkpoints are moved last, so the next

@@ -46,7 +46,7 @@ def boxed_answer(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """Place of the answer in a response. A response without an answer there earns nothing."""
+    """Required form of the answer. A response without an answer in this form earns nothing."""
 
     find: Callable[[str], str | None]  # returns the answer of a response, or None
     stop: tuple[str, ...]  # strings that end a response
@@ -61,8 +61,8 @@ class AnswerForm:
     ) -> Score:
         """Score a response by the reward that `judge` gives to its answer.
 
-        In a majority vote, a right answer counts for `truth`, in any spelling. Any other answer
-        counts for itself.
+        In a majority vote, a right answer in any spelling is a vote for `truth`. Any other answer
+        is a vote for its own canonical text.
 
         Args:
             response: The text of the response.
@@ -108,13 +108,13 @@ def form_note(settings: TaskSettings) -> str | None:
     if asks:
         return None
     return (
-        f"note: task.template={settings.template} does not ask for {wanted}, where answers are "
-        "looked for: a model that does not write it unasked earns nothing (docs/howto/math.md)"
+        f"note: task.template={settings.template} does not ask for {wanted}, where the answer is "
+        "expected: a model that does not write it unasked earns nothing (docs/howto/math.md)"
     )
 
 
 def answer_form(settings: TaskSettings) -> AnswerForm:
-    """Return the configured form of answers. `auto` follows from the template.
+    """Return the configured form of answers. With `auto`, the template decides.
 
     Raises:
         ValueError: If the file of the template cannot be read.

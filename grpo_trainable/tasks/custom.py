@@ -1,6 +1,6 @@
 """Load a user's task, `task.name=file.py:Class`, configure it and check what it returns.
 
-Every mistake in the class raises a `PluginError` or a `ConfigError` whose message is one line.
+Every mistake in the class raises a `PluginError` or a `ConfigError` with a one-line message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def keys_with(name: str) -> dict[str, Check]:
 
 
 def complete_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every setting that the class declares, checked: the given value or the default.
+    """Return the checked value of each declared setting: the given value or the default.
 
     Raises:
         ConfigError: If the class does not declare a given setting, or if a value is invalid.
@@ -133,7 +133,7 @@ class CustomTask:
             name: Value of `task.name`.
             given: Settings of the class that the user gave.
             seed: Seed of the trial.
-            rewards: Require the method `reward`. With an environment the class needs none.
+            rewards: Require the method `reward`. It is not needed if an environment gives rewards.
 
         Raises:
             ConfigError: If the class does not declare a given setting, or if a value is invalid.
@@ -156,14 +156,14 @@ class CustomTask:
             )
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return a training example of the class, checked."""
+        """Return a checked training example of the class."""
         call = f"train_example({prompt_index})"
         with self._blamed(call):
             example = self._task.train_example(prompt_index)
         return self._checked(call, example)
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return `count` held-out examples of the class, checked."""
+        """Return `count` checked held-out examples of the class."""
         call = f"eval_examples({count})"
         with self._blamed(call):
             examples = list(self._task.eval_examples(count))
@@ -185,7 +185,7 @@ class CustomTask:
         with self._blamed(name):
             size = getattr(self._task, name, None)
         if size is not None and (type(size) is not int or size < 1):
-            raise self._error(f"{name} is {size!r:.40}, must be an integer >= 1")
+            raise self._error(f"{name} is {size!r:.40}; it must be an integer >= 1")
         return size
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
@@ -199,13 +199,13 @@ class CustomTask:
         try:
             return check.convert(given)
         except (TypeError, ValueError):
-            raise self._error(f"stop is {shown(given)}, must be a list of texts") from None
+            raise self._error(f"stop is {shown(given)}; it must be a list of texts") from None
 
     def _checked(self, call: str, example: Any) -> Example:
         if not isinstance(example, Example):
             kind = type(example).__name__
             raise self._error(
-                f"{call} gave a value of type {kind}, must be Example(prompt, ground_truth)"
+                f"{call} gave a value of type {kind}; it must be Example(prompt, ground_truth)"
             )
         mistake = mistake_in_prompt(example.prompt)
         if mistake is not None:

@@ -3,7 +3,7 @@ r"""Compare an answer with the true one: as a text, as a number, or part by part
 The form of the true answer decides the comparison. If the true answer is a number, only a number is
 right: `12*37` equals 444 but merely repeats the question. Lists, sets, tuples, intervals and
 matrices are compared part by part. A parser of mathematics would read `(1,2)` as an interval and
-would not recognise `2\le x<5` as one. `decide` judges the remaining formulas. A formula that leaves
+would not recognise `2\le x<5` as one. `decide` judges the remaining formulas. An answer that leaves
 more work to do than the true answer is wrong.
 """
 
@@ -95,7 +95,7 @@ def _equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return LaTeX with the same meaning but without typography."""
+    """Remove typography from LaTeX, without changing the meaning."""
     text = _unwrapped(_PREFIX.sub("", _unwrapped(text)))
     if len(_DOLLAR.findall(text)) % 2 == 0:  # several formulas, with words between them
         text = _DOLLAR.sub("", text)
@@ -136,11 +136,11 @@ _MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
 def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
     r"""Return the name and the value of a result: `("x", "3")` for `x = 3`, `3 = x` or `x\in 3`.
 
-    The name is empty if there is none, or if it could be any name, as `f(x)`.
+    The name is empty if there is none, or if it need not match the true answer's name, like `f(x)`.
 
     Args:
         text: A text from `plain`.
-        last_side: Take the last side of any equation as the value, as in `A = 12*37 = 444`.
+        last_side: Return the last side of any equation as the value, as in `A = 12*37 = 444`.
     """
     name, *others = _sides(text)
     if name and len(others) == 1 and _NAME.fullmatch(others[0]) and not _NAME.fullmatch(name):
@@ -187,7 +187,7 @@ _BELOW = re.compile(r"(?:[a-zA-Z]([<≤])([^<>≤≥=]+)|([^<>≤≥=]+)([>≥])
 class Parts:
     """Parts of an answer, in LaTeX."""
 
-    kind: str  # the brackets of a tuple or an interval; else a set, a union or a matrix
+    kind: str  # the brackets of a tuple, an interval or a set; `∪`; or the row lengths of a matrix
     items: Sequence[str]
 
     @property
@@ -236,7 +236,7 @@ def parts_of(text: str) -> Parts | None:
 
 
 def _matrix(text: str) -> Parts | None:
-    """Return the entries of a matrix row by row. The kind holds the length of each row."""
+    """Return the entries of a matrix row by row. The kind contains the length of each row."""
     match = re.fullmatch(r"\\begin\{[bp]?matrix\}(.*)\\end\{[bp]?matrix\}", text, re.DOTALL)
     if match is None or r"\begin" in match[1]:
         return None
@@ -294,7 +294,7 @@ def _in_latex(text: str) -> str:
 # ---- Work that a formula leaves to do ------------------------------------------------------------
 
 # `4\pi+5\pi` leaves more work than `9\pi`, and an integral leaves even more.
-_POWERS = re.compile(r"[\^_]\{[^{}]*[a-zA-Z][^{}]*\}")  # the sum in x^{n+1} is no work
+_POWERS = re.compile(r"[\^_]\{[^{}]*[a-zA-Z][^{}]*\}")  # the sum in x^{n+1} does not count as work
 _WORK = (  # kinds of work, from the least to the most
     # Sums and relations; products and powers of numerals.
     re.compile(

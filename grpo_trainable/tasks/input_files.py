@@ -28,12 +28,12 @@ class InputChanged(RuntimeError):
 
 
 def input_files(config: GRPOConfig) -> dict[str, Path]:
-    """Return the files that a trial reads, by config key. Policy files have `/name` after the key.
+    """Return the files that a trial reads, by config key. Keys of policy files end in `/name`.
 
-    The result contains shipped files, because another version of the package may ship other ones.
-    Files of a user's objects are found without importing the objects. Files that cannot be found
-    are left out (built-in modules, and modules that a package creates at run time), and so are
-    modules that the user's code imports. Only a user's task is imported, because its class
+    The result includes shipped files, because another version of the package may ship other ones.
+    It excludes files that cannot be found (of built-in modules, and of modules that a package
+    creates at run time) and the modules that a user's code imports. The files of a user's objects
+    are found without importing the objects. Only a user's task is imported, because its class
     declares which of its settings are files.
     """
     return {key: Path(path) for key, path in _input_files(config)}
@@ -48,7 +48,7 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    """Yield files by config key. Files with a user's code come before any of it is imported."""
+    """Yield files by config key. Files of user code come before any user code is imported."""
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
     for label, part in config.parts.items():
@@ -133,7 +133,7 @@ def input_digests(
 ) -> dict[str, str]:
     """Return the SHA-256 of each file that a trial reads, by config key.
 
-    Files with a user's code come first, so the file of a task is compared before it is imported.
+    Files of user code come first, so the file of a task is compared before it is imported.
 
     Args:
         config: Config of a trial.
@@ -174,8 +174,8 @@ class Input(NamedTuple):
 def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
     """Return the files that several trials read, by config key.
 
-    If trials read different files for one key, the first file has the key. Each other file has the
-    key, a space and its path.
+    If trials read different files for one key, the key alone refers to the first of these files.
+    For each other file, a space and its path follow the key.
 
     Raises:
         ValueError: If a file cannot be read. The message is one line that names the file.

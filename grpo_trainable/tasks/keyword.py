@@ -17,7 +17,7 @@ from grpo_trainable.tasks.prompt_files import hash_fraction, numbered_lines, spl
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
-HELD_OUT_WORDS = 0.25  # share of a keyword file
+HELD_OUT_WORDS = 0.25  # share of the words in a keyword file
 
 
 def keyword_prompt(keywords: Sequence[str]) -> str:
@@ -67,7 +67,7 @@ _INCLUSION = {"word": word_inclusion_reward_fn, "substring": keyword_inclusion_r
 _TYPEWRITER = str.maketrans(
     {"\N{RIGHT SINGLE QUOTATION MARK}": "'", "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-"}
 )
-_LETTER = r"[^\W_]"  # or digit; an underscore is emphasis, as in _apple_
+_LETTER = r"[^\W_]"  # a letter or digit, but no underscore, which marks emphasis, as in _apple_
 
 
 def _as_keywords(keywords: str | Sequence[str]) -> Sequence[str]:
@@ -97,7 +97,7 @@ def read_keywords(path: str | Path) -> list[str]:
     # are skipped.
 
     Raises:
-        ValueError: If the file cannot be read, is not UTF-8 (the message has the line number) or
+        ValueError: If the file cannot be read, is not UTF-8 (the message gives the line number) or
             contains no keyword.
     """
     keywords: dict[str, str] = {}
@@ -137,7 +137,7 @@ def parse_example(row: Mapping[str, Any]) -> Example:
             raise ValueError("keywords must be a non-empty list of non-empty texts")
         return Example(prompt, keywords)
     if not is_text(answer):
-        raise ValueError("answer must be non-empty text, or keywords a list of them")
+        raise ValueError("answer must be non-empty text; or give keywords, a list of such texts")
     return Example(prompt, answer)
 
 
@@ -165,7 +165,7 @@ class _Words:
 
 
 class KeywordTask:
-    """Prompts from a word file (`keywords_file`, by default the shipped nouns) or JSONL files.
+    """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from JSONL files.
 
     `split_of` splits words into training and held-out words. If both `train_file` and `eval_file`
     are set, they are used as they are. A single file is split by a hash of the prompt. With
@@ -175,7 +175,7 @@ class KeywordTask:
         ValueError: If a file is missing, empty or malformed. The message is one line.
     """
 
-    stop: tuple[str, ...] = ()  # only the policy ends a story
+    stop: tuple[str, ...] = ()  # no string ends a story; only the policy does
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._inclusion = _INCLUSION[settings.match]
@@ -207,9 +207,9 @@ class KeywordTask:
         return self._heldout.size
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return `count` held-out examples, the same for every seed.
+        """Return the same `count` held-out examples for every seed.
 
-        The first examples do not depend on `count`. If `count` exceeds the number of held-out
+        A larger `count` only appends examples. If `count` exceeds the number of held-out
         examples, the words or rows repeat: in new combinations if prompts have several keywords,
         otherwise as the same prompts.
         """

@@ -26,7 +26,7 @@ MARK = "####"  # GSM8K's mark before the answer of a solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """Return the files to read by setting: those that are set, or else both shipped ones."""
+    """Return the files to read, by setting: the files that are set, or else both shipped files."""
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
     return {key: path for key, path in given.items() if path is not None} or SHIPPED_PROBLEMS
 
@@ -35,7 +35,8 @@ def parse_problem(row: Mapping[str, Any]) -> Example:
     r"""Return the question and the true answer of a JSONL line in the layout of MATH or GSM8K.
 
     `problem` or `question` holds the question. `answer`, or else `solution`, holds the true answer
-    after its last `####` or in its last \boxed{}. An `answer` with neither is the true answer.
+    after its last `####` or in its last \boxed{}. An `answer` without either mark is itself the
+    true answer.
 
     Raises:
         ValueError: If the question or the true answer is missing.
@@ -137,8 +138,8 @@ class MathTask:
     def notes(self) -> list[str]:
         """Return one line for each likely mistake.
 
-        These are a template that does not request an answer, solutions in place of answers, and
-        problems that are both trained on and held out.
+        The mistakes are: a template that does not request an answer, whole solutions instead of
+        answers, and problems that are both trained on and held out.
         """
         found = [unmarked_answers(key, path) for key, path in self._files.items()]
         found.insert(0, self._form_note)
@@ -154,9 +155,9 @@ class MathTask:
         return [note for note in found if note is not None]
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return `count` held-out problems, the same for every seed.
+        """Return the same `count` held-out problems for every seed.
 
-        They repeat if `count` exceeds their number.
+        The problems repeat if `count` exceeds their number.
         """
         return [self._asked(self._heldout.example("eval", i)) for i in range(count)]
 

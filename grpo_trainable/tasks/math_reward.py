@@ -22,15 +22,16 @@ Truth: TypeAlias = str | int | float | Sequence[str | int | float]
 def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
     """Score a response that ends its reasoning with `</think> <answer>…</answer>`.
 
-    The answer must equal the true one mathematically (math-verify, extra `math`). Numbers and equal
-    texts need no library. An answer in another form earns nothing.
+    The answer must equal the true one mathematically. Numbers and equal texts are compared without
+    a library, other formulas by math-verify (extra `math`). A response in another form earns
+    nothing.
 
-    A formula may keep the library busy for an unlimited time. A trial therefore calls this function
-    in a process that it can end. Other callers have no deadline.
+    A formula may keep the library busy for an unlimited time. A trial therefore scores responses in
+    a process that it can end. Other callers of this function have no deadline.
 
     Args:
         response: The text of the response.
-        ground_truth: The true answer, or several of which the answer must equal one.
+        ground_truth: The true answer, or several true answers, any of which is right.
 
     Returns:
         `reward`, `format_reward` and `answer_reward`, each 0 or 1.
@@ -42,7 +43,7 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
 
 
 def question_only_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
-    r"""Score a response that has its answer in \boxed{}, otherwise as `r1_zero_reward_fn`."""
+    r"""Score a response as `r1_zero_reward_fn` does, but look for the answer in \boxed{}."""
     return _as_dict(_score(BOXED, response, ground_truth, verified_equal))
 
 

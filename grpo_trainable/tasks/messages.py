@@ -24,15 +24,15 @@ def mistake_in_prompt(prompt: Any) -> str | None:
         return NO_PROMPT
     for number, message in enumerate(prompt, start=1):
         if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-            return f"must have role and content, and nothing else, in message {number}"
+            return f"must have exactly the keys role and content in message {number}"
         if message["role"] not in ROLES:
             return (
                 f"has the role {message['role']!r} in message {number}; valid: {', '.join(ROLES)}"
             )
         if message["role"] == "system" and number > 1:
-            return f"has its system message in place {number}; the system message must be the first"
+            return f"has a system message as message {number}; the system message must come first"
         if not is_text(message["content"]):
-            return f"has no text as content of message {number}"
+            return f"has no text in the content of message {number}"
     return None if prompt[-1]["role"] == "user" else "must end with a message of the role user"
 
 
@@ -72,7 +72,7 @@ def as_text(prompt: Prompt) -> str:
 def text_of(said: Any) -> str:
     """Return the text of one message or of a list of messages, without roles.
 
-    Each message starts on a new line and loses the line breaks at its end. None is an empty text.
+    Each message starts on a new line and loses the line breaks at its end. None becomes empty text.
     """
     if said is None or isinstance(said, str):
         return (said or "").rstrip("\n")

@@ -21,7 +21,7 @@ def mixture_of(config: GRPOConfig) -> Mixture | None:
 class MixTask:
     """The prompts of several tasks, each with its own seeded stream.
 
-    The task of a prompt scores its responses.
+    The responses to a prompt are scored by the task that the prompt comes from.
     """
 
     def __init__(self, parts: Mapping[str, Task], mixture: Mixture) -> None:
@@ -38,18 +38,18 @@ class MixTask:
     def stop(self) -> tuple[str, ...]:
         """Stop strings of all tasks.
 
-        The strings of one task also end the responses of the others, because all responses of a
-        call share their limits.
+        The strings of one task also end responses to the prompts of the others, because all
+        responses that are sampled in one call have the same limits.
         """
         return tuple(dict.fromkeys(text for task in self.parts.values() for text in task.stop))
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return training example `prompt_index` of the mix: the next example of its task."""
+        """Return training example `prompt_index` of the mix, the next unused example of a task."""
         place = self._mixture.train(prompt_index)
         return self.parts[place.label].train_example(place.index)
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return `count` held-out examples, which take turns among the tasks."""
+        """Return `count` held-out examples, taken from the tasks in turn."""
         places = [self._mixture.held_out(index) for index in range(count)]
         counts = Counter(place.label for place in places)
         of_parts = {label: self.parts[label].eval_examples(n) for label, n in counts.items()}
@@ -70,13 +70,15 @@ class PromptOrigin(NamedTuple):
 class Mixture:
     """Assignment of prompts to tasks, a function of the weights, the seed and the prompt's index.
 
-    A task with share w has ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
-    therefore follows the weights closely, without the noise of random draws. Prompt j of a task has
-    a window in the mix: from prompt ⌊j / w⌋ until just before prompt ⌈(j + 1) / w⌉. The task whose
-    window ends first goes first, which meets all windows (Baruah et al. 1996, "Proportionate
-    progress"). The seed breaks ties.
+    A task with share w gets ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
+    therefore follows the weights closely, without the noise of random draws. Prompt j of a task
+    must lie within a window of the mix: from prompt ⌊j / w⌋ until just before prompt ⌈(j + 1) / w⌉.
+    Of the tasks whose window has begun, the one whose window ends first provides the next prompt.
+    This rule keeps every prompt within its window (Baruah et al. 1996, "Proportionate progress").
+    The seed breaks ties.
 
-    Held-out prompts take turns among the tasks, so each task has equally many, whatever its weight.
+    Held-out prompts come from the tasks in turn, whatever the weights, so the numbers of prompts of
+    two tasks differ by at most one.
     """
 
     def __init__(self, weights: Mapping[str, float], seed: int) -> None:

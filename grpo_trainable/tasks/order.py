@@ -1,4 +1,4 @@
-"""The order of prompts in a stream: pass after pass, each in a different order."""
+"""The order of prompts in a stream. Each pass has a different order."""
 
 from __future__ import annotations
 

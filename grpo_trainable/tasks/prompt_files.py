@@ -42,8 +42,8 @@ def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
 def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) -> list[Example]:
     """Read the examples of a JSONL file, in order.
 
-    Bad lines are skipped, with one warning for all of them. The warning has the file and the number
-    of the first bad line.
+    Bad lines are skipped, with one warning for all of them. The warning names the file and the
+    first bad line.
 
     Args:
         key: Setting that names the file, without `task.`.
@@ -122,7 +122,7 @@ def split_files(
 
 
 def is_held_out(prompt: Prompt) -> bool:
-    """Return True if the hash of a prompt makes it held-out, the same in every file and run."""
+    """Return True if a prompt is held out. The prompt's hash decides, in every file and run."""
     return hash_fraction(as_text(prompt)) < HELD_OUT_PROMPTS
 
 

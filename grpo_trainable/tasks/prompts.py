@@ -49,10 +49,10 @@ def _build_one(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and true answers by (stream, example), a pure function of the config.
+    """Requests and true answers by (stream, example). They depend only on the config.
 
-    The stream `train` is endless. The stream `eval` always holds the same `eval.prompts` held-out
-    examples.
+    The stream `train` is endless. The stream `eval` always consists of the same `eval.prompts`
+    held-out examples.
     """
 
     def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
@@ -166,7 +166,7 @@ class Prompts:
 
         Args:
             stream: `train` or `eval`.
-            count: Number of prompts to check, from the first one on.
+            count: Number of prompts to check, starting with the first.
             context_length: Context of the policy, in tokens.
             until: Time, by `time.monotonic`, after which no further prompt is checked. The first
                 prompt is always checked.
@@ -187,7 +187,7 @@ class Prompts:
             prompt = f"the prompt {shown(self.text(stream, index))} takes {length}"
             context = f"the model's context is {context_length} tokens"
             if length >= context_length:
-                raise ValueError(f"{context} and {prompt}, which leaves none for a response")
+                raise ValueError(f"{context} and {prompt}, which leaves no room for a response")
             raise ValueError(
                 f"rollout.max_new_tokens={longest}: {context} and {prompt}; valid: at most "
                 f"{context_length - length}"

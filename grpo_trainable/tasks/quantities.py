@@ -40,7 +40,7 @@ _AS_WRITTEN = (  # notation of a quantity -> notation that `_QUANTITY` matches
     (rf"(?<=\d)\s*(?:\\times|\\cdot|\*)\s*{_TENS}", r"e\1\2"),
     (rf"^([+-]?)\s*{_TENS}", r"\g<1>1e\2\3"),
 )
-# Words after a number that change the number or the statement.
+# Words that change the meaning of the number before them, so they are not units.
 _NO_UNITS = frozenset(
     (
         *("hundred", "thousand", "million", "billion", "trillion", "dozen", "half", "halves"),

@@ -22,7 +22,7 @@ from grpo_trainable.tasks.templates import prompt_of, template_text
 # A data set draws problem n with the seed of the data set plus n, so data sets of different seeds
 # share problems. The seed is therefore fixed here, and only the number distinguishes problems.
 SEED = 0
-DRAWS = 1000  # most random draws to find one training problem
+DRAWS = 1000  # maximum number of random draws to find one training problem
 
 
 class Problems:
@@ -72,7 +72,7 @@ class Problems:
         """Check that this process makes the same problem as the process that wrote the prompt.
 
         Args:
-            truth: True answer of the example. It has the number and the question of the problem.
+            truth: True answer of the example, with the number and the question of the problem.
 
         Raises:
             ValueError: If the problem differs.
@@ -83,8 +83,8 @@ class Problems:
     def to_train_on(self, key: str, prompt_index: int) -> int:
         """Return the number of training problem `prompt_index` of the stream `key`.
 
-        Each pass takes every number once, in a different order. A random other number replaces each
-        held-out problem.
+        Each pass visits every problem once, in a different order. Each held-out problem is replaced
+        by another problem, drawn at random.
 
         Raises:
             ValueError: If no training problem is found.
@@ -99,7 +99,9 @@ class Problems:
         raise self._too_few("to train on")
 
     def held_out(self, count: int) -> list[int]:
-        """Return the numbers of `count` held-out problems. They repeat if there are fewer.
+        """Return the numbers of `count` held-out problems.
+
+        The numbers repeat if fewer problems are held out.
 
         The question alone decides the split, so no problem is both trained on and held out.
 
@@ -145,7 +147,7 @@ class ReasoningGymReward:
     """The reward of the task `reasoning_gym`, without the prompts.
 
     Raises:
-        ValueError: As for `Problems`, or if the template cannot be read.
+        ValueError: If `Problems` raises it, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -156,7 +158,7 @@ class ReasoningGymReward:
         """Do nothing. The slow part, the import, is already done."""
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Score a response by the data set's score for its answer, often between 0 and 1.
+        """Reward a response with the data set's score for its answer, often between 0 and 1.
 
         The score is 0 if there is no answer in the right form, or if the data set's function fails
         on the answer.
@@ -181,7 +183,7 @@ class ReasoningGymTask:
     """Problems of one data set. A fifth of them is held out.
 
     Raises:
-        ValueError: As for `Problems`, or if the template cannot be read.
+        ValueError: If `Problems` raises it, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
@@ -193,7 +195,7 @@ class ReasoningGymTask:
         self._form_note = form_note(settings)
 
     def notes(self) -> list[str]:
-        """Return a line if the template does not request an answer in the right form."""
+        """Return one line if the template does not request an answer in the right form."""
         return [] if self._form_note is None else [self._form_note]
 
     def train_example(self, prompt_index: int) -> Example:
@@ -206,14 +208,14 @@ class ReasoningGymTask:
         return len(set(self._problems.held_out(self._problems.size)))
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return `count` held-out problems, the same for every seed.
+        """Return the same `count` held-out problems for every seed.
 
-        The first problems do not depend on `count`.
+        A larger `count` only appends problems.
         """
         return [self._asked(number) for number in self._problems.held_out(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Score a response, as `ReasoningGymReward.reward`."""
+        """Score a response as `ReasoningGymReward.reward` does."""
         return self._reward.reward(response, ground_truth)
 
     def _asked(self, number: int) -> Example:

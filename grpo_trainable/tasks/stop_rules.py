@@ -26,7 +26,7 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
         # The learner does not know the task but must know every token that cannot be sampled early.
         raise ValueError(
             f"task.name={config.task.name}: asks to stop at the special token {shown(special[0])}; "
-            "set it as rollout.stop"
+            "set it in rollout.stop"
         )
     strings = tuple(text for text in asked if text not in special)
     if strings:
@@ -56,7 +56,7 @@ def interruption(config: GRPOConfig, tokenizer: Tokenizer) -> Interruption | Non
     if len(ids) >= room:
         raise ValueError(
             f"rollout.overlong_buffer={room}: rollout.interruption takes {len(ids)} tokens, which "
-            f"leaves none for an answer; must be above {len(ids)}"
+            f"leaves none for an answer; raise rollout.overlong_buffer above {len(ids)}"
         )
     end = tokenizer.special_tokens.get(rollout.thinking_end)
     if end is None:

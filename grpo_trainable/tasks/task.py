@@ -17,7 +17,7 @@ JSONValue: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A complete prompt: the response follows its last character, or its last message."""
+    """A prompt and its true answer. The response follows the prompt's last character or message."""
 
     prompt: Prompt  # text, or a list of messages for a chat template
     ground_truth: JSONValue
@@ -36,11 +36,11 @@ class ScoreRequest:
 class Score:
     """The reward of one response, and the parts of this reward."""
 
-    reward: float  # training maximises this one
+    reward: float  # the number that training maximises
     format_reward: float
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged and counts as wrong
-    # The answer in a canonical form: equal answers have equal texts, as majority votes need.
+    # The answer in a canonical form. Equal answers have equal texts, as majority votes require.
     # None if the response gives no answer, or if the task has no answers.
     answer: str | None = None
     # Further parts that `task.reward_weights` may name, besides the format and the answer.
@@ -54,7 +54,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class RewardError:
-    """The reason, in one line, why a response could not be scored."""
+    """The reason why a response could not be scored, in one line."""
 
     message: str
 
@@ -63,7 +63,7 @@ def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 
     A mapping needs only the key `reward`. By default the format reward is 1, the answer reward
-    equals the reward, and there are no answer and no parts.
+    equals the reward, the answer is None and there are no parts.
 
     Args:
         result: A `Score`, a number, or a mapping with the key `reward`.
@@ -112,7 +112,7 @@ def _answer(value: Any) -> str | None:
 
 
 class Task(Protocol):
-    """Interface of a task. Its class is called with its settings, if any, and the seed."""
+    """Interface of a task. The class is called with the task's settings, if any, and the seed."""
 
     @property
     def stop(self) -> Sequence[str]:
@@ -123,7 +123,7 @@ class Task(Protocol):
         ...
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return training example number `prompt_index` of an endless stream that starts at 0.
+        """Return example `prompt_index`, counted from 0, of the endless training stream.
 
         The example depends only on the task's seed and the index, so a resumed run needs only the
         index.
@@ -131,7 +131,7 @@ class Task(Protocol):
         ...
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return `count` held-out examples, the same for every call and every seed."""
+        """Return the same `count` held-out examples for every call and every seed."""
         ...
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
@@ -142,7 +142,7 @@ class Task(Protocol):
 def train_size(task: object) -> int | None:
     """Return the number of training examples in one pass, or None if the task does not state it.
 
-    The next pass repeats these examples in another order. The number is the task's attribute
+    The next pass repeats these examples in another order. A task states the number in its attribute
     `train_size`.
     """
     return getattr(task, "train_size", None)
@@ -151,7 +151,7 @@ def train_size(task: object) -> int | None:
 def eval_size(task: object) -> int | None:
     """Return the number of held-out examples before they repeat, or None if not stated.
 
-    The number is the task's attribute `eval_size`.
+    A task states the number in its attribute `eval_size`.
     """
     return getattr(task, "eval_size", None)
 

@@ -17,7 +17,7 @@ R1_ZERO = (
     "User: {question}\n"
     "Assistant: <think>"
 )
-# The same form of response in a prompt short enough for a small policy.
+# Expects the same form of response, but is short enough for a small policy.
 SHORT = "User: {question}\nAssistant: <think>"
 # The prompt of Qwen's mathematical models (arXiv 2409.12122).
 BOXED = f"{QUESTION}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
@@ -47,7 +47,7 @@ def template_text(template: str) -> str:
     except UnicodeDecodeError:
         raise ValueError(f"{named}: is not UTF-8") from None
     if QUESTION not in text:
-        raise ValueError(f"{named}: must have {QUESTION} where the question goes")
+        raise ValueError(f"{named}: must contain {QUESTION} in place of the question")
     return text
 
 

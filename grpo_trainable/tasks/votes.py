@@ -19,12 +19,12 @@ Spell: TypeAlias = Callable[[str], str | None]
 
 
 def canonical(answer: str, spell: Spell = lambda formula: None) -> str:
-    """Return the canonical text of an answer, which is the same for equal answers.
+    """Return the canonical text of an answer.
 
-    Each answer is read without the others, so some equal answers still differ. A number becomes a
-    fraction in lowest terms without its unit, and 30% becomes 3/10. A set is sorted. Any other
-    formula becomes the result of `spell`, or else its text without typography. An answer that is
-    too long is cut.
+    Equal answers usually get the same text, but not always, because each answer is read without the
+    others. A number becomes a fraction in lowest terms without its unit, and 30% becomes 3/10. A
+    set is sorted. Any other formula becomes the result of `spell`, or else its text without
+    typography. An answer that is too long is cut.
 
     Args:
         answer: The answer of a response.

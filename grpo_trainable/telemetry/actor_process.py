@@ -33,7 +33,7 @@ def keep_freed_memory() -> None:
 
 
 class RoleContext:
-    """The threads, device and clock with which a role computes in its process.
+    """The number of threads, the device and the clock that a role uses in its process.
 
     Roles that share a process share its clock: `idle` is the time in which none of them works.
     """

@@ -1,13 +1,13 @@
 """The share of this machine's CPU time that other work took from a trial.
 
 Busy time is all time that the kernel does not report as idle. It includes interrupts and the time
-that a hypervisor gave to other virtual machines (steal). From it we subtract the time that the
-trial's own processes and Ray's services used. The rest went to other work, including processes that
-this process cannot see: inside a container `/proc/stat` still shows the host.
+that a hypervisor gave to other virtual machines (steal). From busy time we subtract the time that
+the trial's own processes and Ray's services used. The rest went to other work, including processes
+that this process cannot see: inside a container, `/proc/stat` still shows the host.
 
 Other work cannot take more from the trial than the time that the trial's threads waited for a core
-plus the time that the hypervisor stole. The kernel reports the former for each thread; on a
-machine with idle cores no thread waits. Time in which a CPU quota stopped the trial counts too.
+plus the time that the hypervisor stole. The kernel reports the waiting time of each thread. On a
+machine with idle cores, no thread waits. Time in which a CPU quota stopped the trial counts too.
 
 The trial's own usage comes from the CPU clocks of its processes, in nanoseconds. Idle time has the
 kernel's resolution of 10 ms. Other trials of the same Ray cluster count as other work.
@@ -24,18 +24,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# A round is disturbed if other work took more than this share of it from the trial. An otherwise
-# unused machine takes one or two hundredths. One other busy process takes a third from a trial
-# that keeps both cores of a machine busy.
+# A round is disturbed if other work took more than this share of it from the trial. On an otherwise
+# unused machine, the share is one or two hundredths. One other busy process takes a third from a
+# trial that keeps both cores of a machine busy.
 DISTURBED_ABOVE = 0.1
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
-# The parts of a command line that may be shown: words of this form. The value of an option is shown
-# only if the option names the program to run or the value looks like a file name, because other
-# values may be secret.
+# Only words of this form may be shown from a command line. The value of an option is shown only if
+# the option names the program to run or if the value looks like a file name, because other values
+# may be secret.
 PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")
 RUNS = ("-m", "-jar")
 FILE_NAME = re.compile(r"[\w.+-]*\w\.[A-Za-z]{1,4}")
@@ -51,7 +51,7 @@ class MachineProcess:
 
     machine: str
     pid: int
-    niceness: int = 0  # 0: an ordinary process; 15, Ray's default for actors: runs after all others
+    niceness: int = 0  # 0: an ordinary process; 15 (Ray's default for actors): yields to all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class Disturbance:
     waited_s: float | None
     denied_s: float  # core-seconds for which a CPU quota stopped this container
     cores: int  # number of cores that the trial may run on
-    quota: float  # number of cores that it may use at a time
+    quota: float  # number of cores that the trial may use at the same time
     seconds: float  # time between the readings
-    culprit: int | None = None  # process that used most of foreign_s; None: several, or not visible
+    culprit: int | None = None  # process that used most of foreign_s; None: several, or invisible
 
     @property
     def fraction(self) -> float:
@@ -97,7 +97,7 @@ class Disturbance:
             counts: True if speeds include disturbed rounds.
         """
         name = shown_command(self.culprit) if self.culprit else ""
-        most = f", most of it process {self.culprit} ({name})" if name else ""
+        most = f", most of it in process {self.culprit} ({name})" if name else ""
         asked = "include disturbed rounds, because callbacks.leave_out_disturbed=false"
         how = asked if counts else "exclude disturbed rounds"
         return (
@@ -108,7 +108,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The machine's counters at one moment; only differences of two readings have a meaning."""
+    """The machine's counters at one moment. Only differences between readings are meaningful."""
 
     at: float
     idle_s: float  # sum over all cores
@@ -152,7 +152,7 @@ class Meter:
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """Return the disturbance since the measuring started or the last `take`, or None."""
+        """Return the disturbance since the last `take` or `start_measuring`, or None."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:
@@ -181,7 +181,7 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
         before: the first reading.
         after: the second reading.
         cores: number of cores that the trial may run on.
-        quota: number of cores that it may use at a time.
+        quota: number of cores that the trial may use at the same time.
     """
     seconds = after.at - before.at
     busy_s = cores * seconds - (after.idle_s - before.idle_s)
@@ -199,10 +199,10 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds between two readings that the trial waited or a hypervisor stole."""
+    """Return the core-seconds between readings that the trial waited or that a hypervisor stole."""
     if before.waited_s is None or after.waited_s is None:
         return None
-    # When a thread ends, the sum of its process loses its waiting time and may fall.
+    # When a thread ends, its waiting time leaves the sum of its process, so the sum may fall.
     then, now = before.waited_s, after.waited_s
     waited_s = sum(max(0.0, now[pid] - then[pid]) for pid in now.keys() & then.keys())
     return waited_s + max(0.0, after.stolen_s - before.stolen_s)
@@ -219,7 +219,7 @@ def idle_seconds(stat: str, cores: Iterable[int]) -> float | None:
         cores: the numbers of the cores.
 
     Returns:
-        The sum over the cores. None if a core has no counts: sandboxes show zeros.
+        The sum over the cores, or None if a core has no counts, as in sandboxes that show zeros.
     """
     times = [_times(stat, core) for core in cores]
     if not all(map(any, times)):
@@ -285,7 +285,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Return the number of cores that this group may use at a time; infinite without a quota."""
+    """Return how many cores this group may use at the same time; infinite without a quota."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
@@ -312,7 +312,7 @@ def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable
     For children that ended in between, count the time that their parent reaped, minus the time that
     they had used before the first reading.
     """
-    ended: dict[int, float] = defaultdict(float)  # by parent: time used before by ended children
+    ended: dict[int, float] = defaultdict(float)  # parent -> earlier usage of ended children
     for pid, usage in before.items():
         if pid not in after:
             ended[usage.parent] += usage.cpu_s + (usage.reaped_s or 0.0)
@@ -327,7 +327,7 @@ def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable
 
 
 def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int | None:
-    """Return the foreign process that used most CPU time, if it used more than `above_s`."""
+    """Return the foreign process that used the most CPU time, if it used more than `above_s`."""
     most, found = above_s, None
     for pid in after.processes.keys() - after.own:
         now = after.processes[pid]
@@ -344,7 +344,7 @@ def _earlier(before: Mapping[int, Usage], pid: int, now: Usage) -> Usage:
 
 
 class ProcessTree:
-    """All processes of the machine, divided into ours and foreign ones.
+    """All processes of the machine, divided into our processes and foreign ones.
 
     A process is ours if it is in `own`, descends from a process in `own`, or is a service of the
     Ray cluster that started this process. A process keeps the parent that it had when it was first

@@ -26,7 +26,7 @@ RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 # Shares of the round. callbacks/stage_timings.py adds them to the rows of a Trainable.
 FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 
-# Areas that measure time. They differ between any two runs, even between exact repetitions.
+# Areas whose metrics measure time. They differ between any two runs, even if all else is equal.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
 # The size of each difficulty pool, and the number of a round's prompts drawn from it.
@@ -39,7 +39,7 @@ CRITIC = (
     *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
 )
 
-# Metrics that a round omits when a feature is off or when the round has nothing to measure.
+# Metrics that a round omits if a feature is off or if the round has nothing to measure.
 SOMETIMES = frozenset(
     {
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
@@ -136,11 +136,11 @@ class ActorSpan:
 def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     """Return `time/<stage>_s` of one round, and the idle time of each side.
 
-    Actors of a role work in parallel, so a stage takes as long as in the actor that spent most on
-    it. The times of the two roles add up: in `sync`, the learner publishes before the generators
-    load. When two threads of an actor work on the same stage at the same time, that time counts
-    once. Idle time is the mean over the actors of a side; an actor with both roles is idle when
-    neither works.
+    Actors of a role work in parallel, so the time of a stage is that of the actor that spent the
+    most time on it. The times of the two roles add up: in `sync`, the learner publishes before the
+    generators load. If two threads of an actor work on the same stage at the same time, that time
+    counts once. Idle time is the mean over the actors of a side. An actor with both roles is idle
+    if neither role works.
     """
     by_actor: dict[tuple[str, str, str], list[Span]] = defaultdict(list)
     actors: dict[str, set[str]] = {"generator": set(), "learner": set()}
@@ -171,7 +171,7 @@ def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict
     Args:
         row: the metrics of a round.
         responses: number of responses sampled for training in the whole trial so far.
-        tokens: number of their tokens.
+        tokens: number of tokens in these responses.
     """
     return {
         **{theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row},

@@ -37,4 +37,4 @@ IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are named `time/<side
 
 # Stages that have another name in a trace.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
-OTHER_THREADS = ", other threads"  # suffix to an actor's name: the trace row of its other threads
+OTHER_THREADS = ", other threads"  # suffix of an actor's name in the trace row of its other threads

@@ -33,7 +33,7 @@ class Span:
         return self.end - self.start
 
     def earlier(self, seconds: float) -> Span:
-        """Return this span by a clock that is `seconds` behind."""
+        """Return this span in the time of a clock that is `seconds` behind."""
         if not seconds:
             return self
         return replace(self, start=self.start - seconds, end=self.end - seconds)
@@ -52,7 +52,7 @@ class StageClock:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, as if no call had been made yet."""
+        """Forget all spans, as if no call had been made yet."""
         self._spans: list[Span] = []
         self._last_end: float | None = None
         self._stage: str | None = None  # the stage that has run since `_since`
@@ -63,7 +63,7 @@ class StageClock:
         """Time one call of the actor, and yield the seconds that the actor waited for it.
 
         Args:
-            stage: the stage to which waiting from `since` on belongs.
+            stage: the stage of the time from `since` until the call starts.
             since: the moment when the wait for this call began, in seconds since 1970. Time
                 between the last call and this moment counts as idle.
         """
@@ -81,7 +81,7 @@ class StageClock:
 
     @contextmanager
     def concurrent(self) -> Iterator[None]:
-        """Surround the work of another thread: the actor is not idle meanwhile."""
+        """Surround the work of another thread. Meanwhile the actor does not count as idle."""
         self._concurrent += 1
         try:
             yield
@@ -92,7 +92,7 @@ class StageClock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a stage. An inner stage interrupts the outer one: each moment has one stage."""
+        """Time a stage. An inner stage interrupts the outer one, so each moment has one stage."""
         interrupted = self._stage
         self._switch(stage)
         try:

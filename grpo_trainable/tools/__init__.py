@@ -1,1 +1,1 @@
-"""The work of the commands besides `launch/tune.py`."""
+"""The implementation of the commands in `launch/`, except `tune.py` and `report.py`."""

@@ -1,8 +1,12 @@
 """Play a few episodes of an environment to find mistakes that would break training.
 
-The check plays each specification several times with the same actions: twice in one environment,
-once in another process, and in several environments of one process in turn, as a group does. All
-of these episodes must be equal.
+The check plays each specification several times with the same actions:
+
+- twice in one environment;
+- once in another process;
+- in several environments of one process that play in turn, as those of a group do.
+
+All of these episodes must be equal.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ DIFFERS = "differs"  # another process plays a different episode of the same spe
 REMEMBERS = "remembers"  # an episode depends on the previous one
 SHARES = "shares"  # episodes played in turn in one process affect each other
 UNSENDABLE = "unsendable"  # JSON changes the specification
-RETOKENISED = "retokenised"  # encoding and decoding changes a text
+RETOKENISED = "retokenised"  # encoding and decoding change a text
 PROCESSES = "processes"  # the environment leaves processes behind
 FAULTS = (FAILS, HANGS, PROMPT, DIFFERS, REMEMBERS, SHARES, UNSENDABLE, RETOKENISED, PROCESSES)
 
@@ -62,18 +66,18 @@ class Report:
     seconds: list[float] = field(default_factory=list)  # duration of each answer
     episodes: int = 0
     example: list[tuple[str, Turn]] = field(default_factory=list)  # (action, turn) of one episode
-    first: str = ""  # first observation of this episode
+    first: str = ""  # first observation of the example
 
 
 Heard: TypeAlias = tuple[str, list[Turn]]  # the text of reset, and the turns
 
 
 class _Unplayable(Exception):
-    """An episode could not be finished. The report contains the finding."""
+    """An episode could not be finished. The report contains the reason as a finding."""
 
 
 class EnvironmentCheck:
-    """Plays an environment in the same way as a trial with these settings."""
+    """Plays an environment as a trial with the same settings would."""
 
     def __init__(
         self,
@@ -95,9 +99,9 @@ class EnvironmentCheck:
             stop: String at the end of each action.
             seed: Seed of the actions.
             group_size: Number of environments that play in turn in one process.
-            retold: Encodes and decodes a text.
+            retold: Returns a text after encoding and decoding it.
             tokens: Counts the tokens of a text.
-            most_tokens: `rollout.max_new_tokens`, or None to skip this comparison.
+            most_tokens: `rollout.max_new_tokens`, or None to skip the comparison with it.
         """
         self._settings, self._stop, self._seed = settings, stop, seed
         self._actions, self._group_size = actions, group_size
@@ -171,7 +175,7 @@ class EnvironmentCheck:
         return heard
 
     def _in_turn(self, process: _Process, spec: JSONValue, script: _Script) -> list[Heard]:
-        """Play a group of episodes in turn, one action of each at a time."""
+        """Play a group of episodes in turn, one action each."""
         running = [self._steps(process, g, spec, script) for g in range(self._group_size)]
         heard = [next(episode) for episode in running]
         for _ in zip_longest(*running):  # one action of each episode
@@ -273,7 +277,7 @@ class EnvironmentCheck:
 
 
 class _Script:
-    """The actions of an episode. Equal answers get equal actions."""
+    """The actions of an episode. Equal answers lead to equal actions."""
 
     def __init__(self, actions: Sequence[str], stop: str, key: str) -> None:
         self._actions, self._stop, self._key = actions, stop, key
@@ -305,7 +309,7 @@ class _Process:
         return self._group.ask(message, deadline_s)
 
     def left_behind(self) -> str:
-        """Close the environments and describe the processes that remain, or return no text."""
+        """Close the environments and describe the processes that remain. Empty if none remains."""
         self._group.ask({"close": True}, 5.0)
         count = len(self._group.started())
         return "" if not count else f"{count} process{'' if count == 1 else 'es'} that it started"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from grpo_trainable.models.hf.policy import HFPolicy
     from grpo_trainable.storage.object_store import AnyPath
 
-# Files beside the weights of a Hugging Face model that training does not change.
+# Files of a Hugging Face model, other than the weights, that training does not change.
 UNCHANGED = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
@@ -57,7 +57,7 @@ class Exported:
 
 
 def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Exported:
-    """Write a policy to the new directory `out`. The directory appears when it is complete.
+    """Write a policy to the new directory `out`. The directory appears only when it is complete.
 
     Args:
         source: A checkpoint, the directory of a trial (its newest whole checkpoint is used), or a
@@ -66,7 +66,7 @@ def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Expo
         dtype: Type of the stored weights. By default weights keep the type they were trained in.
 
     Raises:
-        ExportError: If `source` holds no policy, or if the files of the trial's initial policy
+        ExportError: If `source` contains no policy, or if the files of the trial's initial policy
             have changed. The message is one line.
         OSError: If `out` cannot be written, or is neither new nor empty.
     """
@@ -84,7 +84,7 @@ def _is_policy(source: AnyPath) -> TypeGuard[Path]:
     if not isinstance(source, Path):
         return False  # an object store holds only experiments
     if is_hugging_face(source):
-        raise ExportError(f"{source}: is a Hugging Face directory already")
+        raise ExportError(f"{source}: is already a Hugging Face directory")
     return (source / "policy.safetensors").is_file()
 
 
@@ -158,7 +158,7 @@ def _export_theirs(
     with new_directory(out) as directory:
         try:
             model.save_pretrained(directory)
-        except ValueError as error:  # transformers refuses to save some settings of models
+        except ValueError as error:  # transformers refuses to save some model settings
             raise ExportError(
                 f"{source}: transformers cannot save this model ({one_line(error)})"
             ) from error

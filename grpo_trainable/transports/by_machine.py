@@ -18,7 +18,7 @@ from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 
 def machine() -> str:
-    """Return Ray's id of this machine. Two containers of one host have two ids."""
+    """Return Ray's id of this machine. Two containers on one host have different ids."""
     return ray.get_runtime_context().get_node_id()
 
 
@@ -38,7 +38,7 @@ class ByMachineSender:
         """Set up both senders.
 
         Args:
-            far_machines: Number of machines that fetch, not counting this one.
+            far_machines: Number of machines that fetch weights, not counting this one.
         """
         self._near, self._far = ShmSender(), ObjectStoreSender(far_machines)
 
@@ -88,6 +88,6 @@ class ByMachineReceiver:
         self._far.release(before_round)
 
     def close(self) -> None:
-        """Let go of everything that was fetched."""
+        """Release everything that was fetched."""
         self._near.close()
         self._far.close()

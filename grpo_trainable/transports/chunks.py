@@ -2,7 +2,7 @@
 
 A machine can pass on an object only after it has fetched all of it. Machines that fetch one large
 object therefore all take it from the learner's machine at the same time. If the object is cut and
-each machine begins with another part, they take parts from one another.
+each machine begins with a different part, the machines take parts from one another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from grpo_trainable.transports.packing import Layout, Packed, TensorLayout
 
 PARTS = 16
-LEAST_BYTES = 1 << 20  # smallest part: below this, the call takes longer than the transfer
+LEAST_BYTES = 1 << 20  # smallest part; smaller ones would take longer to request than to transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]
 def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[np.ndarray]]:
     """Return the bytes of each of `count` parts, piece by piece.
 
-    They are views of tensors that are in main memory without gaps, and copies of others.
+    The arrays are views of tensors that are in main memory without gaps, and copies of the others.
     """
     stored = {place.name: _stored(tensors[place.name], place) for place in layout.places}
     return [

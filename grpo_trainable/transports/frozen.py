@@ -1,6 +1,6 @@
-"""Separate transport of frozen tensors, which travel once.
+"""Separate transport of frozen tensors, which are sent only once.
 
-Trained tensors travel by the configured transport, every time.
+Trained tensors are sent every time, by the configured transport.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FrozenApartSender:
 
         Args:
             trained: Sender of the trained tensors.
-            far_machines: Number of machines that fetch, not counting this one.
+            far_machines: Number of machines that fetch weights, not counting this one.
         """
         self._trained = trained
         self._store = ObjectStoreSender(far_machines)
@@ -48,7 +48,7 @@ class FrozenApartSender:
         self._frozen: StoredWeights | StoredParts | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
-        """Publish a snapshot, in which tensors named in `frozen` are unchanged since the last."""
+        """Publish a snapshot. Tensors named in `frozen` are unchanged since the last one."""
         names = frozenset(frozen)
         if names != self._names:
             self._names, self._frozen = names, None
@@ -83,7 +83,7 @@ class FrozenApartReceiver:
             trained: Receiver of the trained tensors.
             name: Name of its transport.
             deadline_s: Seconds within which frozen tensors must arrive.
-            first: The argument of `ObjectStoreReceiver`.
+            first: As in `ObjectStoreReceiver`.
         """
         self._name = name
         self._trained = trained
@@ -112,6 +112,6 @@ class FrozenApartReceiver:
         self._trained.release(before_round)
 
     def close(self) -> None:
-        """Let go of everything that was fetched."""
+        """Release everything that was fetched."""
         self._trained.close()
         self._frozen = (None, {})

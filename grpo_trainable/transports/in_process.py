@@ -31,7 +31,7 @@ class InProcess:
         return weights.version
 
     def release(self, before_round: int) -> None:
-        """Do nothing: a user of a snapshot keeps it alive."""
+        """Do nothing: the references of its users keep a snapshot alive."""
 
     def fetch(self, handle: int, received: Any = None) -> PolicyWeights:
         """Return the newest snapshot, which must have the version `handle`."""

@@ -14,8 +14,9 @@ _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 def let_gloo_use(address: str) -> None:
     """Make gloo listen on the address by which the cluster knows this machine.
 
-    By default gloo listens on the address of the host's name. On many machines no other machine
-    reaches that address. A value that is already in the environment stays.
+    By default, gloo listens on the address that the host's name resolves to. On many machines, that
+    address cannot be reached from other machines. A value that is already in the environment is
+    kept.
     """
     name = interface_of(address)
     if name is not None:

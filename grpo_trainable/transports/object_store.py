@@ -35,7 +35,7 @@ def get_in_time(
         ref: Ray's reference.
         deadline_s: The deadline, which the error message names.
         transport: Name of the transport for error messages.
-        left_s: Returns the seconds left of the deadline. None allows all of them.
+        left_s: Returns the seconds that are left. None: the whole deadline is left.
 
     Raises:
         TransportError: The object does not arrive in time, or never will.
@@ -66,17 +66,18 @@ class StoredWeights:
 
 
 class ObjectStoreSender:
-    """Puts the weights as a dict of numpy arrays. The put makes the copy, which Ray maps.
+    """Puts the weights into the store as numpy arrays. This makes the copy that receivers map.
 
-    Torch tensors take three to five times as long. For several other machines it puts parts
-    instead, which each receiver assembles in one piece of memory.
+    The arrays are in a dict. Putting torch tensors would take three to five times as long. If
+    several other machines fetch, the sender puts parts instead, and each receiver assembles them in
+    one piece of memory.
     """
 
     def __init__(self, far_machines: int = 0) -> None:
         """Set up a sender.
 
         Args:
-            far_machines: Number of machines that fetch, not counting this one.
+            far_machines: Number of machines that fetch weights, not counting this one.
         """
         self._in_parts = far_machines > 1
 

@@ -81,7 +81,7 @@ class Packed:
     def unpacked(self, buffer: Tensor) -> PolicyWeights:
         """Return the snapshot in `buffer`.
 
-        `buffer`, (size,) uint8, is the one that the snapshot was packed into, or a copy.
+        `buffer`, (size,) uint8, is the buffer that the snapshot was packed into, or a copy of it.
         """
         return PolicyWeights(
             version=self.version,
@@ -95,18 +95,18 @@ class Slot(Protocol):
     """Memory for one snapshot, with the layout it was made for."""
 
     layout: Layout
-    round: int | None  # round of its snapshot; None once nobody may read it any more
+    round: int | None  # round of its snapshot; None if the slot is free
 
 
 class Slots(Generic[S]):
-    """Keeps as many slots as there are snapshots in use at a time.
+    """Keeps one slot for each snapshot that is in use at the same time.
 
-    A slot is written again after its snapshot was released. A slow generator releases late, so more
-    slots exist meanwhile.
+    A slot is reused after its snapshot was released. If a slow generator releases a snapshot late,
+    more slots are needed.
     """
 
     def __init__(self, make: Callable[..., S]) -> None:
-        """Start without slots. `make(layout, *more)` makes one, with the `more` given to `take`."""
+        """Start without slots. `make(layout, *more)` creates one; `take` receives `more`."""
         self._make = make
         self._slots: list[S] = []
 
@@ -143,7 +143,10 @@ class Slots(Generic[S]):
 def layout_for(
     tensors: Mapping[str, Tensor], without: Collection[str] = (), start: int = 0
 ) -> Layout:
-    """Return the layout of the tensors from byte `start` on: by name, each stored as it is now."""
+    """Return a layout of the tensors in name order, from byte `start` on.
+
+    Each tensor keeps the order in which its dimensions are stored.
+    """
     chosen = ((name, tensors[name]) for name in sorted(tensors) if name not in without)
     stored = tuple((name, tuple(t.shape), t.stride(), t.dtype) for name, t in chosen)
     return _laid_out(stored, start)
@@ -155,8 +158,8 @@ def _laid_out(
 ) -> Layout:
     places, offset = [], start
     for name, shape, stride, dtype in stored:
-        # Take the strides of a tensor that has memory, although nothing touches the memory. On
-        # `meta`, torch forgets how it stores dimensions of one element or none.
+        # Take the strides from a tensor with memory, although nothing touches that memory. On the
+        # `meta` device, torch loses the strides of dimensions with one element or none.
         dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype), device="meta")
         stride = dense.stride()
         places.append(
@@ -169,7 +172,7 @@ def _laid_out(
 def pack(weights: LiveWeights, views: Mapping[str, Tensor], layout: Layout) -> Packed:
     """Copy the weights into `views` of a buffer with this layout.
 
-    Weights without a place in the layout only enter the checksum.
+    Weights without a place in the layout are only included in the checksum.
     """
     return Packed(
         version=weights.version,

@@ -103,7 +103,7 @@ class _PackingSender:
 
 
 class _PullSender(_PackingSender):
-    """Puts each buffer into Ray once, for all later publications in it.
+    """Puts each buffer into Ray once, and reuses the reference for all later publications.
 
     Receivers read the buffer's content at the time of their fetch. A new reference for each
     publication would make memory grow: every process that borrows a reference of `ray.put`
@@ -135,10 +135,10 @@ class _TwoSidedSender(_PackingSender):
     """Sends a buffer as the value of `staged`. The handle only describes its layout."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
-        """Pack a snapshot into a free buffer, once Ray has released its last content.
+        """Pack a snapshot into a free buffer, once Ray has released the previous content.
 
         Raises:
-            TransportError: Ray still holds the last content of the buffer.
+            TransportError: Ray still holds the previous content of the buffer.
         """
         buffer = self._take(weights, frozen)
         try:
@@ -174,7 +174,7 @@ class NcclSender(_TwoSidedSender):
 
 
 class NixlReceiver:
-    """Receives into registered buffers, as many as are in use at a time."""
+    """Receives into registered buffers, one for each snapshot in use."""
 
     name = "nixl"
 
@@ -232,7 +232,7 @@ class _TwoSidedReceiver:
     """Unpacks the buffer that Ray has received before the call begins."""
 
     def __init__(self, deadline_s: float, device: str) -> None:
-        """Set up a receiver, which uses neither argument.
+        """Set up a receiver. It uses neither argument.
 
         Ray waits for the buffer, which arrives on the generator's device.
         """
@@ -266,7 +266,7 @@ class NcclReceiver(_TwoSidedReceiver):
 
 
 class CollectiveGroup:
-    """Learner and generators as one collective group, used by the process that made it."""
+    """A collective group of learner and generators, for use in the process that creates it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """Create the group of all actors.
@@ -279,7 +279,7 @@ class CollectiveGroup:
         if backend == "nccl" and ray.available_resources().get("CPU", 0.0) < 1:
             raise TransportError(
                 "transport=nccl: Ray needs one CPU for the actor that forms the group, but every "
-                "CPU is reserved; lower resources.*_cpus or run fewer trials at once"
+                "CPU is reserved; lower resources.*_cpus or run fewer trials in parallel"
             )
         try:
             self._group = _in_time(
@@ -297,7 +297,7 @@ class CollectiveGroup:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group after its actors were killed. Removing it would wait for live actors."""
+        """Remove the group after its actors were killed. The removal would wait for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":
@@ -307,7 +307,7 @@ class CollectiveGroup:
 
 
 def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
-    """Return or raise the result of `do`.
+    """Return the result of `do`, or raise its exception.
 
     After `deadline_s`, raise a TimeoutError while `do` continues.
     """
@@ -332,10 +332,10 @@ def nccl_store(group: str, rank: int) -> str:
 def start_nixl() -> None:
     """Start the nixl agent of this process.
 
-    Starting it later would let Ray's errors hide why it cannot start.
+    If it were started later, Ray's errors would hide why it cannot start.
 
     Raises:
-        TransportError: It does not start.
+        TransportError: The agent does not start.
     """
     try:
         manager: Any = get_tensor_transport_manager("NIXL")

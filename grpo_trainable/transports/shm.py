@@ -2,8 +2,8 @@
 
 A slot is an anonymous file (`memfd_create`). Other processes of the same user open it through the
 sender's `/proc/<pid>/fd`. The file has no name in any file system, so nothing can be left behind.
-Its memory is freed when the last process that has it open or mapped ends, in whatever way. The size
-of `/dev/shm`, 64 MB in many containers, does not limit it.
+Its memory is freed when the last process that has it open or mapped ends, for whatever reason. The
+size of `/dev/shm`, 64 MB in many containers, does not limit it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 from grpo_trainable.transports.transport import TransportError, read_only_is_fine
 
-HEADER = struct.Struct("=16sq")  # token of the slot, then its publication or WRITING
+HEADER = struct.Struct("=16sq")  # token of the slot, then its publication number or WRITING
 HEADER_BYTES = 4096
 WRITING = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeights:
-    """The handle. `token` tells the slot from another file that later got the same number."""
+    """The handle. `token` identifies the slot, because another file may later get the same `fd`."""
 
     pid: int
     fd: int
@@ -63,7 +63,7 @@ class _Slot:
         self._views = layout.of(_bytes(self._map))
 
     def write(self, publication: int, weights: LiveWeights) -> Packed:
-        """Pack the weights, marking the slot as being written meanwhile."""
+        """Pack the weights. Meanwhile, mark the slot as being written."""
         HEADER.pack_into(self._map, 0, self.token, WRITING)
         packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)
@@ -85,7 +85,7 @@ class ShmSender:
         """Pack a snapshot into a free slot, without `frozen`, and return its handle.
 
         Raises:
-            TransportError: The system provides no memory.
+            TransportError: The system does not provide the memory.
         """
         layout = layout_for(weights.tensors, frozen, start=HEADER_BYTES)
         slot = self.slots.take(weights.round, layout)
@@ -115,9 +115,9 @@ class ShmReceiver:
     name = "shm"
 
     def __init__(self, deadline_s: float = math.inf, device: str = "cpu") -> None:
-        """Set up a receiver, which uses neither argument.
+        """Set up a receiver. It uses neither argument.
 
-        The snapshot of a handle is already there, and the engine moves it to its device.
+        The snapshot behind a handle is already in memory, and the engine moves it to its device.
         """
         self._maps: dict[bytes, mmap.mmap] = {}  # token of a slot -> its mapping
 
@@ -133,8 +133,8 @@ class ShmReceiver:
         _, publication = HEADER.unpack_from(mapped)
         if publication != handle.publication:
             raise TransportError(
-                f"transport=shm: weights version {handle.packed.version} were overwritten before "
-                "they were fetched"
+                f"transport=shm: the weights of version {handle.packed.version} were overwritten "
+                "before they were fetched"
             )
         return handle.packed.unpacked(_bytes(mapped))
 
@@ -142,7 +142,7 @@ class ShmReceiver:
         """Do nothing: the slots belong to the sender."""
 
     def close(self) -> None:
-        """Forget the mappings. Each ends with the last tensor in it."""
+        """Forget the mappings. Each one ends when its last tensor is freed."""
         self._maps = {}
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of transports. `grpo_trainable/protocol/weight_transfer.py` has their interface."""
+"""Shared parts of transports. Their interface is `grpo_trainable/protocol/weight_transfer.py`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from grpo_trainable.protocol.calls import DeliveryFailed
 
 
 class TransportError(DeliveryFailed):
-    """Weights cannot travel. The message names the transport and what is missing."""
+    """Weights cannot be transferred. The message names the transport and the reason."""
 
 
 def read_only_is_fine() -> None:
-    """Silence torch's warning about tensors over memory that must not be written.
+    """Silence torch's warning about tensors in read-only memory.
 
     The filter stays for the whole process, because two threads may fetch weights. Only a process
     that fetches weights calls this.

@@ -2,7 +2,7 @@
 // Filter and show the generations of the page. Texts become text nodes, never markup.
 (() => {
   const PER_PAGE = 20;
-  const PAUSE_MS = 150; // pause in typing after which the search starts
+  const PAUSE_MS = 150; // the search starts after this pause in typing
   const { prompts, fields, rows } = JSON.parse(document.getElementById("data").textContent);
   const at = Object.fromEntries(fields.map((name, place) => [name, place]));
   const element = (id) => document.getElementById(id);
@@ -84,7 +84,7 @@
 
   const facts = (row) => {
     const parts = [`response ${row[at.index]}`, `${row[at.tokens]} tokens`];
-    parts.push(`log-prob ${number(row[at.log_prob] / row[at.tokens])} a token`);
+    parts.push(`log-prob ${number(row[at.log_prob] / row[at.tokens])} per token`);
     if (!row[at.finished]) {
       parts.push("cut off");
     }

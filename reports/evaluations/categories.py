@@ -1,6 +1,6 @@
 """The table of categories and ten responses of each, as Markdown and as HTML.
 
-The categories belong to a reward for format and answer: both right, only the format right, neither.
+The categories apply to a reward for format and answer: both right, only the format right, neither.
 A model wrote the responses, so nothing in them may become markup.
 """
 
@@ -17,7 +17,7 @@ from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 
-EXAMPLES = 10  # examples of each category, without selection
+EXAMPLES = 10  # examples of each category: the first ones, not a selection
 HEADER = ("category", "meaning", "responses", "share")
 MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
 
@@ -32,7 +32,7 @@ def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
 
 
 def shown_truth(truth: JSONValue) -> str:
-    """Return a ground truth for a reader: texts unchanged, other values as JSON."""
+    """Return a ground truth in readable form: text unchanged, other values as JSON."""
     texts = truth if isinstance(truth, list) else [truth]
     words = [text for text in texts if isinstance(text, str)]
     return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)
@@ -41,8 +41,8 @@ def shown_truth(truth: JSONValue) -> str:
 def examples(responses: Sequence[Generation]) -> list[Generation]:
     """Choose the responses to show.
 
-    First comes the first response to each prompt, in the order of prompts, then the second, and so
-    on.
+    The first response to each prompt comes first, in the order of prompts. Then come the second
+    responses, and so on.
     """
     seen: Counter[int] = Counter()
     ranked = []
@@ -89,7 +89,7 @@ def _scores(own: Generation) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return a code block with the text, whose fence is longer than any backticks in the text."""
+    """Return a code block with the text. Its fence is longer than any backticks in the text."""
     text = visible(text.strip("\n"))
     rest = len(text) - MAX_TEXT
     if rest > 0:
@@ -103,7 +103,7 @@ def fenced(text: str) -> str:
 
 
 def categories_section(record: EvaluationRecord) -> str:
-    """Return the section of the page; with graded rewards it says why there are no categories."""
+    """Return the section of the page. With graded rewards, it says why there are no categories."""
     found = record.categories
     if found is None:
         content = (

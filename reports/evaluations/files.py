@@ -1,6 +1,6 @@
 """Write the files of an evaluation to its directory, and read them again.
 
-`evaluation.json` is written last. A directory without it holds no evaluation.
+`evaluation.json` is written last. A directory without it does not count as an evaluation.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GENERATIONS = pa.schema(
 
 
 class EvaluationError(ValueError):
-    """A directory holds no evaluation, or cannot take one; the message is one line."""
+    """A directory contains no evaluation, or cannot be used for one; the message is one line."""
 
 
 def prepare_directory(out: Path) -> None:
@@ -120,7 +120,7 @@ def read_evaluation(directory: Path) -> EvaluationRecord:
     """Read the evaluation in a directory, which may come from anyone: no link is followed.
 
     Raises:
-        EvaluationError: There is none, it is damaged, or it has another format.
+        EvaluationError: There is no evaluation, it is damaged, or it has another format.
     """
     data = _read_data(directory)
     try:
@@ -164,12 +164,12 @@ def _content(directory: Path, name: str) -> bytes:
         return experiment_files.read(directory, name)
     except OSError as error:
         raise EvaluationError(
-            f"{directory}: holds no evaluation: {name} cannot be read ({error.strerror})"
+            f"{directory}: contains no evaluation: {name} cannot be read ({error.strerror})"
         ) from None
 
 
 def _damaged(directory: Path, reason: str) -> EvaluationError:
-    return EvaluationError(f"{directory}: holds no readable evaluation: {reason}")
+    return EvaluationError(f"{directory}: contains no readable evaluation: {reason}")
 
 
 # ---- The content of evaluation.json; docs/evaluation.md lists its keys ---------------------------
@@ -235,10 +235,10 @@ def _against(against: EvaluationRecord, paired: Sequence[Difference]) -> dict[st
 def running_commit() -> str | None:
     """Return the commit that is checked out, followed by "+" if files differ from it.
 
-    None if this is not a checkout of the repository, as after an installation.
+    Return None if this is not a checkout of the repository, for example after an installation.
     """
     try:
-        # The directory may be inside a repository of the user, which does not track it.
+        # The directory may be inside a repository of the user that does not track this file.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "HEAD") + ("+" if changed else "")

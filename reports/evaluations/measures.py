@@ -22,7 +22,7 @@ TITLES = {
     "reward": "reward",
     "format_reward": "format reward",
     "answer_reward": "answer reward",
-    "response_tokens": "tokens a response",
+    "response_tokens": "tokens per response",
     "truncated": "cut off by length",
 }
 
@@ -53,8 +53,8 @@ class Measure:
     def figure(self) -> Figure:
         """Return the mean and its interval.
 
-        The interval is Wilson's if all values are in [0, 1], else Student's. Student's does not
-        exist for one value, or for several equal values.
+        The interval is Wilson's if all values are in [0, 1], else Student's. There is no Student's
+        interval for a single value, or if all values are equal.
         """
         values = np.array(list(self.values.values()))
         if ((values >= 0) & (values <= 1)).all():
@@ -72,8 +72,8 @@ def _figure(estimate: Estimate, method: str) -> Figure:
 def measures(record: EvaluationRecord) -> dict[str, Measure]:
     """Return every measure of the evaluation, by name.
 
-    Measures of rewards use only prompts whose responses were all scored. pass@k needs answers that
-    are right or wrong. majority@k also needs responses that give an answer.
+    Measures of rewards use only prompts whose responses were all scored. pass@k needs answer
+    rewards of 0 or 1. majority@k also needs a response that gives an answer.
     """
     found = [*_of_rewards(record.scored), *_of_lengths(record.by_prompt)]
     return {measure.name: measure for measure in found}
@@ -125,7 +125,7 @@ def _majority(responses: Sequence[Generation], k: int) -> float:
 
 
 def ks(samples: int) -> list[int]:
-    """Return 1, 2, 4, … up to the number of samples, and that number."""
+    """Return 1, 2, 4, … up to the number of samples, plus that number itself."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return sorted({*powers, samples})
 
@@ -160,8 +160,8 @@ def _majority_at(correct: int, others: tuple[int, ...], silent: int, k: int) -> 
     most = max(others, default=0)
     if k == samples:
         return float(correct > most) if correct != most else _won_tie(correct, others)
-    # Choosing k of n equals tossing a coin with probability k / n for each sample, on condition
-    # that k are taken. So the votes for the answers are independent except for their sum.
+    # To choose k of n, take each sample with probability k / n, on condition that k are taken. So
+    # the votes for the answers are independent, except that their sum is fixed.
     toss = k / samples
     for_correct = _tosses(correct, toss)
     won = 0.0
@@ -177,17 +177,17 @@ def _won_tie(correct: int, others: tuple[int, ...]) -> float:
 def _not_outvoted(
     others: tuple[int, ...], silent: int, votes: int, rest: int, toss: float
 ) -> float:
-    """Return the probability that no other answer gets more than `votes`, with ties shared.
+    """Return the probability that `rest` other samples are taken and do not outvote `votes`.
 
-    The other answers and the silent samples are taken `rest` times together. A tie counts in equal
-    parts for each answer in it.
+    The other samples have another answer, or none. A tie for the most votes counts in equal parts
+    for each answer in it.
 
     Args:
         others: Samples with each of the other answers.
         silent: Samples without an answer.
         votes: Votes for the correct answer.
-        rest: Other samples in the choice.
-        toss: The probability to take a sample.
+        rest: Number of other samples in the choice.
+        toss: The probability of taking a sample.
     """
     # chance[taken, ties]
     chance = np.zeros((rest + 1, rest // votes + 1))

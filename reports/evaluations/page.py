@@ -1,8 +1,8 @@
 """The page of an evaluation: its figures, its categories, and a browser of all responses.
 
-The responses are hostile text. Those in the body are escaped. Those to browse are data in a block
-that no browser runs. The page's own script puts them into text nodes, and the page's policy allows
-no other script.
+The responses may be hostile text. In the body, they are escaped. The list of all responses is JSON,
+in a block that is never run as a script. The page's own script puts them into text nodes, and the
+page's security policy allows no other script.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def render_page(
 def _drawn(
     record: EvaluationRecord, measured: Mapping[str, Measure]
 ) -> tuple[list[Plot], dict[str, bytes], list[str]]:
-    """Return the plots, their pictures, and a line for the reader if they cannot be drawn."""
+    """Return the plots, their pictures, and a message for the page if they cannot be drawn."""
     try:
         from reports.canvas import render_all
         from reports.evaluations.plots import plots
@@ -108,10 +108,10 @@ def _problems(problems: Sequence[str]) -> str:
 
 def _figures_section(measured: Mapping[str, Measure]) -> str:
     note = (
-        "Each figure is a mean over the prompts. Its 95 % interval covers other prompts of the "
-        "same kind, answered by the same policy. It does not cover another training run. The "
-        "interval is Wilson's if every value is between 0 and 1, with as many trials as would "
-        "scatter like the prompts. Otherwise it is Student's."
+        "Each figure is a mean over the prompts. Its 95% interval covers other prompts of the same "
+        "kind, answered by the same policy. It does not cover another training run. If every value "
+        "is between 0 and 1, the interval is Wilson's, for the number of trials that would scatter "
+        "as much as the prompts do. Otherwise it is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'
@@ -126,7 +126,7 @@ def _against_section(against: EvaluationRecord | None, paired: Sequence[Differen
     note = (
         f"The other policy: {policy_line(against)}. Differences are taken prompt by prompt, over "
         f"the {max((own.prompts for own in paired), default=0)} prompts that both answered. A "
-        "difference is significant if its interval excludes 0 (a paired t-test at 5 %). With many "
+        "difference is significant if its interval excludes 0 (a paired t-test at 5%). With many "
         "figures, one can be significant by chance."
     )
     return (
@@ -182,7 +182,7 @@ def _browse_section(record: EvaluationRecord) -> str:
     return (
         '<section id="browse">\n<h2>All responses</h2>\n'
         "<noscript><p>Filters need JavaScript, which is off in this browser. The files "
-        "generations.jsonl and generations.parquet have every response.</p></noscript>\n"
+        "generations.jsonl and generations.parquet contain every response.</p></noscript>\n"
         f'<div id="controls" hidden>\n<div class="filters" role="search">{controls}</div>\n'
         f'<p class="facts" id="count" aria-live="polite"></p>\n{_PAGER}\n</div>\n'
         f'<ol id="list"></ol>\n{_PAGER}\n{_CARD}\n'
@@ -199,9 +199,9 @@ def _select(name: str, label: str, options: Mapping[str, str]) -> str:
 
 
 def data_block(record: EvaluationRecord) -> str:
-    """Return the responses as JSON without `<`, so that nothing can end the block in the HTML.
+    """Return the responses as JSON without `<`, so that no text can end the block in the HTML.
 
-    Long texts are cut. Control and invisible formatting characters become visible.
+    Long texts are shortened. Control and invisible formatting characters are made visible.
     """
     places = {index: place for place, index in enumerate(record.by_prompt)}
     data = {
@@ -237,7 +237,7 @@ def _row(own: Generation, place: int) -> tuple[Any, ...]:
 
 
 def _cut(text: str) -> str:
-    """Return the part of a text to show; generations.jsonl has the whole text."""
+    """Return the part of a text to show. generations.jsonl contains the whole text."""
     text = text.strip("\n")
     rest = len(text) - MAX_TEXT
     return visible(text) if rest <= 0 else f"{visible(text[:MAX_TEXT])} … {rest} more characters"

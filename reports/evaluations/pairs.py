@@ -12,17 +12,17 @@ from reports.evaluations.measures import TITLES, measures
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import alike, over_prompts
 
-SIGN_TEST = 6  # prompts: with equal policies, all 6 differ in the same direction in 2 / 2^6 = 3 %
+SIGN_TEST = 6  # prompts; equal policies differ in one direction in all 6 with p = 2 / 2^6 = 3 %
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Figure of one evaluation less that of another, over the same prompts, with its interval."""
+    """Figure of one evaluation minus that of another, over the same prompts, with its interval."""
 
     name: str  # the measure's name
     own: float  # mean over the shared prompts
-    other: float  # the same mean of the other evaluation
-    value: float  # own less other
+    other: float  # the same mean for the other evaluation
+    value: float  # own minus other
     low: float | None  # None with one prompt, or if all prompts differ by the same amount
     high: float | None
     prompts: int  # different prompts that both answered
@@ -34,16 +34,16 @@ class Difference:
 
     @property
     def identical(self) -> bool:
-        """Return True if there are several prompts and the two differ in none of them."""
+        """Return True if there are several prompts and the evaluations differ in none of them."""
         return self.low is None and self.prompts > 1 and self.value == 0.0
 
     @property
     def told_apart(self) -> bool | None:
         """Return True if the difference is significant at 5 %, or None if that is unknown.
 
-        With an interval, it is a paired test: the interval must exclude 0. Without one, no
-        difference in any prompt is not significant. The same difference in at least `SIGN_TEST`
-        prompts is significant.
+        With an interval, this is a paired test: the interval must exclude 0. There is no interval
+        if all prompts have the same difference. Over several prompts, a difference of 0 is not
+        significant. Any other is significant if there are at least `SIGN_TEST` prompts.
         """
         if self.low is None or self.high is None:
             return False if self.identical else True if self.prompts >= SIGN_TEST else None
@@ -51,7 +51,7 @@ class Difference:
 
 
 def differences(own: EvaluationRecord, other: EvaluationRecord) -> list[Difference]:
-    """Return `own` less `other` for each measure of both; empty if they share no prompt.
+    """Return `own` minus `other` for each measure of both; empty if they share no prompt.
 
     Prompts are paired by their text. The difference is taken prompt by prompt, so the difficulty of
     a prompt cancels out. The interval is Student's over the prompts.
@@ -86,7 +86,7 @@ def _difference(name: str, pairs: np.ndarray) -> Difference:
 
 
 def _by_text(record: EvaluationRecord) -> dict[str, Mapping[str, float]]:
-    """Return measure -> text of a prompt -> value, the mean if the prompt is asked repeatedly."""
+    """Return measure -> text of a prompt -> value. A repeated prompt has the mean of its values."""
     texts = {index: own[0].prompt for index, own in record.by_prompt.items()}
     found: dict[str, Mapping[str, float]] = {}
     for name, measure in measures(record).items():

@@ -64,9 +64,9 @@ def _attempts(measured: Mapping[str, Measure]) -> Plot:
         name="attempts",
         title="Value of more attempts",
         look="pass@k: the share of prompts for which at least one of k responses is right. A rise "
-        "means that more sampling finds more answers. majority@k: the share of prompts for which "
-        "the most frequent of k answers is right. Voting reaches it without knowing the true "
-        "answer. The bands are 95 % intervals over prompts.",
+        "means that more samples find more right answers. majority@k: the share of prompts for "
+        "which the most frequent of k answers is right. Unlike pass@k, it can be reached without "
+        "knowing the true answer, by voting. The bands are 95% intervals over prompts.",
         draw=draw,
         alt=f"Lines over k. Last values: {last}.",
         height=HEIGHT + 0.3,
@@ -81,7 +81,7 @@ def _lengths(record: EvaluationRecord) -> Plot:
 
     def draw(drawing: Drawing, theme: Theme) -> None:
         axes = axes_of(
-            drawing, theme, x_label="tokens of a response", y_label="responses", below=0.3
+            drawing, theme, x_label="tokens per response", y_label="responses", below=0.3
         )
         axes.hist(
             list(lengths.values()),
@@ -98,8 +98,8 @@ def _lengths(record: EvaluationRecord) -> Plot:
         name="lengths",
         title="Response lengths",
         look="A peak at the right end means that the token limit cuts responses off: raise the "
-        "limit before you trust the figures. If one category is longer than the others, its "
-        "rewards may depend on length.",
+        "limit before you trust the figures. If responses of one category are longer than others, "
+        "the reward may depend on length.",
         draw=draw,
         alt=f"A histogram from {min(every)} to {max(every)} tokens.",
         height=HEIGHT + 0.3,

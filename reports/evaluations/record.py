@@ -12,7 +12,7 @@ from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """Responses in the order of prompts, with their origin."""
+    """Responses of an evaluation in the order of prompts, with their origin."""
 
     name: str  # the directory's name
     policy: Mapping[str, Any]  # source, path, round, version, sha256, parameters
@@ -30,7 +30,7 @@ class EvaluationRecord:
 
     @cached_property
     def scored(self) -> dict[int, list[Generation]]:
-        """Responses to each prompt whose responses were all scored: figures use only these."""
+        """Responses to each prompt whose responses were all scored. Rewards use only these."""
         return {
             index: own
             for index, own in self.by_prompt.items()
@@ -55,9 +55,9 @@ class EvaluationRecord:
 
     @property
     def categories(self) -> dict[str, list[Generation]] | None:
-        """Responses of each category; "unscored" has those that could not be scored.
+        """Responses by category, including "unscored" for those that could not be scored.
 
-        None if the format and answer rewards of some response fit no category.
+        None if the format and answer rewards of any response fit no category.
         """
         found: dict[str, list[Generation]] = {name: [] for name in CATEGORIES}
         for generation in self.generations:

@@ -16,8 +16,8 @@ from reports.intervals import identical
 
 Row = TypeVar("Row", Measure, Difference)
 
-FIGURES = ("figure", "mean", "95 % interval")
-DIFFERENCES = ("figure", "this", "the other", "difference", "95 % interval", "significant")
+FIGURES = ("figure", "mean", "95% interval")
+DIFFERENCES = ("figure", "this", "the other", "difference", "95% interval", "significant")
 
 
 def policy_line(record: EvaluationRecord) -> str:
@@ -76,7 +76,7 @@ def _distinct(found: Sequence[Row]) -> list[Row]:
 
 
 def _equal(prompts: int) -> str:
-    """Return the reason why a figure over these prompts has no interval."""
+    """Return the reason why a figure over this number of prompts has no interval."""
     return "none: only one prompt" if prompts == 1 else f"none: equal in all {prompts} prompts"
 
 

@@ -55,7 +55,7 @@ def test_what_only_a_harness_has_is_refused() -> None:
 
 def test_a_second_agent_is_refused() -> None:
     env = verifiers_environment(id="user-sim", taskset={"id": "sums_taskset"})()
-    with pytest.raises(ValueError, match=r"^an episode must be one conversation of one agent, "):
+    with pytest.raises(ValueError, match=r"^an episode must be one conversation with one agent, "):
         env.reset({"idx": 0})
 
 

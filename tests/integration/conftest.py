@@ -1,4 +1,4 @@
-"""One Ray for the tests of this directory, small trials, and checks of what they leave."""
+"""One Ray for all tests in this directory, small trials, and checks of what trials leave behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from grpo_trainable.trial import BUILT_INTO_ACTORS
 # Ray reads this when it starts its processes, which share two cores with everything else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray gives actors a low priority. Beside tests that compute, they would starve until a deadline.
+# Ray gives actors a low priority. While a test computes, they would get no CPU until a deadline.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
@@ -44,15 +44,15 @@ def ray_session() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """End Ray after the last test of this directory, since the unit tests use no Ray."""
+    """End Ray after the last test in this directory, because the unit tests use no Ray."""
     if nextitem is None or not nextitem.path.is_relative_to(HERE):
         ray.shutdown()
 
 
 def trial_config(**values: Any) -> dict[str, Any]:
-    """Return the config of a trial of a few seconds, updated with `values`.
+    """Return the config of a trial that takes a few seconds, updated with `values`.
 
-    By default it is disaggregated, with each side on one thread.
+    By default the trial is disaggregated, and learner and generator have one thread each.
     """
     data: dict[str, Any] = {
         "placement": "disaggregated",
@@ -68,7 +68,7 @@ def trial_config(**values: Any) -> dict[str, Any]:
     for name, value in values.items():
         data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
     if "reward" in data["task"]:
-        del data["task"]["match"]  # only the task's own reward reads it
+        del data["task"]["match"]  # only the task's own reward reads this setting
     return data
 
 
@@ -77,7 +77,7 @@ def untimed(
 ) -> dict[str, float]:
     """Return the columns of a row that describe the training.
 
-    Columns of clocks and machines are left out.
+    Times and measurements of the machine are left out.
 
     Args:
         row: A row of metrics.
@@ -107,7 +107,7 @@ def written_by_the_page(page: str, title: str, directory: Path) -> Path:
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
-    """Wait until `condition` returns something true, and return that."""
+    """Wait until `condition` returns a true value, and return that value."""
     end = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
 
 
 def actor_processes() -> dict[int, str]:
-    """Return the titles of our actors below this process, by pid, without Ray's idle workers."""
+    """Return the titles of our actors' processes, by pid, without Ray's idle workers."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:
@@ -132,8 +132,8 @@ def assert_no_actor_left(seconds: float = 60.0, before: Collection[int] = ()) ->
     """Check that our actors end in time.
 
     Args:
-        seconds: How long to wait for them.
-        before: Actors that were there already, such as those that `begun` keeps.
+        seconds: Maximum time to wait for their end.
+        before: Actors that existed before and may stay, such as those that `begun` keeps.
     """
     deadline = time.monotonic() + seconds
     while (left := actor_processes().keys() - before) and time.monotonic() < deadline:
@@ -154,7 +154,7 @@ def kill(trainable: GRPOTrainable, name: str) -> None:
 
 @pytest.fixture
 def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a function that builds Trainables outside Tune, in new processes, and end them."""
+    """Yield a function that builds Trainables outside Tune, in new processes. Stop them later."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     built = []
 
@@ -169,7 +169,7 @@ def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def begun(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Yield a function that begins trials outside Tune and reuses earlier actors where it can.
+    """Yield a function that begins trials outside Tune and reuses earlier actors if possible.
 
     PBT reuses actors in the same way for a clone. Starting actors takes most of a short trial's
     time. test_arms.py shows that nothing of the earlier trial remains.
@@ -228,7 +228,7 @@ def fit(
 def in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Prepare the test's process for commands that are called as functions.
 
-    The current directory is one of the test, and settings of the process are restored afterwards.
+    The current directory is the test's own. Settings of the process are restored afterwards.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAYON_NUM_THREADS", os.environ.get("RAYON_NUM_THREADS", "1"))

@@ -60,7 +60,7 @@ ARMS = {
         loss={"type": "ppo", "advantage": "vine"},
         vine={"samples": 2, "chunk_tokens": 5},
     ),
-    # A story that says "day" early, such as "One sunny day", is not interrupted.
+    # A story that contains "day" early, such as "One sunny day", is not interrupted.
     "interrupted": trial_config(
         arm="interrupted",
         placement="colocated",
@@ -231,7 +231,7 @@ def test_a_row_tells_the_share_of_responses_that_read_the_interruption(
 
 def test_replay_uses_groups_again_within_their_age(results: dict[str, Path]) -> None:
     history = rows(results["replay"])
-    # A round has four prompts. The first round has no older groups; later ones draw four of them.
+    # A round has four prompts. Later rounds also draw four older groups.
     assert [row["buffer/size"] for row in history] == [4, 8, 8, 8]
     assert history[0]["buffer/age_max"] == 0
     assert 1 <= max(row["buffer/age_max"] for row in history) <= 2
@@ -266,7 +266,7 @@ def test_warm_up_changes_neither_rows_nor_weights(
 def test_resumed_synchronous_run_equals_uninterrupted_run(
     results: dict[str, Path], trainable: Any, begun: Any, arm: str, tmp_path: Path
 ) -> None:
-    begin = trainable if arm == "sync" else begun  # in new processes, or in used ones
+    begin = trainable if arm == "sync" else begun  # in new processes or in reused ones
     resumed = begin(ARMS[arm])
     resumed.restore(str(checkpoints(results[arm])[0]))
     row = resumed.step()
@@ -302,7 +302,7 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     trainable = object.__new__(GRPOTrainable)
     trainable.trial = object.__new__(Trial)
     trainable.trial.stored = TrialStorage(None, keep=None)  # as outside Tune
-    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: does not belong"):
         trainable.restore(str(directory))
     assert not (tmp_path / "exploded").exists()
 
@@ -323,7 +323,7 @@ def test_running_trainable_takes_a_checkpoint_of_another_history(
 def test_other_config_begins_anew_in_the_same_actors(
     results: dict[str, Path], begun: Any, placement: str
 ) -> None:
-    # The first config differs in everything that an actor can change, and work is under way.
+    # The first config differs in everything that an actor can change, and its work is in flight.
     lag = 0 if placement == "colocated" else 1
     running = begun(
         trial_config(
@@ -355,7 +355,7 @@ def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
     row: dict[str, Any] = {}
     for _ in range(3):
         row = running.step()
-    assert row["count/redispatched"] == 4  # the dead generator had both units of the round
+    assert row["count/redispatched"] == 4  # the dead generator was sampling both units of the round
     last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
     assert untimed(row) == untimed(last)
     # The meter counts the new generator too, and the killed one is gone.

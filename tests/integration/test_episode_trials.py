@@ -1,4 +1,4 @@
-"""Trials whose responses are episodes: lag, weights that arrive in mid-batch, replay, a resume."""
+"""Trials whose responses are episodes: lag, new weights within a batch, replay and a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes in real processes: a failing environment costs its group and leaves no process."""
+"""Episodes in real processes: a failing environment costs only its group and leaves no process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 from launch import tune
 
-# The specification of an episode decides what goes wrong in it.
+# The specification of an episode decides what goes wrong in the episode.
 FILE = """
 import os, subprocess, sys, time
 from grpo_trainable.environments import Turn
@@ -101,11 +101,11 @@ FINE = {"good", "fork", "print"}
 WHY = {
     "raise": r"KeyError: 'two\\nlines'",
     "hang": "no answer within 3 s",
-    "no text": "TypeError: must say text, got NoneType",
-    "too much": "said 10,000,000 characters",
+    "no text": "TypeError: must return text, got NoneType",
+    "too much": "returned 10,000,000 characters",
     "die": "its process died, signal Killed",
     "daemon": "no answer within 3 s",
-    "slow in all": r"took over 4\.5 s in all|no answer within 3 s",
+    "slow in all": r"took more than 4\.5 s in total|no answer within 3 s",
     "hang in reset": "no answer within 3 s",
     "other prompt": r'reset says "stop.n", but the prompt of its task is "go.n"',
     "no turn": "step must return a Turn, got str",
@@ -185,7 +185,7 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
 
 
 def _processes_with_mark() -> list[int]:
-    """Return the pids of processes that carry the mark of a worker, other than this one."""
+    """Return the pids of all other processes whose environment contains the mark of a worker."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -197,7 +197,7 @@ def _processes_with_mark() -> list[int]:
 
 
 def test_a_slow_answer_does_not_hold_the_others(file: Path) -> None:
-    """While one episode waits, the others keep sampling, and its group still arrives."""
+    """While one episode waits, the others keep sampling. The slow episode's group still arrives."""
     config = config_of(file, step_deadline_s=20.0, episode_deadline_s=20.0, patience_s=0.0)
     task = build_task(config)
     tokenizer = Tokenizer.load(file.parent / "policy" / "tokenizer.json")
@@ -233,7 +233,7 @@ def test_an_environment_that_cannot_begin_its_task_is_refused_before_anything_st
     assert tune.main(command) == 2
     assert re.search(
         "env.name=python: ValueError: needs a ground truth with question and answer; the first "
-        f"training example of task.name={task} has {truth}\n",
+        f"training example of task.name={task} has the specification {truth}\n",
         capsys.readouterr().err,
     )
 

@@ -1,4 +1,4 @@
-"""The page of an evaluation in a browser: filters find the right responses, text stays text."""
+"""The page of an evaluation in a browser: filters find the right responses, and no text is run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def driven(page: str, steps: list[Any], directory: Path) -> list[dict[str, Any]]
 def many() -> list[Generation]:
     """Return 10,000 responses to 2,500 prompts.
 
-    A quarter is right, one in ten is cut off, and one is unlike all others.
+    A quarter of them are right, one in ten is cut off, and one differs from all others.
     """
     found = [
         generation(

@@ -1,6 +1,6 @@
-"""An experiment of two trials whose second trial fails, and finishes after repairs.
+"""An experiment of two trials whose second trial fails twice, and finishes after repairs.
 
-It fails first because a file was edited, then because its reward raises.
+The trial fails first because a file was edited, then because its reward raises an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def edited(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(edited):
-    """Put the words back and resume with a failing reward; return the storage and the resume."""
+    """Restore the words and resume with a failing reward; return storage and finished process."""
     storage, *_ = edited
     (storage / "words.txt").write_text(NOUNS_FILE.read_text())
     (storage / "flag").touch()

@@ -22,15 +22,15 @@ from reports.experiment import read_experiment
 from reports.summary import compare, table
 from tuning.schedulers import FIFO
 
-# This module belongs to the unit tests, so the actors' processes cannot import it.
+# The module `checkpoints` belongs to the unit tests, so the actors' processes cannot import it.
 cloudpickle.register_pickle_by_value(checkpoints)
 
 
 class Killer(tune.Callback):
-    """Send SIGKILL to a role's process after a given round, once for each role."""
+    """Sends SIGKILL to a role's process after a given round, once for each role."""
 
     def __init__(self, roles: dict[int, str]) -> None:
-        """Take the roles to kill, by the round after which each is killed."""
+        """Set the roles to kill, by the round after which each is killed."""
         self.left = dict(roles)
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
@@ -89,7 +89,7 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FullDisk(DetailedGRPO):
-        """A disk without space after round 4, and with a checkpoint that Tune has not noted."""
+        """A disk without space after round 4, with a checkpoint that Tune has not recorded."""
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
             if self.iteration == 4:
@@ -154,7 +154,7 @@ def test_trial_that_cannot_save_its_last_policy_has_failed_and_a_resume_trains_i
             callbacks=grpo_callbacks(console=False),
         ),
     ).fit()
-    # A checkpoint before the end is tried after the next round. The last one is retried at once.
+    # A checkpoint before the end is retried after the next round, the last one immediately.
     assert full.read_text().split() == ["4", "5", "6", "6", "6"]
     assert "its last policy, of round 6, is not saved (No space left on device)" in str(
         result.error

@@ -57,7 +57,7 @@ def test_result_json_and_tensorboard_hold_the_same_names_and_values(finished):
 
 def test_every_logged_number_is_a_metric_with_a_name(finished):
     experiment, _ = finished
-    # Columns of Tune, and those that end a trial.
+    # Columns that Tune adds, and columns with which a trial asks to end or to be saved.
     own = {"done", "should_checkpoint", "iterations_since_restore", "timestamp", "pid"}
     own |= {"training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"}
     for trial in trial_directories(experiment):
@@ -120,7 +120,7 @@ def test_trace_shows_what_ran_beside_what(finished):
 def test_snapshots_of_tune_hold_no_details(finished):
     experiment, _ = finished
     (state,) = experiment.glob("experiment_state-*.json")
-    # The snapshot holds everything but JSON as pickle, in hexadecimal.
+    # In the snapshot, everything that is not JSON is a pickle in hexadecimal.
     assert b"RoundDetails".hex() not in state.read_text()
 
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_gives_the_trials_own_last_evaluation(trained, tmp_path):
     data = json.loads((tmp_path / "mine" / "evaluation.json").read_text())
     assert data["figures"]["reward"]["value"] == last["reward/eval_mean"]
     assert (data["policy"]["round"], data["policy"]["version"]) == (4, 4)
-    # Not only the figure is equal, but every response.
+    # Every response is equal too, not only the figure.
     theirs = [
         (row["cursor"], row["response_index"], row["prompt"], row["response"], row["tokens"])
         for row in parts(trained, "evaluations")

@@ -1,4 +1,4 @@
-"""A full disk at the end of a trial: the command names the loss, and a resume makes it good."""
+"""A full disk at the end of a trial: the command reports what is lost, and a resume recovers it."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ print(*(peak_after(int(rows)) - before for rows in sys.argv[1:]))
 
 
 def peak_bytes(*rows: int) -> list[int]:
-    """Return the rise of a process's peak memory, in bytes, after each number of rows in turn.
+    """Return the rise of a process's peak memory after each of the given numbers of rows, in bytes.
 
-    A forward and a backward pass of the head with 8 rows is the start of the measurement.
+    The rise is relative to the peak after a forward and a backward pass of the head with 8 rows.
     """
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, *map(str, rows)],
@@ -40,7 +40,7 @@ def peak_bytes(*rows: int) -> list[int]:
 
 def test_the_memory_of_the_head_does_not_grow_with_rows_times_vocabulary() -> None:
     few, many = peak_bytes(2048, 8192)
-    held = 4 * 2048 * 32768  # bytes of the probabilities of 2048 rows, which are all held
+    held = 4 * 2048 * 32768  # bytes of the probabilities of 2048 rows, all in memory together
     assert few < 1.3 * held
     # The probabilities of 8192 rows would take 768 MiB more.
     assert many < few + 0.2 * held

@@ -1,6 +1,6 @@
-"""An experiment that is killed, has damaged checkpoints, and is interrupted.
+"""An experiment that is killed, whose checkpoints are damaged, and that is then interrupted.
 
-It still ends with every round exactly once.
+At the end, its files still contain every round exactly once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROLES = ("Generator", "Learner", "DetailedGRPO")
 
 @pytest.fixture(scope="module")
 def start():
-    """Yield a function that starts the command. Kill what a failing test leaves of it."""
+    """Yield a function that starts the command. Kill the processes that a failing test leaves."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, storage: Path) -> subprocess.Popen[str]:
@@ -45,9 +45,9 @@ def start():
 
 
 def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Return our processes below a command.
+    """Return our processes among the descendants of a command.
 
-    Ray's own processes are left out: some take long to notice that their driver is gone.
+    Ray's own processes are left out, because some take long to notice that their driver is gone.
     """
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -68,7 +68,7 @@ def all_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def noted(experiment: Path, checkpoint: str) -> bool:
     """Return True if Tune's snapshot, written once a second, names the checkpoint."""
     states = [path.read_text() for path in experiment.glob("experiment_state-*.json")]
-    # The snapshot holds everything but JSON as pickle, in hexadecimal.
+    # In the snapshot, everything that is not JSON is a pickle in hexadecimal.
     return any(checkpoint in state or checkpoint.encode().hex() in state for state in states)
 
 
@@ -97,7 +97,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def killed(start, tmp_path_factory) -> Story:
-    """Send SIGKILL to the driver after the third checkpoint, and damage that checkpoint."""
+    """Send SIGKILL to the driver after the third checkpoint. Damage it and any later checkpoint."""
     story = Story(tmp_path_factory.mktemp("storage"))
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     argv += ["--set", f"eval.every={EVALUATED[1]}", "--set", "checkpoint.keep=null"]
@@ -224,7 +224,7 @@ def test_an_interrupt_that_ends_the_reader_of_the_output_saves_all_the_same(star
 
 def test_second_interrupt_stops_at_once_and_leaves_no_actor(start, tmp_path):
     """The first interrupt is SIGTERM, which has the same effect as Ctrl-C."""
-    # Rounds take half a minute. The first interrupt alone would wait for the end of one.
+    # Rounds take half a minute. After only one interrupt, the command would wait for a round's end.
     argv = ["--space", "async_vs_sync", "--name", "twice", "--set", "arm=sync"]
     argv += ["--set", "rollout.prompts=512", "--set", "eval.prompts=4"]
     process = start(*argv, storage=tmp_path)
@@ -235,7 +235,7 @@ def test_second_interrupt_stops_at_once_and_leaves_no_actor(start, tmp_path):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "SIGTERM: finishing the current round and saving every trial" in told
+    assert "SIGTERM: every trial finishes its round and saves" in told
     assert "interrupted again: stopping at once" in told
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

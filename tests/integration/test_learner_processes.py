@@ -31,7 +31,8 @@ ALLOWED = {
 
 
 def settings(path: str) -> GRPOConfig:
-    # The norm exceeds its limit: learners that used the norm of their parts would clip differently.
+    # The norm of the gradient exceeds its limit. Learners that used the norms of their own parts
+    # would therefore clip differently.
     packing = torch.get_default_dtype() == torch.float64  # half of the runs use packing
     model, optim = {"path": path, "packing": packing}, {"grad_clip": 0.05}
     return config_with(path, model=model, optim=optim, loss={"kl_coef": 0.05})
@@ -95,7 +96,8 @@ def rank_process(rank: int, places: dict[Any, tuple[str, int]], path: str, out: 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    # With weights of the usual size, a float32 gradient is good to 1.5e-5, since its parts cancel.
+    # With weights of the usual size, the terms of a float32 gradient cancel, so that it is accurate
+    # only to 1.5e-5.
     return write_quick_policy(tmp_path_factory.mktemp("policy"), make=sharpened)
 
 

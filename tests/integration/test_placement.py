@@ -1,4 +1,4 @@
-"""`tuning.nodes` decides before Ray whether a trial has room, and both must agree."""
+"""`tuning.nodes` predicts whether Ray has room for a trial, and Ray must agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[dict[str, float]]]:
-    ray.shutdown()  # the Ray of earlier modules
+    ray.shutdown()  # end the Ray of earlier modules
     head, *others = SIZES
     cluster = Cluster(
         initialize_head=True,

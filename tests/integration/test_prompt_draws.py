@@ -1,4 +1,4 @@
-"""Real trials that choose their training prompts: groups without signal are replaced by others."""
+"""Real trials that choose their training prompts: groups without a signal are replaced."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ ALWAYS = 10**6
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kill an experiment that has checkpoints of rounds 2 and 4 at least; return its directory."""
+    """Kill an experiment that has checkpoints of at least rounds 2 and 4; return its directory."""
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=colocated_k1", *SMALL]
     argv += ["--iterations", str(ROUNDS), "--checkpoint-every", "2", "--set", "eval.every=10"]

@@ -51,7 +51,7 @@ class Kept(ShmSender):
 
 
 class Timed:
-    """A real role whose methods `VirtualActor` calls with a start and an end."""
+    """A real role whose methods `VirtualActor` calls with a start and an end time."""
 
     takes_deposits = False
 
@@ -66,7 +66,7 @@ class Timed:
 class InMidBatch(Timed):
     """A generator whose tokens are spread evenly over its call.
 
-    Weights that are deposited while it samples count from the next token on.
+    Weights that are deposited while it samples take effect at the next token.
     """
 
     takes_deposits = True
@@ -226,7 +226,7 @@ def test_any_settings_keep_both_bounds_and_their_accounts(
         raise
     learner, kept = run(config, scale, timing)
     if config.lag == 0 and config.buffer_capacity == 1:
-        # The trained weights are the sampling weights, so the ratio is 1 to rounding.
+        # The trained weights are the sampling weights, so the ratio is 1 up to rounding.
         assert learner.first_steps == pytest.approx([1.0] * config.rounds, abs=1e-5)
     check_log_probs(config, kept, learner.rounds)
 
@@ -263,8 +263,8 @@ def test_tokens_of_several_versions_are_each_of_their_own(
 def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[RolloutGroup]]]) -> int:
     """Check recorded log-probs against the weights that each token names.
 
-    With `in_flight` the cache outlives its weights, so only tokens of a group's first version can
-    be checked. Return the number of groups with tokens of several versions.
+    With `in_flight` the cache outlives the weights that filled it, so only tokens of a group's
+    first version can be checked. Return the number of groups with tokens of several versions.
     """
     model, tokenizer = build_policy(config.model, 0)
     mixed = 0

@@ -186,7 +186,7 @@ def test_the_page_has_the_rows_of_the_commands_table(full):
             assert all(number in words for number in numbers)
     assert SPACE.question[1:] in words
     assert "relative to colocated_k1" in words
-    assert "Speed-ups are geometric means over the seeds, with their 95 % interval." in words
+    assert "Speed-ups are geometric means over the seeds, with their 95% intervals." in words
 
 
 def test_settings_machine_and_commands_stand_on_the_page(full):
@@ -285,8 +285,8 @@ def write_lengths(directory: Path, arm: str, after: int, *, cut: int = 0) -> Non
     Args:
         directory: The directory of the experiment.
         arm: The arm of the trial.
-        after: Tokens of a response after round 2.
-        cut: Responses, of 10, that are cut off after round 2.
+        after: Number of tokens per response after round 2.
+        cut: Number of responses, out of 10, that are cut off after round 2.
     """
     metrics = {"policy/entropy_nats": 1.1, "response/reference_nll_nats": 0.9}
     rows = [{**row(n, eval__round=2.0 * (n > 1)), **metrics} for n in (1, 2)]
@@ -310,14 +310,14 @@ def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experime
 
     assert heard == []
     first, _, rest = page.words.partition("Comparison of the arms")
-    assert "colocated_k1 (tokens a response -69 %); async_k1 (cut off +20.0 points)" in first
+    assert "colocated_k1 (tokens per response -69%); async_k1 (cut off +20.0 points)" in first
     section = rest.partition("Side effects of training")[2]
-    assert "colocated_k1: responses became shorter, 39.0 → 12.0 tokens (-69 %)." in section
-    assert "sync: nothing above the thresholds." in section
+    assert "colocated_k1: responses became shorter, 39.0 → 12.0 tokens (-69%)." in section
+    assert "sync: no quantity moved by more than its threshold." in section
     assert (
         "async_k1: the token limit cuts off more responses, 0% → 20% (+20.0 points)."
     ) in section
-    for text in ("39.0 → 36.0", "± 25 %", "± 0.3 nats a token", "distinct 3-grams"):
+    for text in ("39.0 → 36.0", "± 25 %", "± 0.3 nats per token", "distinct 3-grams"):
         assert text in section
     assert "#changes" in [link["href"] for link in page.all("a")]
 
@@ -326,8 +326,8 @@ def test_nothing_is_warned_of_where_nothing_moved(experiment):
     write_lengths(experiment, "sync", 36)
     page, _ = write(experiment)
 
-    assert "sync: nothing above the thresholds." in page.words
-    assert "other quantities changed" not in page.words
+    assert "sync: no quantity moved by more than its threshold." in page.words
+    assert "other quantities that changed" not in page.words
 
 
 # ---- Missing data ----------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
         "no held-out responses were kept: all trials",
-        "colocated_k1: not measured in every trial: tokens a response, cut off, entropy",
+        "colocated_k1: not measured in every trial: tokens per response, cut off, entropy",
         "packages not recorded",
         "machine not recorded",
         "started not recorded",
@@ -482,7 +482,7 @@ SECRET = "kingfisher"
 
 
 def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
-    """Each file that the report reads is replaced once by a link out of the experiment."""
+    """Each file that the report reads is replaced, in one case, by a link out of the experiment."""
     outside = write_experiment(tmp_path / "outside", space=SECRET)
     trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
     (trial / "error.txt").write_text(SECRET)
@@ -632,7 +632,7 @@ def test_a_place_that_cannot_be_written_to_is_named(experiment, capsys):
     write_trial(experiment, config(), [row(1)])
     (experiment / "plots").write_text("in the way")
 
-    assert "cannot write there" in refused(capsys, str(experiment))
+    assert "cannot write the report" in refused(capsys, str(experiment))
 
 
 def test_without_matplotlib_the_command_says_how_to_install_it(experiment, tmp_path):

@@ -1,4 +1,4 @@
-"""The report in a browser: no console message, every picture there, no sideways scrolling."""
+"""The report in a browser: no console messages, no missing picture, no sideways scrolling."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def full(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lacking(tmp_path_factory):
-    """Write a report with little measured, a failed trial, very long words and hostile text."""
+    """Write a report with few measurements, a failed trial, very long words and hostile text."""
     directory = write_experiment(tmp_path_factory.mktemp("storage") / ("n" * 100), packages=None)
     write_trial(directory, config("sync"), [row(1)], error=f"ActorFailed: {'x' * 400}")
     trial = write_trial(directory, config(), [row(1, eval__round=1)])

@@ -1,4 +1,4 @@
-"""Code written by a policy, in real processes: bubblewrap contains it, or it does not run."""
+"""Code written by a policy, in real processes: it runs inside bubblewrap, or not at all."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_code_that_is_ended_leaves_no_process() -> None:
 
 
 def contained_processes() -> list[psutil.Process]:
-    """Return bubblewrap's processes below this one, leaving out those of other tests' Ray."""
+    """Return bubblewrap's processes started from this one, without those of other tests' Ray."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

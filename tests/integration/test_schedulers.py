@@ -22,7 +22,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 def run(
     space: dict[str, Any], storage: Path, scheduler: Any, **options: Any
 ) -> dict[str, tune.Result]:
-    """Run trials that a scheduler ranks by learning rate; return results by first settings."""
+    """Run trials that a scheduler ranks by learning rate; return results by initial settings."""
     grid = tune.Tuner(
         DetailedGRPO,
         param_space=space,
@@ -59,7 +59,7 @@ def pbt(mutations: dict[str, Any], **options: Any) -> PBT:
 
 
 class Saving(tune.Trainable):
-    """One of two trials. The worse reports round 4 first, and saves while the better reports it."""
+    """One of two trials. While the worse trial saves round 4, the better one reports round 4."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.score, self.saving = config["score"], Path(config["saving"])
@@ -134,13 +134,15 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
             assert row["count/requested"] == sum(row[f"count/{part}"] for part in parts)
     assert [row["optim/lr"] for row in history] == [1e-5] * 4 + [5e-4] * 2
     assert [row["optim/lr"] for row in donors] == [1e-3] * 6
-    # The donor had taken four gradient steps. The clone takes two a round.
+    # The donor had taken four gradient steps. The clone takes two per round.
     assert [row["version/learner"] for row in history] == [1, 2, 3, 4, 6, 8]
-    # Their learning rates made them drift apart. The clone continues from where the donor was.
+    # Different learning rates made the trials drift apart. The clone continues from the donor.
     assert [row["kl/reference_k3_nats"] < 1e-3 for row in history] == [True] * 4 + [False] * 2
-    # The donor's chunks in flight are requested again: two passes over a batch need no other batch.
+    # The donor's chunks in flight are requested again, because with two passes over a batch the
+    # clone needs the same batch.
     assert history[-1]["count/dropped_lost"] == 0
-    # The newest checkpoint stays, and that of round 4, which PBT saves once or twice for clones.
+    # The newest checkpoint stays, and so does that of round 4, which PBT saves for clones once or
+    # twice.
     kept = [checkpoint_round(path) for path in checkpoints(donor.path)]
     assert kept in ([4, 6], [4, 4, 6])
     loaded = read_checkpoint(checkpoints(clone.path)[-1])
@@ -151,7 +153,7 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
 def test_asha_compares_at_equal_samples_and_leaves_no_actor_behind(
     ray_session: None, tmp_path: Path
 ) -> None:
-    last = 1e-3  # learning rate of the trial with two rollout batches a round
+    last = 1e-3  # learning rate of the trial with two rollout batches per round
     results = run(
         {
             **trial_config(placement="colocated", k_mode="fresh_batches"),

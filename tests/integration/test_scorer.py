@@ -85,7 +85,7 @@ def requests(*responses):
 
 
 def worker_pids(scorer):
-    """Return the pids of the workers, with the spare's last."""
+    """Return the pids of the workers, ending with that of the spare."""
     return [worker._process.pid for worker in scorer._processes]
 
 
@@ -179,13 +179,13 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.5)) as scorer:
         answers = scorer.score(requests(*["hang"] * 12, "x"))
         hung = RewardError("no reward within 0.5 s")
-        left_out = RewardError("not scored: 10 other responses of its chunk hung")
+        left_out = RewardError("not scored: the reward hung on 10 other responses of its chunk")
         assert answers == [hung] * 10 + [left_out] * 3
         assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
 
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
-    # With waits this long, no wait counts as a step of progress.
+    # No wait is this long, so none counts as a step of progress.
     monkeypatch.setattr("grpo_trainable.generator.worker_process.WAIT_S", 60.0)
     with contextlib.closing(ProcessScorer(spec, deadline_s=1.0)) as scorer:
         before = steps_done()
@@ -217,7 +217,7 @@ def test_rest_of_a_unit_is_not_asked_for_once_many_hung_whatever_the_workers(spe
         hung = answers.count("no reward within 0.5 s")
         # Responses that the other workers were scoring when the tenth hung are still awaited.
         assert 10 <= hung <= 13
-        assert all("others of its chunk hung" in message for message in answers[hung + 4 :])
+        assert all("other responses of its chunk" in message for message in answers[hung + 4 :])
 
 
 def test_scorer_that_is_closed_while_it_scores_leaves_no_process(spec):

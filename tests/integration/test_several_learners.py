@@ -67,7 +67,7 @@ def test_learners_train_resume_and_are_missed(checkpoints: Path, trainable: Any)
     apart = max(float((four.policy[n] - three.policy[n]).abs().max()) for n in four.policy)
     assert apart < 0.2 * moved
 
-    # The other learners repeat the round from its start. Without the first learner, none can.
+    # The other learners repeat the round from its start. Without the first learner, they cannot.
     learners = trial.trial.actors.learners
     ray.kill(learners[2].handle)
     row = trial.train()

@@ -39,7 +39,7 @@ def reward(response, ground_truth):
 
 
 def test_generator_that_dies_again_and_again_fails_the_trial(begun: Any, tmp_path: Path) -> None:
-    # The first evaluation takes 12 rewards and a round 16, so the generator dies in round 3.
+    # The first evaluation needs 12 rewards and each round 16, so the generator dies in round 3.
     reward = tmp_path / "murder.py"
     reward.write_text(MURDEROUS_REWARD.format(file=str(tmp_path / "calls"), allowed=50))
     running = begun(trial_config(task={"reward": f"{reward}:reward", "reward_deadline_s": 5.0}))

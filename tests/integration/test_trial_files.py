@@ -1,4 +1,4 @@
-"""Files of a trial: those it continues from, the user's files that it guards, a user's engine."""
+"""The checkpoint that a trial continues from, and a user's data files and engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
 def test_a_trial_that_starts_from_round_0_again_counts_from_there(
     begun: Any, tmp_path: Path
 ) -> None:
-    """Unless the trial corrects it, Tune counts on from the checkpoint that it noted."""
+    """Unless the trial corrects the round, Tune counts on from the checkpoint that it recorded."""
     directory = tmp_path / "experiment" / "trial"
     trial = begun(trial_config(placement="colocated"))
     trial.step()

@@ -32,9 +32,9 @@ def own_bundles() -> list[int]:
 
 
 class TellsBundles(GRPOTrainable):
-    """Report each actor's bundle after the last round, and again after replacing both generators.
+    """Reports each actor's bundle after the last round and after replacing both generators.
 
-    The second generator is replaced first: the first bundle with room is then that of the other.
+    The second generator is replaced first, so the first bundle with room belongs to the other one.
     """
 
     def step(self) -> dict[str, Any]:

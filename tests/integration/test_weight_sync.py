@@ -39,7 +39,7 @@ from grpo_trainable.transports.object_store import (
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 from grpo_trainable.transports.transport import TransportError
 
-# tests/gpu has cuda_ipc and nccl, which need GPUs.
+# The transports cuda_ipc and nccl need GPUs and are tested in tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
 Held = list[tuple[int, int, float]]  # files, mappings and memory (MB) of learner and generator
 HERE = [
@@ -66,7 +66,8 @@ def line(ray_session: None) -> Iterator[Any]:
 def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name: str) -> None:
     """300 syncs leave memory, files and /dev/shm as they were.
 
-    A leak grows in both halves of the syncs. A one-time allocation of Ray or glibc grows in one.
+    A leak grows in both halves of the syncs. A one-time allocation by Ray or glibc appears in only
+    one half.
     """
     way = line(name)
     for round_ in range(60):
@@ -77,7 +78,7 @@ def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name:
     middle = way.held()
     for round_ in range(210, 360):
         assert way.sync(round_)
-    # On a busy machine Ray takes a while to release what has arrived.
+    # On a busy machine Ray takes a while to release the data that it received.
     until = time.monotonic() + 30.0
     while (leaks := grown(before, middle, way.held())) and time.monotonic() < until:
         time.sleep(1.0)
@@ -204,13 +205,14 @@ def test_weights_may_travel_as_bfloat16(begun: Any, name: str) -> None:
 def test_a_trial_may_sample_in_bfloat16(begun: Any) -> None:
     row = begun(trial_config(model={"sampler_dtype": "bfloat16"}, rounds=1)).step()
     assert 1e-6 < row["kl/sampler_mismatch_nats"] < 0.1
-    # Ratios start from the learner's own log-probs. Importance weights have the sampler's rounding.
+    # Ratios are relative to the learner's own log-probs, without the sampler's rounding. Importance
+    # weights contain it.
     assert abs(row["loss/ratio_max"] - 1) < 1e-5
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
-    """Ray Direct Transport does this too. The pipeline's tests check everything else about it."""
+    """Ray Direct Transport allows this too. The pipeline's tests check the rest of `in_flight`."""
     config = trial_config(transport=name, lag=1, weight_update="in_flight", rounds=4)
     running = begun(config)
     rows = [running.step() for _ in range(4)]
@@ -224,7 +226,7 @@ def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_actors_that_begin_anew_keep_their_way(begun: Any, name: str) -> None:
-    """A clone of PBT does this: its actors and their group stay, and settings change."""
+    """A clone of PBT does this: it keeps its actors and their group, and changes settings."""
     running = begun(trial_config(transport=name, lag=1))
     running.step()
     before = [actor.handle for actor in running.trial.actors]
@@ -246,7 +248,7 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
         fetched.append(receiver.fetch(handles[-1]))
         assert storage_checksum(fetched[-1].tensors) == fetched[-1].checksum == checksum
     assert len({id(handle.frozen) for handle in handles}) == 1
-    # Only moving weights are new tensors, which is how the generator counts them.
+    # Only moving weights become new tensors, and the generator counts only new tensors.
     assert len({id(weights.tensors["still"]) for weights in fetched}) == 1
     assert len({id(weights.tensors["moving"]) for weights in fetched}) == 3
     # A generator that replaces another receives both parts.
@@ -278,7 +280,7 @@ ONE_SIDED = [p for p in HERE if p.values[0] != "gloo"]
 def test_learner_that_died_before_its_weights_were_fetched_leaves_an_error_or_whole_weights(
     line: Any, name: str
 ) -> None:
-    """Another learner can replace it, with the same generator."""
+    """Another learner can replace the dead one, with the same generator."""
     way = line(name)
     assert way.sync(0)
     handle, published = way.publish(1)
@@ -309,7 +311,7 @@ def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
 
     Weights that arrive nevertheless are whole.
     """
-    for round_ in range(3):  # the first rounds lay out their buffers
+    for round_ in range(3):  # the first rounds set up their buffers
         handle, published = way.publish(round_)
         started = time.monotonic()
         assert way.load(handle) == published
@@ -337,7 +339,7 @@ def test_actors_killed_in_mid_transfer_leave_an_error_or_whole_weights(
         for _ in range(5):  # the kill may come too late
             failed = load_fails_when_killed(way, getattr(way, victim))
             if way.transport.two_sided:
-                for actor in way.actors:  # also the other one, if it is still there
+                for actor in way.actors:  # the other one too, if it still runs
                     actor.kill()
                 way = line(name, scale=100)
             elif victim == "learner":
@@ -375,7 +377,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
     kill(running, "generator-0")
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
         run(running, 4)
-    # The retry of a trial does this.
+    # A retry of the trial does the same.
     again = begun(config)
     again.restore(str(tmp_path / "last"))
     row = run(again, 4)
@@ -393,7 +395,10 @@ class Starts:
 def test_what_ray_starts_beside_an_actor_needs_no_room_in_the_trials_reservation(
     ray_session: None,
 ) -> None:
-    """Ray does this for nccl, to find the other end. A trial's reservation has no room for it."""
+    """For nccl, Ray starts another actor to find the other end.
+
+    A trial's reservation has no room for this actor.
+    """
     group = placement_group([{"CPU": 1}, {"CPU": 1}])
 
     def trial() -> bool:

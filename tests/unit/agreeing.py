@@ -15,8 +15,8 @@ import torch
 
 from grpo_trainable.protocol.rollout import RolloutGroup
 
-# Responses of one comparison that may diverge. Rounding moves the border between two tokens by
-# about a millionth. One fork is rare in thousands of tokens, and a second one is no accident.
+# Number of responses per comparison that may diverge. Rounding moves the border between two tokens
+# by about a millionth. One fork is rare in thousands of tokens, and two forks are no accident.
 FORKS = 1
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ENTRIES = 1 << 22  # of products; larger ones are not changed
+ENTRIES = 1 << 22  # maximum size of a product; larger products are not changed
 
 
 def install(seed: str) -> None:

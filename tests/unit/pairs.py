@@ -51,12 +51,12 @@ class Pair:
         self.generator.load(self.learner.publish().handle)
 
     def rollouts(self) -> list[RolloutGroup]:
-        """Return a fresh rollout batch from the generator's weights, with rewards that differ."""
+        """Return a fresh rollout batch from the generator's weights, with invented rewards."""
         count = self.config.rollout.prompts
         prompt_indices = range(self.next_prompt, self.next_prompt + count)
         self.next_prompt += count
         unit = self.generator.generate([self.prompts.request("train", c) for c in prompt_indices])
-        # A random policy would earn nothing.
+        # The task would reward none of a random policy's responses.
         rewards = torch.linspace(0, 1, self.config.rollout.group_size)
         return [replace(g, rewards=rewards.roll(g.prompt_index), uses=1) for g in unit.groups]
 

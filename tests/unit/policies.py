@@ -28,9 +28,9 @@ def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
 
 
 class Pieces:
-    """A stand-in for a tokenizer: the given pieces of text after two special tokens.
+    """A stand-in for a tokenizer: two special tokens, then the given pieces of text.
 
-    The special tokens have ids 0 and 1; id 1 is for padding.
+    The special tokens have the ids 0 and 1. Id 1 is for padding.
     """
 
     pad_id = 1

@@ -74,7 +74,7 @@ sys.exit(run("tune", body))
 
 @pytest.mark.slow
 def test_work_that_must_not_end_goes_on_without_a_reader(tmp_path):
-    """Run as with `2>&1 | tee log`, which Ctrl-C ends."""
+    """This happens with `2>&1 | tee log`: Ctrl-C also ends `tee`."""
     process = subprocess.Popen(
         [sys.executable, "-c", GOES_ON, str(tmp_path / "file")],
         cwd=ROOT,

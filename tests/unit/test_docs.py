@@ -1,4 +1,4 @@
-"""Claims of the hand-written pages about the product are true."""
+"""The hand-written pages make true claims about the product."""
 
 from __future__ import annotations
 

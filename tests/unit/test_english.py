@@ -30,7 +30,7 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each comment. Comments on adjacent lines are one."""
+    """Yield the line and the text of each comment. Comments on adjacent lines count as one."""
     begin, last, lines = 0, -1, []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:

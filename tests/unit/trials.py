@@ -127,7 +127,7 @@ def details(round_: int, **values: Any) -> RoundDetails:
 
 
 def gradient_steps(round_: int) -> dict[str, list[Any]]:
-    """Return two steps a round; the second is 0.5 nats away from the policy that sampled."""
+    """Return two steps per round; the second is 0.5 nats away from the policy that sampled."""
     kl = {f"kl_{other}{kind}_nats": [0.0, 0.5] for other in KL_TO for kind in ("", "_k3")}
     names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "ratio_max", "lr")
     critic = ("critic_loss", "critic_clip_fraction", "critic_grad_norm")
@@ -186,7 +186,7 @@ def note(trial: FakeTrial, path: Path, round_: int) -> None:
 
 
 class Restored:
-    """A trial restored as a Trainable does it, without starting actors."""
+    """A trial restored as a Trainable restores it, but without starting actors."""
 
     def __init__(self, trial: FakeTrial) -> None:
         self.round = 0

@@ -15,8 +15,8 @@ EVENTS = ("open", "os.rename", "os.remove", "os.mkdir")
 def killed_at(event: int, action: Callable[[], object], directory: Path) -> bool:
     """Run `action` in a child process; return True if it was SIGKILLed before the `event`-th event.
 
-    Events are: create `directory`, or open, rename or remove a file in it. Otherwise the process
-    ends normally.
+    An event creates `directory`, or opens, renames or removes a file in it. If there are fewer
+    events, the process ends normally.
     """
     child = os.fork()
     if child == 0:

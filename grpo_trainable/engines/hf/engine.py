@@ -49,14 +49,14 @@ class HFEngine(LocalEngine):
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (A, V), float32, of hidden states (A, D)."""
         if self._head is None:
-            # Only once, because widening the head of a bfloat16 model costs about as much as a
-            # token.
+            # Computed only once, because widening the head of a bfloat16 model takes about as long
+            # as sampling a token.
             _, self._head = self.policy.head_operands(hidden)
         return (hidden.to(self._head.dtype) @ self._head.t()).float()
 
     @torch.no_grad()
     def _refuse_other_caches(self) -> None:
-        """Compare logits computed on a cache with padding with those of a whole pass.
+        """Compare the logits from a cache with padding to those from one pass over all tokens.
 
         Raises:
             ValueError: They differ or cannot be computed. The message is one line.
@@ -73,7 +73,7 @@ class HFEngine(LocalEngine):
         for prompt, logits in zip(prompts, on_cache, strict=True):
             whole = torch.cat((prompt.to(self.device), last))
             expected = self._logits(self.policy.hidden_states(whole[None])[0, -2:])
-            # Relative to the largest logit: the rounding of a body in this precision.
+            # The rounding error of a body in this precision, relative to the largest logit.
             allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
             if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
                 raise ValueError(
@@ -104,8 +104,8 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
 class HFDecoder:
     """Computes logits on a cache of transformers.
 
-    Prompts are padded on the left to P columns, so that a row has no gap. Some architectures let a
-    token see only a window of columns.
+    Prompts are padded on the left to P columns, so that no row has a gap after its prompt. Some
+    architectures let a token see only a window of columns, and a gap would fill part of it.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class PreallocatedLayer(DynamicLayer):
             self._room = [self._like(new) for new in states]
         begin = self.get_seq_length()
         end = begin + key_states.shape[-2]
-        # Without this check, a single token would be broadcast into no column at all.
+        # Without this check, a single token would be broadcast to an empty slice without an error.
         assert end <= self._columns, f"{end} tokens, and room for {self._columns}"
         for room, new in zip(self._room, states, strict=True):
             room[:, :, begin:end] = new

@@ -27,15 +27,15 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-MAX_PROMPTS = 1 << 16  # maximum number of training prompts to measure, which takes some seconds
+MAX_PROMPTS = 1 << 16  # limit on the training prompts to measure; so many take some seconds
 
 
 def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
     """Build the engine of a trial, and compare it with the policy that its config names.
 
     Raises:
-        ValueError: vLLM cannot be imported, does not know the model or computes other log-probs.
-            The message is one line.
+        ValueError: vLLM cannot be imported, does not know the model, or computes other log-probs
+            than the policy. The message is one line.
     """
     config, tokenizer = setup.config, setup.tokenizer
     import_vllm(threads(resources.generator_cpus(config)))
@@ -77,7 +77,7 @@ def _snapshot(policy: Policy) -> PolicyWeights:
 
 
 def _longest(config: GRPOConfig, prompts: Prompts) -> int:
-    """Return the number of tokens of the longest prompt and its longest response."""
+    """Return the number of tokens of the longest prompt plus the longest response."""
     asked = {
         "train": min(prompts.train_count, MAX_PROMPTS),
         "eval": config.eval.prompts,
@@ -91,9 +91,9 @@ def _longest(config: GRPOConfig, prompts: Prompts) -> int:
 
 
 def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written: Path) -> str:
-    """Return the directory with config.json of the model.
+    """Return the directory that contains config.json of the model.
 
-    For a policy of this package, write it first, as that of a Llama.
+    For a policy of this package, first write a config.json that describes it as a Llama.
     """
     if not isinstance(policy, TransformerLM):
         return str(policy_directory(config.model))

@@ -1,7 +1,8 @@
-"""The engine vLLM (extra `vllm`), in this process and token by token.
+"""The engine vLLM (extra `vllm`), which samples in this process, token by token.
 
-Draws have the same keys as ours, but vLLM's rounding depends on what it computes together. It
-therefore does not promise identical bits on repetition, nor the learner's log-probs to 1e-4.
+Draws have the same keys as in our engines, but vLLM's rounding depends on which rows it computes
+together. This engine therefore promises neither identical bits when a call is repeated, nor
+log-probs within 1e-4 of the learner's.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class VLLMEngine:
             tokenizer: Tokenizer of the policy.
             renamed: Gives the learner's tensors the names that they have in transformers.
             vocab_size: Size of the vocabulary.
-            longest: Tokens of a prompt and its response together.
-            rows: Rows that are sampled at once.
+            longest: Maximum number of tokens of a prompt plus its response.
+            rows: Maximum number of rows that are sampled together.
             seed: Seed of all draws.
             recompute: Recompute the KV cache when weights arrive in the middle of a call.
         """
@@ -95,7 +96,7 @@ class VLLMEngine:
         """Load a snapshot and sample with it from the next token on.
 
         Raises:
-            RuntimeError: The snapshot arrived torn, or does not fill the model.
+            RuntimeError: The snapshot arrived torn, or lacks a tensor of the model.
         """
         send_weights(self.llm, weights, self._renamed)
         self._version, self._round = weights.version, weights.round
@@ -104,7 +105,7 @@ class VLLMEngine:
             self._forget_cache()
 
     def _forget_cache(self) -> None:
-        """Drop the KV cache of older weights. Running rows then recompute theirs."""
+        """Drop the KV cache of older weights. Running rows then recompute their parts of it."""
         if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._running)):
             raise EngineError("engine=vllm: the KV cache of older weights could not be dropped")
 
@@ -118,7 +119,8 @@ class VLLMEngine:
         Raises:
             ValueError: A prompt is longer than those examined when the engine was built, the
                 requests differ in their limits, or there are no requests.
-            EngineError: vLLM returns something else than one token for every row that it computes.
+            EngineError: vLLM samples no token in a step, or with other versions of the weights than
+                expected.
         """
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)
@@ -150,7 +152,7 @@ class VLLMEngine:
 
     @contextmanager
     def _nothing_left_running(self) -> Iterator[None]:
-        """Make vLLM drop the rows of a call that does not reach its end."""
+        """Make vLLM drop the rows of a call that fails before its end."""
         try:
             yield
         finally:
@@ -159,9 +161,9 @@ class VLLMEngine:
                 self._running.clear()
 
     def _admit(self, waiting: deque[_Row]) -> None:
-        """Pass waiting rows to vLLM, up to the number that it computes at once.
+        """Pass waiting rows to vLLM, up to the number that it computes together.
 
-        The remaining rows begin later, with the weights of that time.
+        The remaining rows begin later, with the weights that are loaded by then.
         """
         while waiting and len(self._running) < self._rows:
             row, key = waiting.popleft(), next(self._keys)
@@ -182,9 +184,9 @@ class VLLMEngine:
         return SamplingParams(
             temperature=limits.temperature,
             max_tokens=limits.max_new_tokens,
-            min_tokens=limits.min_new_tokens - 1,  # our minimum includes the token that ends it
+            min_tokens=limits.min_new_tokens - 1,  # our minimum includes the end token
             stop_token_ids=list(limits.end_ids),
-            ignore_eos=True,  # only `end_ids` end it
+            ignore_eos=True,  # only `end_ids` end a response
             logprobs=0,  # only the log-prob of the sampled token
             # One request per response: with n > 1 vLLM uses the seeds seed + i, which collide.
             seed=response_seed(
@@ -196,7 +198,7 @@ class VLLMEngine:
         )
 
     def _step(self, limits: SamplingLimits, stops: StopStrings | None) -> None:
-        """Sample one token of every row that vLLM computes in a step."""
+        """Run one step of vLLM, which samples one token of every row that it computes."""
         outputs = self._engine.step()
         if not outputs:
             raise EngineError("engine=vllm: a step sampled no token")

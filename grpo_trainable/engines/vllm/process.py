@@ -18,18 +18,18 @@ import torch
 if TYPE_CHECKING:
     from vllm import LLM  # pyright: ignore
 
-# Environment variables that vLLM needs, and those set only if the user has not set them.
+# Environment variables that vLLM needs, and variables set only if the user has not set them.
 MUST = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other actors share the cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern things done on purpose here
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about things that we do on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
 # Packages that vLLM's CPU build imports if installed. Their builds may not suit its torch.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # smallest limit on the tokens of one step; rows beyond it wait for the next
+PREFILL_TOKENS = 4096  # smallest limit on the tokens of a step; further rows wait for the next step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class CacheShape:
     itemsize: int  # bytes per number
 
     def bytes(self, rows: int, tokens: int) -> int:
-        """Return the memory for `rows` of `tokens` each.
+        """Return the bytes needed for `rows` rows of `tokens` tokens each.
 
-        Rows take whole blocks. The result includes the blocks that vLLM keeps for its own use.
+        Rows occupy whole blocks. The result includes the blocks that vLLM keeps for its own use.
         """
         blocks = rows * -(-tokens // BLOCK_TOKENS) + 2
         token = 2 * self.layers * self.heads * self.head_dim * self.itemsize
@@ -55,7 +55,7 @@ def import_vllm(threads: int) -> None:
     """Import vLLM, which then fixes the number of threads of this process.
 
     Raises:
-        ValueError: It cannot be imported, or this process cannot compute with `threads`.
+        ValueError: vLLM cannot be imported, or fixes a number of threads other than `threads`.
     """
     os.environ.update(MUST)
     for name, value in UNLESS_SET.items():
@@ -93,10 +93,10 @@ def start_llm(
 
     Args:
         directory: Directory with config.json.
-        backend: Registered name of the engine that will bring weights.
+        backend: Registered name of the weight-transfer engine, which brings the weights.
         dtype: Precision of the body.
-        longest: Tokens of a prompt and its response together.
-        rows: Rows that are sampled at once.
+        longest: Maximum number of tokens of a prompt plus its response.
+        rows: Maximum number of rows that are sampled together.
         cache: Size of a token in the KV cache.
         overrides: Entries of config.json to replace.
     """
@@ -111,7 +111,7 @@ def start_llm(
         trust_remote_code=False,
         hf_overrides=dict(overrides),
         generation_config="vllm",  # ignore the sampling defaults of the directory
-        logprobs_mode="processed_logprobs",  # of the distribution that tokens are drawn from
+        logprobs_mode="processed_logprobs",  # from the distribution that tokens are drawn from
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),

@@ -1,7 +1,7 @@
 """Weights for vLLM: a backend for its weight-transfer API.
 
-The backend takes a snapshot from any of our transports in the process where vLLM computes. There is
-no disk and no second process group.
+The backend passes on a snapshot within the process in which vLLM computes, whichever of our
+transports delivered the snapshot. It needs neither a disk nor a second process group.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a head. If there is none, the embedding serves as head.
+    """Return the tensors with a head. If they have none, the embedding serves as the head.
 
     vLLM packs the head for its own product, and does not renew the packed copy of a tied head (vLLM
-    0.32). It therefore gets an untied model.
+    0.32). vLLM therefore gets an untied model.
 
     Raises:
         ValueError: There is neither head nor embedding. The message is one line.
@@ -46,7 +46,7 @@ def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
     `renamed` gives tensors the names that they have in transformers.
 
     Raises:
-        RuntimeError: The snapshot arrived torn, or does not fill the model.
+        RuntimeError: The snapshot arrived torn, or lacks a tensor of the model.
     """
     llm.start_weight_update()
     llm.update_weights({"update_info": {"weights": weights, "renamed": renamed}})
@@ -70,7 +70,7 @@ def register_backend() -> None:
 
     @dataclass
     class NothingToAgree(WeightTransferInitInfo):
-        """Empty, because sender and receiver are one process."""
+        """Empty, because sender and receiver are the same process."""
 
     @dataclass
     class Snapshot(WeightTransferUpdateInfo):

@@ -1,6 +1,6 @@
-"""Attention for models of transformers in two cases that torch's own does not serve.
+"""Attention for models of transformers in two cases for which torch's own is not suited.
 
-Packed rows attend only to their own tokens, and a CPU computes bfloat16 rows in float32.
+Packed rows attend only to their own tokens. On a CPU, bfloat16 rows are computed in float32.
 
 T tokens, B rows, S positions, N heads, K heads of keys and values, H head size.
 """
@@ -18,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 from grpo_trainable.models.packing import Packing
 
 NAME = "grpo_trainable"
-# Extra features in the attention of some architectures, by the arguments that request them.
+# Arguments that request extra features of attention in some architectures.
 UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
@@ -63,9 +63,10 @@ def _rows_attention(
     mask: Tensor | None,
     **others: Any,
 ) -> Tensor:
-    """Return the attention of torch, (B, S, N, H), in float32 for bfloat16 on a CPU.
+    """Return torch's attention, (B, S, N, H). On a CPU, compute bfloat16 in float32.
 
-    The CPU kernels for bfloat16 are several times slower, with or without instructions for it.
+    The CPU kernels for bfloat16 are several times slower than those for float32, even if the CPU
+    has bfloat16 instructions.
     """
     dtype = query.dtype
     if dtype != torch.bfloat16 or query.device.type != "cpu":
@@ -93,7 +94,7 @@ def _one_query(
 ) -> Tensor:
     """Return (B, 1, N, H) for single queries (B, N, 1, H).
 
-    It takes two matrix products for each head with keys.
+    This takes two matrix products per key-value head.
     """
     rows, kv_heads, columns, size = key.shape
     grouped = query.float().view(rows, kv_heads, -1, size) * scale

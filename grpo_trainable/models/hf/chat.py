@@ -1,7 +1,7 @@
 """Prompts as conversations, rendered with the chat template of a model.
 
-transformers renders the template (extra `hf`). Our tokenizer makes the tokens, the same one that
-decodes the responses.
+transformers renders the template (extra `hf`). Our tokenizer encodes the rendered text. It is the
+same tokenizer that decodes the responses.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 Messages = Sequence[dict[str, str]]
 
-# The date for templates that ask for today's, because a run's prompts must not depend on the day.
-# Llama's templates use this date when they cannot ask.
+# The date given to templates that ask for the current date. A run's prompts must not depend on the
+# day. Llama's templates use this date if they cannot ask for the current one.
 DATE = "26 Jul 2024"
 ASKS_FOR_DATE = "strftime_now"
 FIXED_DATE = f"{{%- macro {ASKS_FOR_DATE}(format) -%}}{DATE}{{%- endmacro -%}}"
-PRIVATE_USE = range(0xE000, 0xF900)  # characters without a meaning
+PRIVATE_USE = range(0xE000, 0xF900)  # characters without a fixed meaning
 
 
 class ChatTemplate:
-    """Turns conversations into the ids that a response follows.
+    """Turns a conversation into the ids of a prompt.
 
     Messages are plain text. A special token that a message spells becomes ordinary characters. Only
     special tokens that the template writes become tokens.
@@ -127,7 +127,8 @@ class ChatTemplate:
     def _by_parts(self, text: str, quoted: re.Pattern[str], stray: str) -> list[int]:
         """Encode a rendered text piece by piece, between the special tokens of the template.
 
-        Matches of `quoted` are text. Marks that a template has separated (`stray`) are removed.
+        Matches of `quoted` are plain text. Marks that a template has separated (`stray`) are
+        removed.
         """
         ids: list[int] = []
         begin, plain = 0, ""
@@ -146,7 +147,7 @@ class ChatTemplate:
     def _refuse_inseparable(self, text: str, spelled: str) -> None:
         """Raise a ValueError if encoding `text` piece by piece differs from encoding it as a whole.
 
-        This happens if text next to a special token is encoded differently than alone.
+        The two differ if text is encoded differently next to a special token than on its own.
         """
         nothing = re.compile("(?!)()")
         if self._by_parts(text, nothing, stray="(?!)") != self._tokenizer.encode_rendered(text):
@@ -166,7 +167,7 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
 
     Args:
         named: The path of a file, or "on" for the template of the model in `path`, or "off".
-        path: Directory or hub id of the model. None is the shipped policy.
+        path: Directory or hub id of the model. None means the shipped policy.
         tokenizer: Tokenizer of the model.
 
     Raises:

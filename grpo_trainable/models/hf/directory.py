@@ -1,7 +1,7 @@
 """A Hugging Face model on disk, examined through its small files.
 
-Neither torch nor transformers is imported, so that the launcher can check a model before anything
-starts.
+This module imports neither torch nor transformers, so that the launcher can check a model before
+anything starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# Names of the longest sequence in the configs of different architectures.
+# Keys of the maximum sequence length in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -36,14 +36,15 @@ class NotOnTheHub(ValueError):
 
 
 def local_directory(path: str) -> Path:
-    """Return the directory that `path` names: itself, or a download of the model with this hub id.
+    """Return `path` if it is a directory, or else a download of the model with this hub id.
 
     An existing download is used as it is.
 
     Raises:
-        NotOnTheHub: It is not a directory, and the hub cannot be reached or has no such model. The
-            message is one line.
-        ValueError: It can be neither. The message is one line.
+        NotOnTheHub: `path` is not a directory, and the hub cannot be reached or has no such model.
+            The message is one line.
+        ValueError: `path` is neither a directory nor a valid hub id, or the library that downloads
+            models is not installed. The message is one line.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -80,7 +81,7 @@ def local_directory(path: str) -> Path:
 
 
 def is_hugging_face(directory: Path) -> bool:
-    """Return True if config.json is that of a model of transformers; False if it cannot be read."""
+    """Return True if config.json can be read and describes a model of transformers."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -99,7 +100,7 @@ def model_files(directory: Path) -> list[str]:
 def revision_file(directory: Path) -> dict[str, Path]:
     """Return `refs/main` of a download from the hub, or nothing for other directories.
 
-    A machine finds the download by this file. Without it the machine would ask the hub.
+    With this file, a machine finds the download. Without it, the machine would ask the hub.
     """
     main = directory.parent.parent / "refs" / "main"
     return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}
@@ -160,7 +161,7 @@ def read_shape(directory: Path) -> PolicyShape:
     lengths = [config[name] for name in CONTEXT_LENGTH if _is_count(config.get(name))]
     if not lengths:
         raise ValueError(
-            f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]}, the longest context"
+            f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]} (the longest context)"
         )
     if not _is_count(config.get("vocab_size")):
         raise ValueError(f"{directory / 'config.json'}: no vocab_size")
@@ -188,8 +189,8 @@ def refuse_unusable(directory: Path) -> None:
         )
     if (directory / "adapter_config.json").exists():
         raise ValueError(
-            f"{directory}: adapter_config.json makes these adapters of another model; merge them "
-            "and save the whole model"
+            f"{directory}: adapter_config.json shows that these are adapters of another model; "
+            "merge them and save the whole model"
         )
     if "quantization_config" in config:
         raise ValueError(f"{directory}: the weights are quantized and cannot be trained")
@@ -203,7 +204,7 @@ def refuse_missing_library(source: str, name: str) -> None:
 
 
 def _known_to_transformers(model_type: Any) -> bool:
-    """Return True if the tables of the installed transformers name an architecture.
+    """Return True if the tables of the installed transformers contain an architecture.
 
     The tables are searched as text, because importing them would take seconds.
     """
@@ -224,12 +225,13 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     """Read the tokenizer of tokenizer.json, with the end and padding ids that the other files name.
 
     A response ends with the tokenizer's end-of-text token, which is the first of `end_ids`. It also
-    ends with any token that generation_config.json lists, or else config.json. If no padding token
-    is named, an end id replaces it. No result depends on the token at such a position.
+    ends with any end token that generation_config.json lists. If that file lists none, the list in
+    config.json is used. If no file names a padding token, an end id serves as padding: no result
+    depends on the token at a padded position.
 
     Raises:
-        ValueError: A file cannot be read, no end is named, or the model's vocabulary is too small.
-            The message is one line.
+        ValueError: A file cannot be read, no end token is named, or the model's vocabulary is too
+            small. The message is one line.
     """
     vocab_size = read_shape(directory).vocab_size
     backend = read_backend(directory / "tokenizer.json")
@@ -258,7 +260,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     tokenizer = Tokenizer(backend, end_ids=end_ids, pad_id=[*pad_ids, *end_ids][0])
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has only "
             f"{vocab_size}"
         )
     return tokenizer
@@ -281,7 +283,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _text_config(directory: Path) -> dict[str, Any]:
-    """Return the part of config.json that concerns text. Models of several modalities have more."""
+    """Return config.json. In a model of several modalities, entries about text take precedence."""
     config = _read_json(directory / "config.json")
     part = config.get("text_config")
     return {**config, **part} if isinstance(part, dict) else config
@@ -332,8 +334,8 @@ def refuse_unknown_targets(targets: str, shapes: Mapping[str, tuple[int, ...]]) 
     """Check that the modules that `targets` names are among the stored tensors of a model.
 
     Raises:
-        ValueError: One does not exist, or is not a linear layer of the body. The message is one
-            line.
+        ValueError: A module does not exist, or is not a linear layer of the body. The message is
+            one line.
     """
     names = names_in(targets)
     if names == [ALL_LINEAR]:

@@ -18,7 +18,7 @@ from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 from grpo_trainable.models.transformer import RMS_EPS
 
-# Our names without `.weight`, and Llama's: for the model, and for one of its layers.
+# Our names without `.weight` -> Llama's names, for the whole model and for one of its layers.
 OF_MODEL = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
 OF_LAYER = {
     "attention_norm": ("input_layernorm",),
@@ -50,7 +50,7 @@ def _renamed(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def llama_config(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the content of config.json of such a Llama."""
+    """Return the content of the config.json that describes the policy as a Llama."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -87,7 +87,7 @@ def write_llama(
     Args:
         directory: An existing directory.
         config: Shape of the policy.
-        parameters: Parameters of a `TransformerLM` of this shape, by our names.
+        parameters: Parameters of a `TransformerLM` of this shape, under our names.
         tokenizer: Tokenizer of the policy.
         dtype: Precision of the stored weights.
     """
@@ -106,7 +106,7 @@ def write_llama(
             "eos_token": END_OF_TEXT,
             "pad_token": PAD,
             "model_max_length": config.context_length,
-            # As for our tokenizer, a special token spelled out in a text is ordinary characters.
+            # As in our tokenizer, a special token that a text spells out is ordinary characters.
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
         },

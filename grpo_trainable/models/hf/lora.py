@@ -22,7 +22,7 @@ ADAPTER = "default"  # peft's name of the only adapter
 class LoraPolicy(Policy):
     """A policy that trains only adapters: a layer adds scale · B A to its weights.
 
-    B begins at zero, so at first the policy equals the model it is made of. The adapters are
+    B begins at zero, so at first the policy equals the model without adapters. The adapters are
     float32 whatever the precision of the model.
     """
 
@@ -36,7 +36,7 @@ class LoraPolicy(Policy):
         seed: int,
         apart: bool = False,
     ) -> None:
-        """Put adapters into `base`, which computes with them from then on.
+        """Put adapters into `base`, which then computes with them.
 
         Args:
             base: The model.
@@ -178,13 +178,13 @@ class LoraPolicy(Policy):
 
 
 class _WithoutAdapters(Policy):
-    """The model that a LoRA policy was made of, in the same memory."""
+    """The model to which a LoRA policy adds adapters, in the same memory."""
 
     def __init__(self, policy: LoraPolicy) -> None:
         super().__init__()
         self.context_length, self.vocab_size = policy.context_length, policy.vocab_size
         self.head_fp32 = policy.head_fp32
-        # A tuple hides it from torch, which would freeze and move a submodule with this one.
+        # A tuple hides the policy from torch. A submodule would be frozen and moved with this one.
         self._policy = (policy,)
 
     @property
@@ -208,7 +208,7 @@ class _WithoutAdapters(Policy):
 
     def checkpoint_gradients(self) -> None:
         """Raise a NotImplementedError."""
-        raise NotImplementedError("it is never trained")
+        raise NotImplementedError("the model without adapters is never trained")
 
     def weights(self) -> dict[str, Tensor]:
         """Return the model's weights without the adapters."""

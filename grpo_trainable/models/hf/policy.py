@@ -22,8 +22,8 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicyShape
 
 PROBE_TOKENS = 16  # length of the sequence on which a model is compared with its parts
-# Factor by which hidden states are magnified for a second comparison. With random weights the
-# logits are so small that a cap on them would not show.
+# Factor by which hidden states are magnified for a second comparison. With random weights, logits
+# are so small that a cap on them would have no effect.
 MAGNIFIED = 1000.0
 
 
@@ -94,7 +94,8 @@ class HFPolicy(Policy):
         """Make `states_at` compute each token once.
 
         Raises:
-            ValueError: The architecture does not support it, or its packed states differ.
+            ValueError: The architecture does not support packing, or computes different states
+                when packed.
         """
         from grpo_trainable.models.hf.attention import replace_attention  # loads torch's compiler
 
@@ -110,7 +111,7 @@ class HFPolicy(Policy):
         except (TypeError, ValueError) as error:
             why = str(error).splitlines()[0]
             raise ValueError(f"{_cannot_pack(self.model)} ({why})") from error
-        # Relative to the largest state, and far above rounding.
+        # The allowed difference, relative to the largest state, is far above rounding errors.
         allowed = 2.0**-4 if found.dtype == torch.bfloat16 else 2.0**-12
         if not bool((found - expected).abs().max() <= allowed * expected.abs().max()):
             raise ValueError(_cannot_pack(self.model))
@@ -119,8 +120,8 @@ class HFPolicy(Policy):
         """Make the layers recompute their activations in the backward pass.
 
         Raises:
-            ValueError: The architecture does not support it, or drops out activations while doing
-                so.
+            ValueError: The architecture does not support checkpointing, or applies dropout when it
+                checkpoints.
         """
         model: Any = self.model
         before = self.hidden_states(self._probe())
@@ -130,8 +131,8 @@ class HFPolicy(Policy):
         except ValueError as error:
             raise ValueError(_cannot_checkpoint(model)) from error
         for module in model.modules():
-            # Layers checkpoint only in training mode. Their parts, which drop out, must stay in
-            # evaluation mode.
+            # Layers checkpoint only in training mode. The modules inside them apply dropout, so
+            # they must stay in evaluation mode.
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
         if not torch.equal(before, self.hidden_states(self._probe())):
@@ -154,7 +155,7 @@ class HFPolicy(Policy):
             with self._scaled(factor):
                 hidden, theirs = self.hidden_states(ids), self.model(ids, use_cache=False).logits
             ours = hidden @ self.head_weight.t()
-            # Relative to the largest logit, and far above rounding.
+            # The allowed difference, relative to the largest logit, is far above rounding errors.
             allowed = 2.0**-5 if ours.dtype == torch.bfloat16 else 2.0**-12
             if not bool((ours - theirs).abs().max() <= allowed * theirs.abs().max()):
                 raise ValueError(
@@ -170,7 +171,7 @@ class HFPolicy(Policy):
 
     @contextmanager
     def _scaled(self, factor: float) -> Iterator[None]:
-        """Multiply the hidden states that leave the body, within this context."""
+        """Multiply the hidden states that the body returns by `factor`, within this context."""
 
         def scale(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
             output.last_hidden_state = output.last_hidden_state * factor
@@ -207,10 +208,10 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     model, told = loaded
     if dtype == "bfloat16":
         _suit_to_cpu(model)
-    # transformers would continue with random numbers in their place.
+    # transformers would fill missing weights with random numbers and continue.
     lacking = sorted(told["missing_keys"])
     if lacking:
-        raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} in all)")
+        raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} missing)")
     try:
         return HFPolicy(model, read_shape(directory), head_fp32=head_fp32)
     except ValueError as error:
@@ -218,7 +219,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
 
 
 def _suit_to_cpu(model: transformers.PreTrainedModel) -> None:
-    """Make a CPU compute `model`, which is bfloat16, in its fastest way. A GPU has its own way."""
+    """Make `model`, which is bfloat16, as fast as possible on a CPU. On a GPU, change nothing."""
     if not multiplies_bfloat16():
         widen_products(model.get_decoder())
     if model.config._attn_implementation == "sdpa":

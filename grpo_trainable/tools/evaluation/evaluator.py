@@ -1,8 +1,8 @@
 """Sample and score responses to held-out prompts with one policy, batch by batch.
 
-Prompts, random draws, batches and checks are those of a trial's own evaluation, but there are no
-actors. A checkpoint gives the same responses as in its trial, with the same settings and the same
-number of threads.
+Prompts, random draws, batches and checks are the same as in a trial's evaluation, but there are no
+actors. With the same settings and the same number of threads, a checkpoint gives the same responses
+as in its trial.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Evaluator:
             config: Config of the evaluation.
             policy: Policy to evaluate.
             device: Device on which to sample, `cpu` or `cuda`.
-            batch: Number of responses to sample together. By default it is the trial's number.
+            batch: Number of responses to sample together, by default the same as in the trial.
         """
         self.config = config
         self.policy = policy
@@ -125,13 +125,13 @@ class Evaluator:
     def _sampled(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], Scores | None]:
-        """Sample groups. Return them with the scores of episodes, or with None if unscored."""
+        """Sample groups. Return them with their scores if these are episodes, else with None."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
             groups = self._engine.generate(requests, between_tokens)
             check_groups(name, self._engine, requests, groups, self.policy.tokenizer, vocab_size)
             return groups, None
-        assert isinstance(self._engine, PlayingEngine), "checked with the config"
+        assert isinstance(self._engine, PlayingEngine), "the check of the config ensures this"
         groups, scores = self._player.play(self._engine, requests, between_tokens)
         check_played(name, self._engine, requests, groups, vocab_size)
         return groups, [score for own in scores for score in own]
@@ -189,8 +189,8 @@ def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
 
     Args:
         asked: The requested device, or None.
-        trained: Policy of a trial. Its device is the default. Without a trial, the default is a
-            GPU if there is one.
+        trained: Policy of a trial. The trial's device is the default. Without a trial, the default
+            is a GPU if there is one.
 
     Raises:
         ValueError: If a GPU is requested, or was the trial's device, but there is none.
@@ -217,8 +217,8 @@ def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameter
 
     Args:
         asked: The requested number, or None.
-        trained: Policy of a trial. The default is the number of its generator's threads, which
-            gives the same bits. Without a trial, the default is one thread for every
+        trained: Policy of a trial. The default is the number of threads of the trial's generators,
+            because it gives the same bits. Without a trial, the default is one thread for every
             `PARAMETERS_PER_THREAD` parameters, up to the number of cores.
         parameters: Number of parameters of the policy.
     """

@@ -22,8 +22,8 @@ from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_
 from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
-# The keys that an evaluation reads. A name with a final dot is a whole section. A repeat of a
-# trial's evaluation also uses the batches and threads of its generators.
+# The keys that an evaluation reads. A name with a final dot is a whole section. An evaluation of a
+# trial's checkpoint also uses the batches and threads of the trial's generators.
 READ = (
     *("model.", "task.", "env.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
@@ -60,7 +60,7 @@ def evaluation_config(
     Args:
         trained: The checkpoint, or None to start from the defaults.
         assignments: Texts `KEY=VALUE` for keys that an evaluation reads.
-        options: Values by the names of `OPTIONS`. None means not given.
+        options: Values of the options in `OPTIONS`, by name. None means that it is not given.
         directory: Directory against which relative paths in these values are resolved.
 
     Raises:
@@ -117,8 +117,8 @@ def _refuse_unnamed_code(
     flat = flatten(base)
     if flat.get("env.allow_unsafe") and "env.allow_unsafe" not in named:
         raise ConfigError(
-            "env.allow_unsafe=true: a checkpoint's setting; code that the policy writes runs "
-            "uncontained only if you allow it too: --set env.allow_unsafe=true"
+            "env.allow_unsafe=true: a checkpoint's setting; the policy's code runs without a "
+            "sandbox only if you allow it too: --set env.allow_unsafe=true"
         )
     for key, check in checks.items():
         value = flat.get(key)
@@ -153,7 +153,7 @@ def _given(
         if not is_among(key, READ):
             read = ", ".join(f"{name}…" if name.endswith(".") else name for name in READ)
             raise ConfigError(
-                f"{key}={shown(value)}: an evaluation does not read it; it reads {read}"
+                f"{key}={shown(value)}: an evaluation does not read this setting; it reads {read}"
             )
         if key in asked and asked[key] != value:
             option = next(name for name, own in OPTIONS.items() if own == key)
@@ -170,7 +170,7 @@ def _refuse_changed(
     given: Mapping[str, Any],
     checks: Mapping[str, Check],
 ) -> None:
-    """Check that the files which both trial and evaluation read have not changed.
+    """Check that the files which both the trial and the evaluation read have not changed.
 
     Data that the user names is exempt. A policy at another path must have the same content, and so
     must code that the user had to name.

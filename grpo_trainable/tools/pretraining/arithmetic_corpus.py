@@ -1,12 +1,12 @@
 """The arithmetic corpus: word problems with worked solutions, and problems for GRPO.
 
 A document is a question and its solution, `<think>` calculation `</think> <answer>` N `</answer>`.
-The first documents are all right and teach calculating. Of the later documents, only a share is
-calculated with care. In the others one step is off by 1 or by 10. Only a share of the later
-documents marks the answer as the reward requires. These shares determine the start of GRPO: a
-policy that can calculate but does not always do so. All documents have about the same length, so
-length earns no reward. No document and no training prompt contains the problems of evaluations or
-their calculations.
+The first documents are all correct and teach the policy to calculate. Of the later documents, only
+a share is calculated with care. In the others one step is off by 1 or by 10. Only a share of the
+later documents marks the answer as the reward requires. These shares determine how GRPO starts:
+with a policy that can calculate but does not always do so. All documents have about the same
+length, so length earns no reward. The problems of evaluations and their calculations appear in no
+document and in no training prompt.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
 def arithmetic_documents(
     recipe: ArithmeticRecipe, stream: str, front: int, *, held_out: bool
 ) -> Iterator[Document]:
-    """Yield documents without end. The first `front` documents are right in every way."""
+    """Yield documents without end. The first `front` documents are entirely correct."""
     rng = Random(f"solutions {stream} {recipe.seed}")
     for number, problem in enumerate(_writer(recipe, stream).problems(held_out=held_out)):
         shares = (1.0, 1.0) if number < front else (recipe.careful_share, recipe.format_share)
@@ -224,8 +224,8 @@ def measure_arithmetic(
         rows=_rows(facts),
         sampling=described(LIMITS),
         headline=f"held-out loss {facts['held_out_loss_nats']:.3f} nats/token, held-out problems "
-        f"solved in {facts['right_share']:.3f} of {facts['responses']} responses, of which "
-        f"{facts['format_share']:.3f} are in the right format",
+        f"solved in {facts['right_share']:.3f} of {facts['responses']} responses, right format in "
+        f"{facts['format_share']:.3f} of them",
     )
 
 
@@ -278,7 +278,7 @@ def _on_problems(
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
     by_operations = facts["right_share_by_operations"]
     return [
-        ("held-out loss", f"{facts['held_out_loss_nats']:.3f} nats a token", "held_out_loss_nats"),
+        ("held-out loss", f"{facts['held_out_loss_nats']:.3f} nats/token", "held_out_loss_nats"),
         *(
             (what, f"{facts[name]:.3f}", name)
             for what, name in (
@@ -290,12 +290,12 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
             )
         ),
         (
-            f"right answers by operations: {', '.join(by_operations)}",
+            f"right answers by number of operations: {', '.join(by_operations)}",
             ", ".join(f"{share:.3f}" for share in by_operations.values()),
             "right_share_by_operations",
         ),
         (
-            f"tokens a response: {', '.join(LENGTHS)}",
+            f"tokens per response: {', '.join(LENGTHS)}",
             lengths(facts["mean_length"], list(LENGTHS.values()), "tokens"),
             "mean_length",
         ),

@@ -22,8 +22,8 @@ def file_corpus(path: str, recipe: Recipe) -> Corpus:
     """Read a corpus from a file, and hold out a share of it.
 
     Raises:
-        ValueError: If the file cannot be used. The message is one line. For a bad line it has the
-            file and the line number.
+        ValueError: If the file cannot be used. The message is one line. For a bad line, it gives
+            the file and the line number.
     """
     places = read_documents(path)
     documents, held_out = split_documents(list(places.values()), recipe.seed)
@@ -44,8 +44,8 @@ def read_documents(path: str | Path) -> dict[str, Document]:
     skipped.
 
     Raises:
-        ValueError: If the file cannot be used. The message is one line. For a bad line it has the
-            file and the line number.
+        ValueError: If the file cannot be used. The message is one line. For a bad line, it gives
+            the file and the line number.
     """
     try:
         lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -82,7 +82,7 @@ def _parse_document(line: bytes) -> Document:
             raise ValueError(f"{key} must be non-empty text")
         # JSON can contain half a surrogate pair, which is not valid text.
         if re.search("[\ud800-\udfff]", text):
-            raise ValueError(f"{key} holds an unpaired surrogate, which UTF-8 cannot encode")
+            raise ValueError(f"{key} contains an unpaired surrogate, which UTF-8 cannot encode")
     prompt = row["prompt"]
     return Document(prompt if prompt.endswith("\n") else prompt + "\n", row["response"])
 

@@ -141,7 +141,7 @@ def measure_games(
         facts=facts,
         how={name: how.format(**facts, sampling=sampling) for name, how in HOW.items()},
         rows=[
-            ("held-out loss", f"{facts['held_out_loss_nats']:.3f} nats a token", next(iter(HOW))),
+            ("held-out loss", f"{facts['held_out_loss_nats']:.3f} nats/token", next(iter(HOW))),
             *((f"{game}: episodes won", f"{won[game]:.3f}", f"{game}_won") for game in GAMES),
         ],
         sampling=sampling,

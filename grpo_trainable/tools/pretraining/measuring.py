@@ -1,4 +1,4 @@
-"""Measurements of any policy: loss, responses with their lengths, variety."""
+"""Measurements for any policy: loss, sampled responses with their lengths, and variety."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """Return the number of responses and the mean length in each unit, or None without any."""
+    """Return the number of responses and their mean length in each unit, or None if no response."""
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}

@@ -118,9 +118,9 @@ def card_text(card: dict[str, Any], measured: Measurements) -> str:
         f"Made by `{card['command']}` (seed {card['seed']}): {card['parameters']:,} parameters, "
         f"{card['tokens_seen']:,} tokens seen, {card['response_tokens_seen']:,} of them response "
         f"tokens, in {card['train_cpu_s']:.0f} CPU-seconds on {card['machine']['threads']} "
-        f"thread(s). The file card.json has all facts.",
+        f"thread(s). The file card.json contains all facts.",
         "",
-        "| what | value | how it was measured |",
+        "| measurement | value | how it was measured |",
         "|---|---|---|",
         *(f"| {what} | {value} | {measured.how[name]} |" for what, value, name in measured.rows),
         "",

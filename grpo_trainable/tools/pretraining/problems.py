@@ -2,8 +2,8 @@
 
 A problem starts with one or two numbers, changes them, and asks for the result. Each number, given
 or computed, is at least 1. An upper bound sets the difficulty. The calculation of a problem, not
-its words, decides whether the problem is held out. So no held-out problem is a training problem in
-other words.
+its words, decides whether the problem is held out. Therefore no held-out problem is a reworded
+training problem.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ SCENES = read_scenes(SCENES_FILE.read_text(encoding="utf-8"))
 
 
 class ProblemWriter:
-    """Writes random problems, with each number of operations equally often."""
+    """Writes random problems. Each number of operations is equally likely."""
 
     def __init__(self, rng: Random, *, largest: int, most_operations: int) -> None:
         """Set the difficulty.
@@ -131,7 +131,7 @@ class ProblemWriter:
         self._most_operations = most_operations
 
     def problems(self, *, held_out: bool) -> Iterator[Problem]:
-        """Yield held-out problems, or training problems, without end."""
+        """Yield held-out problems or training problems without end."""
         while True:
             operations = self._rng.randint(1, self._most_operations)
             problem = self._problem(operations)

@@ -30,8 +30,8 @@ class ArithmeticRecipe(Recipe):
 
     preset: str = "arithmetic"
     largest: int = 30  # largest number in a problem, results included
-    operations: int = 2  # most operations in a problem
-    front_share: float = 0.75  # share of documents that come first and are right in every way
+    operations: int = 2  # maximum number of operations in a problem
+    front_share: float = 0.75  # share of documents that come first and are entirely correct
     careful_share: float = 0.5  # share of the later documents with a right calculation
     format_share: float = 0.7  # share of the later documents with a correctly marked answer
 
@@ -45,10 +45,10 @@ class GamesRecipe(Recipe):
     batch_size: int = 64
     listening_share: float = 0.33  # share of guessing players who follow the hints
     calling_share: float = 0.2  # share of calculating players who call the calculator first
-    copying_share: float = 0.7  # share of these who answer with its result
+    copying_share: float = 0.7  # share of those callers who answer with the calculator's result
 
 
-# Generated corpora, by name. A JSONL file uses the settings for any policy.
+# Recipes of generated corpora, by name. A corpus from a JSONL file uses a plain `Recipe`.
 RECIPES: dict[str, type[Recipe]] = {
     "stories": StoryRecipe,
     "arithmetic": ArithmeticRecipe,

@@ -29,7 +29,7 @@ INTRO_SHARE = 0.3
 OMISSION_SHARE = 0.4  # share of stories that skip the second stage of their plot
 MAX_OUTLINES = 50  # attempts before a keyword gets a separate sentence
 MAX_STORIES = 1000  # attempts to find a story of the right length
-LEFTOVER_ROLE = 10  # `any10`, `any11`: above the numbers in the templates
+LEFTOVER_ROLE = 10  # roles `any10`, `any11`, …: above the role numbers in the templates
 
 STORY_FILES = NOUNS_FILE.parent / "stories"
 _WORDS = json.loads((STORY_FILES / "words.json").read_text(encoding="utf-8"))
@@ -69,7 +69,7 @@ def _template(name: str) -> str:
     - `{a role}` puts an article before the noun, and `{a+ role}` often an adjective as well.
     - `{in place}` puts the fitting preposition before the noun.
     - `{use gift}` describes an action with the noun.
-    - `{hero}`, `{friend}` and the pronouns `{he}`, `{fhe}` ... are the characters.
+    - `{hero}`, `{friend}` and the pronouns `{he}`, `{fhe}` … refer to the characters.
     - `[x/y]` is a choice.
 
     In a field, a capital first letter marks the start of a sentence. Lines are alternatives. An
@@ -157,7 +157,7 @@ class Storyteller:
             ):
                 return text
         raise ValueError(
-            f"no story of at most {MAX_CHARACTERS} characters is about: {', '.join(subjects)}"
+            f"found no story of at most {MAX_CHARACTERS} characters about: {', '.join(subjects)}"
         )
 
     def _outline(self, subjects: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -186,7 +186,7 @@ class Storyteller:
             del stages[1]
         plot = [self._rng.choice(stage) for stage in stages]
         if self._rng.random() < INTRO_SHARE:
-            # After an introduction, a pronoun stands for the hero.
+            # After an introduction, a pronoun refers to the hero.
             plot = [s.replace("{who}", "{he}").replace("{Who}", "{He}") for s in plot]
             plot.insert(0, self._rng.choice(_INTROS))
         return [re.sub("{who}", "{hero}", s, flags=re.IGNORECASE) for s in plot]
@@ -266,7 +266,7 @@ def kind_of(noun: str) -> str:
 
 
 def article(phrase: str) -> str:
-    """Return the article of `phrase`, "a" or "an", by its first sound."""
+    """Return the article of `phrase`: "a" or "an", according to its first sound."""
     vowel = phrase[0] in "aeiou" or phrase.startswith("hourglass")
     return "an" if vowel and not phrase.startswith(SOUNDS_LIKE_A_CONSONANT) else "a"
 

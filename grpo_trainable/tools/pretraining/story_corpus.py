@@ -195,11 +195,11 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
     loss, inclusion = facts["held_out_loss_nats"], facts["held_out_inclusion_rate"]
     variety = (facts["distinct_trigram_share"], facts["distinct_trigram_share_corpus"])
     return [
-        ("held-out loss", f"{loss:.3f} nats a token", "held_out_loss_nats"),
+        ("held-out loss", f"{loss:.3f} nats/token", "held_out_loss_nats"),
         ("held-out inclusion rate", f"{inclusion:.3f}", "held_out_inclusion_rate"),
         *(
             (
-                f"{unit} a response: {', '.join(LENGTHS)}",
+                f"{unit} per response: {', '.join(LENGTHS)}",
                 lengths(facts["mean_length"], list(LENGTHS.values()), unit),
                 "mean_length",
             )

@@ -36,12 +36,12 @@ def collate(rows: Sequence[Row], pad_id: int) -> tuple[Tensor, Tensor]:
 
 
 def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[Sequence[Row]]:
-    """Yield `recipe.steps` batches of rows, and start over if there are too few rows.
+    """Yield `recipe.steps` batches of rows. The rows repeat if there are too few.
 
     Args:
         rows: Encoded documents.
         recipe: Settings of the training.
-        shuffle: Use the rows in a new random order in each pass instead of their own order.
+        shuffle: Use the rows in a new random order in each pass, instead of the given order.
     """
     rng = Random(f"order {recipe.seed}")
     queue: list[Row] = []
@@ -55,7 +55,7 @@ def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[S
 def learning_rate(step: int, recipe: Recipe) -> float:
     """Return the learning rate: warmup, a constant phase, then linear decay.
 
-    The decay takes only the last `DECAY_SHARE` of the steps, because later documents need a high
+    The decay covers only the last `DECAY_SHARE` of the steps, because later documents need a high
     rate too.
     """
     up = (step + 1) / max(1, round(WARMUP_SHARE * recipe.steps))
@@ -64,7 +64,7 @@ def learning_rate(step: int, recipe: Recipe) -> float:
 
 
 def token_losses(model: TransformerLM, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the negative log-likelihood of every response token, flat.
+    """Return the negative log-likelihood of every response token, as a flat tensor.
 
     Only response tokens go through the head.
     """

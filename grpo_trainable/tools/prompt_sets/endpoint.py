@@ -41,7 +41,7 @@ class Endpoint:
     key: str | None = field(default=None, repr=False)  # sent as a bearer token
     timeout_s: float = 60.0  # time limit for one answer
     retries: int = 5  # further attempts after the first one
-    per_minute: float | None = None  # most requests per minute; None: no limit
+    per_minute: float | None = None  # maximum number of requests per minute; None for no limit
     first_wait_s: float = 1.0  # pause before the first retry; doubles with each retry
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class EndpointWriter:
-    """Requests several prompts at a time."""
+    """Sends several requests for prompts in parallel."""
 
     def __init__(
         self, endpoint: Endpoint, *, temperature: float, max_tokens: int, workers: int
@@ -107,7 +107,7 @@ class EndpointWriter:
             except _MayPass as failure:
                 reason = str(failure)
                 if left:
-                    # Spread the retries, so requests that failed together do not return together.
+                    # Spread the retries, so requests that failed together are not retried together.
                     spread_s = wait_s * random.uniform(0.5, 1.0)
                     asked_s = spread_s if failure.after_s is None else failure.after_s
                     self._closed.wait(min(LONGEST_WAIT_S, asked_s))
@@ -189,7 +189,7 @@ def _text(content: bytes) -> str:
 
 
 def _message(failure: urllib.error.HTTPError) -> str:
-    """Return the endpoint's error message in one line, or nothing if there is no readable one."""
+    """Return the endpoint's error message in one line, or empty text if it cannot be read."""
     try:
         with failure:
             error = json.loads(failure.read(LONGEST_ANSWER))["error"]
@@ -200,7 +200,7 @@ def _message(failure: urllib.error.HTTPError) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, which may also be a date."""
+    """Return the delay in seconds from a Retry-After header, which gives seconds or a date."""
     if retry_after is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Requests to a model for prompts of the task `keyword`, and the check of its answers."""
+"""Requests for prompts of the task `keyword`, and the check of a model's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_trainable.tasks.prompt_files import HELD_OUT_PROMPTS, hash_fraction
 
 LONGEST_PROMPT = 400  # characters
 SHORTEST_PROMPT = 15
-MOST_ATTEMPTS = 1000  # attempts at one prompt
+MOST_ATTEMPTS = 1000  # per prompt
 # A model without conversation training continues this list.
 EXAMPLES = """\
 Each line asks a child to write a short story that includes the given words.
@@ -30,7 +30,7 @@ class Item:
 
     index: int
     keywords: tuple[str, ...]
-    heldout: bool  # by a hash of the keywords, the same in every set and run
+    heldout: bool  # decided by a hash of the keywords, so the same in every set and run
 
     @property
     def instruction(self) -> str:
@@ -45,7 +45,7 @@ class Item:
 
     @property
     def beginning(self) -> str:
-        """Text for a model that continues texts."""
+        """Beginning of a text, for a model that only continues texts."""
         return f"{EXAMPLES}{', '.join(self.keywords)}:"
 
 
@@ -69,8 +69,8 @@ def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iter
     ]
     if all(len(side) < per_prompt for _, side in sides):
         raise ValueError(
-            f"--keywords-per-prompt {per_prompt}: more than the {len(words)} words provide for "
-            "either side; lower it or add words"
+            f"--keywords-per-prompt {per_prompt}: of the {len(words)} words, too few are training "
+            "words and too few are held-out words for even one prompt; lower it or add words"
         )
     made = 0
     for epoch in count():

@@ -17,7 +17,7 @@ from grpo_trainable.tools.prompt_sets.keyword import MOST_ATTEMPTS, Item
 
 
 class LocalWriter:
-    """Samples with an engine of this package.
+    """A writer that samples with an engine of this package.
 
     Every random draw is keyed by (seed, attempt, item), so a repeated command writes the same set.
 

@@ -1,8 +1,10 @@
 """Let a model write a prompt set, batch by batch, so that an interrupted command can continue.
 
-The directory contains `asked.json`, the settings of the set, and `written.jsonl`, a line for each
-finished item, in order of completion. At the end it also contains the set: `train.jsonl`,
-`eval.jsonl` and `prompts.parquet`.
+The directory contains:
+
+- `asked.json`: the settings of the set;
+- `written.jsonl`: one line per finished item, in order of completion;
+- at the end, the set itself: `train.jsonl`, `eval.jsonl` and `prompts.parquet`.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ class Made:
     train: int
     eval: int
     rejected: int  # items without a usable prompt after all attempts
-    repeated: int  # prompts that differ from another one only in case and punctuation
+    repeated: int  # prompts that equal an earlier one, except for case and punctuation
 
 
 class PromptSet:
-    """The directory of a prompt set, new or to be continued.
+    """The directory of a new or interrupted prompt set.
 
     Raises:
         ValueError: If the directory contains something else, or a set with other settings. The
@@ -80,8 +82,8 @@ class PromptSet:
         Args:
             writer: The model.
             batch: Number of items in a batch.
-            attempts: Most attempts at an item.
-            progress: Called after each batch with its number of items.
+            attempts: Maximum number of attempts per item.
+            progress: Called after each batch with the number of items in the batch.
         """
         rest = [item for item in self._items if item.index not in self._prompts]
         with (self._directory / WRITTEN).open("ab") as log:
@@ -193,7 +195,7 @@ class PromptSet:
 
 
 def _told_apart(then: Any, now: Any) -> tuple[str, str]:
-    """Describe two different values in short.
+    """Describe two different values briefly.
 
     Lists of different lengths are described by their lengths, and other lists by their first
     difference.

@@ -89,7 +89,7 @@ def s3_store(listener: socket.socket | None = None) -> Iterator[Store]:
 
     Args:
         listener: The socket to serve at, which may be on another machine. The store then has the
-            contents of this process's other store, but its failures are its own.
+            same contents as this process's other store, but fails independently of it.
     """
     store = Store() if listener is None else Store(host=listener.getsockname()[0])
     behind = DomainDispatcherApplication(create_backend_app)

@@ -1,4 +1,4 @@
-"""Chat templates render a prompt, and its text never becomes a special token."""
+"""Chat templates render a prompt, and the text of a prompt never becomes a special token."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def write_chat_model(directory: Path, template: str | None = CHATML, **end: Any)
     """Write only the small files of a model, and return its directory.
 
     Args:
-        directory: Where to write.
+        directory: Directory to write to.
         template: The chat template, if any.
-        **end: Options of the `AddedToken` <|im_end|>, which say how it is matched.
+        **end: Options of the `AddedToken` <|im_end|>, which determine how it is matched.
     """
     shape = {"vocab_size": 400, "eos_token_id": 291}
     named = {"eos_token": END, "pad_token": "<|pad|>", "chat_template": template}

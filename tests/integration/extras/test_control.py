@@ -90,7 +90,7 @@ def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(en
     assert [told(group) for group in again] == [told(group) for group in groups]
     first = groups[1].observations
     assert first is not None
-    assert bool((first[:, 0] == first[0, 0]).all())  # a group starts from one state
+    assert bool((first[:, 0] == first[0, 0]).all())  # all episodes of a group start from one state
     earned = groups[1].turn_rewards
     assert earned is not None
     for row, score in enumerate(scores[1]):
@@ -101,7 +101,7 @@ def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(en
 @pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_a_group_begins_alike_whatever_is_sampled_beside_it(env: str) -> None:
-    """The first steps agree to rounding. How later steps differ depends on the environment."""
+    """The first steps agree up to rounding. The environment decides how far later steps differ."""
     engine, requests = engine_and_requests(config_of(env), 3)
     groups, _ = engine.earn(requests, lambda: None)
     (alone,), _ = engine.earn(requests[1:2], lambda: None)
@@ -137,7 +137,7 @@ def test_a_pole_that_falls_ends_its_episode_and_one_that_stands_is_cut_off() -> 
     for group in groups:
         lengths = group.response_mask.sum(dim=1)
         assert torch.equal(group.finished, lengths < 40)
-        assert torch.equal(group.turn_rewards.nansum(dim=1), lengths.float())  # reward 1 a step
+        assert torch.equal(group.turn_rewards.nansum(dim=1), lengths.float())  # reward 1 per step
     assert any(bool(group.finished.any()) for group in groups)
 
 
@@ -153,7 +153,7 @@ def test_an_environment_that_fails_spoils_its_own_group(failing: str) -> None:
 def test_spaces_are_read_from_the_environment(failing: str) -> None:
     pendulum = spaces_of("Pendulum-v1")
     assert (pendulum.scale, pendulum.low, pendulum.high) == ((1.0, 1.0, 8.0), (-2.0,), (2.0,))
-    assert pendulum.done == "actions of numbers from -2 to 2"
+    assert pendulum.done == "continuous actions from -2 to 2"
     cart = spaces_of("CartPole-v1")
     assert cart.scale == pytest.approx((4.8, 1.0, 0.41887903, 1.0))
     assert (cart.seen, cart.done) == ("4 numbers", "one of 2 actions")
@@ -184,7 +184,7 @@ def test_what_is_no_environment_for_it_is_refused_in_one_line(
 def test_a_dry_run_says_what_the_policy_sees_and_does(capsys: Any) -> None:
     assert tune.main(["--space", "lag", "--set", "task.name=control", "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "the policy sees 4 numbers and does one of 2 actions in CartPole-v1" in printed
+    assert "in CartPole-v1 the policy sees 4 numbers and takes one of 2 actions" in printed
 
 
 CRITIC = {"loss": {"type": "ppo", "advantage": "gae"}, "k": 2}

@@ -121,8 +121,8 @@ def by_hand(
 ) -> tuple[list[int], list[bool]]:
     """Return the ids and the mask of a response, up to its last whole action, built by hand.
 
-    The actions are as they were sampled. Between them stands the user's message, in the form that
-    the template gives it.
+    The actions are as they were sampled. Between two actions is a user's message, as the template
+    renders it.
     """
     ids: list[int] = []
     mask: list[bool] = []
@@ -191,7 +191,7 @@ def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -
     assert len(groups) * GROUP_SIZE == 1000
     assert retokenised == 0
     assert whole > 300
-    # The test can tell the difference: a conversation rendered again has other tokens.
+    # The test would notice a new rendering: conversations rendered again have other tokens.
     assert otherwise > 100
 
     batch = collate(groups, [torch.zeros(GROUP_SIZE)] * GROUPS, tokenizer.pad_id)

@@ -1,6 +1,7 @@
 """A trained Hugging Face model, with and without adapters, evaluated in three ways.
 
-Its checkpoint, its export and transformers answer the held-out prompts as the trial did.
+The checkpoint, the exported model and transformers' `generate` answer the held-out prompts as the
+trial did.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(
 
 
 def assert_all_but_one_equal(found: list[Any], expected: list[Any]) -> None:
-    """Check that at most one item differs: to rounding, two tokens may be equally likely."""
+    """Check that at most one item differs. Up to rounding, two tokens may be equally likely."""
     assert sum(one != other for one, other in zip(found, expected, strict=True)) <= 1
 
 

@@ -65,8 +65,8 @@ def test_the_shipped_policy_as_a_llama_has_the_same_logits(shipped):
     ours, theirs = load_policy(SHIPPED_POLICY)[0], loaded(shipped)
     ids = ids_for(ours.config.vocab_size, length=128)
     assert type(theirs).__name__ == "LlamaForCausalLM"
-    # Logits go up to 22, where float32 resolves 2e-6. Depending on the order of computation, each
-    # is up to 3e-5 away from its value without rounding.
+    # Logits go up to 22, where float32 resolves 2e-6. Depending on the order of computation, a
+    # logit is up to 3e-5 away from its exact value.
     difference = theirs(ids).logits - ours(ids)
     assert difference.abs().max() < 5e-5
     assert difference.square().mean().sqrt() < 5e-6
@@ -77,7 +77,7 @@ def test_without_that_rounding_the_logits_are_the_same(shipped):
     ours, theirs = load_policy(SHIPPED_POLICY)[0].double(), loaded(shipped, torch.float64)
     ids = ids_for(ours.config.vocab_size, length=128)
     half = ours.config.head_dim // 2
-    # Whatever the model's type, transformers computes in float32: norms, and these angles.
+    # transformers computes norms and these angles in float32, whatever the model's type.
     cos, sin = theirs.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(128)[None])
     assert (cos[0] - ours.cos).abs().max() < 1e-5
     ours.cos, ours.sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
@@ -111,7 +111,7 @@ def test_it_comes_back_as_a_policy_and_samples_the_same_responses(shipped):
 
 
 def trained(directory: Path, **model: Any) -> tuple[GRPOConfig, Learner, Path]:
-    """Return a config, a learner whose policy has moved, and the directory of its checkpoint."""
+    """Return a config, a learner whose policy has changed, and the directory of its checkpoint."""
     config = GRPOConfig.from_dict(
         {
             "model": model,
@@ -120,7 +120,7 @@ def trained(directory: Path, **model: Any) -> tuple[GRPOConfig, Learner, Path]:
         }
     )
     learner = Learner(config, InProcess())
-    # The prompt is not padding, and the better response is another token than the worse one.
+    # The prompt's token is not padding, and the tokens of the two responses differ.
     tokens = {"prompt_ids": torch.tensor([7]), "response_ids": torch.tensor([[5], [9]])}
     with torch.enable_grad():
         learner.update([[replace(one_token_group(0), **tokens)]])
@@ -145,7 +145,7 @@ def trained(directory: Path, **model: Any) -> tuple[GRPOConfig, Learner, Path]:
 def test_a_checkpoint_is_exported_with_its_trained_weights(tmp_path, capsys):
     path = write_quick_policy(tmp_path / "policy")
     config, learner, checkpoint = trained(tmp_path / "trial", path=path)
-    # The directory of a trial stands for its newest checkpoint.
+    # From the directory of a trial, its newest checkpoint is exported.
     for source, out in ((checkpoint, "one"), (checkpoint.parent, "two")):
         assert command.main([str(source), str(tmp_path / out)]) == 0
         said = capsys.readouterr().out
@@ -222,13 +222,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     (tmp_path / "full" / "file").touch()
     out = tmp_path / "out"
     assert "nowhere: is not a directory" in refusal(capsys, tmp_path / "nowhere", out)
-    assert "empty: holds no checkpoint" in refusal(capsys, tmp_path / "empty", out)
+    assert "empty: contains no checkpoint" in refusal(capsys, tmp_path / "empty", out)
     assert "the following arguments are required: OUT" in refusal(capsys, tmp_path / "empty")
     occupied = "full: is not a new or empty directory"
     assert occupied in refusal(capsys, SHIPPED_POLICY, tmp_path / "full")
     assert "full/file: File exists" in refusal(capsys, SHIPPED_POLICY, tmp_path / "full/file/out")
     hugging_face = write_hf_model(tmp_path / "model")
-    assert "is a Hugging Face directory already" in refusal(capsys, hugging_face, out)
+    assert "is already a Hugging Face directory" in refusal(capsys, hugging_face, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "model"]
 
 

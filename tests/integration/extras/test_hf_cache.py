@@ -1,4 +1,4 @@
-"""The preallocated cache, compared with transformers' cache, which copies all columns per token."""
+"""Our preallocated cache, compared with that of transformers, which is copied for each token."""
 
 from __future__ import annotations
 

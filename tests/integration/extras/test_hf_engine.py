@@ -205,7 +205,7 @@ def snapshot(path: str, version: int) -> PolicyWeights:
 def test_loaded_weights_are_used_in_place_head_included(model_path, family, tied):
     other = model_path(family, tied, seed=1)
     sampler, weights = engine_of(model_path(family, tied)), snapshot(other, version=3)
-    generated(sampler, requests())  # anything packed here must give way to the loaded weights
+    generated(sampler, requests())  # anything packed here must be replaced by the loaded weights
     sampler.load(weights)
     for name, parameter in sampler.policy.weights().items():
         assert parameter.data_ptr() == weights.tensors[name].data_ptr()
@@ -266,9 +266,9 @@ def test_recomputing_every_token_has_the_log_prob_of_its_own_version(model_path)
 
 
 def replayed(request: Request, response: Sequence[int], model_path: Callable) -> list[float]:
-    """Return log-probs of a response, one token at a time through the weights of `SWAPS`.
+    """Return log-probs of a response, computed token by token with the weights of `SWAPS`.
 
-    The only cache is never rebuilt and has no padding.
+    A single cache, without padding, is used throughout and never rebuilt.
     """
     model, cache = policy_of(model_path()).model, transformers.DynamicCache()
     for token in request.prompt_ids[:-1]:
@@ -342,7 +342,7 @@ def test_a_small_update_of_adapters_reaches_the_sampler_of_a_bfloat16_body(model
     small_update(learner.policy)
     published = transport.fetch(learner.publish().handle)
     sampler.load(published)
-    # Only trained tensors have changed, and the sampler holds them exactly as trained.
+    # Only trained tensors have changed, and the sampler has their exact values.
     changed = {n for n, t in published.tensors.items() if not t.equal(before.tensors[n])}
     assert changed == {name for name in published.tensors if "lora_B" in name}
     standing = sampler.policy.weights()

@@ -1,6 +1,6 @@
 """First gradient steps of a Hugging Face model, in float32 and bfloat16.
 
-tests/unit/learner/test_first_step.py has the same tests of our own models.
+tests/unit/learner/test_first_step.py contains the same tests for our own models.
 """
 
 from __future__ import annotations

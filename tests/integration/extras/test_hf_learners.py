@@ -1,4 +1,4 @@
-"""Several learners train models of transformers as one does: replicated and divided (FSDP2)."""
+"""Several learners, replicated or divided (FSDP2), train transformers models as one does."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Return a function that makes a model of a family, once."""
+    """Return a function that makes a model of a family, only once per family."""
     made: dict[tuple[str, bool], str] = {}
 
     def path(family: str = "qwen2", tied: bool = True) -> str:
@@ -148,7 +148,7 @@ def test_log_probs_are_those_of_transformers_own_logits(model_path, family: str,
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     spread = theirs[batch.response_mask].std()
     assert spread > 0.5, "the model must tell tokens apart for this to mean anything"
-    # The values at padding change nothing.
+    # The token ids at padding positions make no difference.
     noise = torch.randint(2, VOCAB_SIZE, batch.input_ids.shape)
     later = batch.response_mask.flip(1).cumsum(dim=1).flip(1) == 0
     with torch.no_grad():
@@ -241,7 +241,7 @@ def test_gradient_checkpointing_gives_equal_gradients(model_path, lora, dtype: s
 
 
 def disturb(policy: Policy) -> None:
-    """Give adapters an effect: their B starts at zero."""
+    """Give adapters an effect, because their B starts at zero."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, tensor in policy.trained().items():
@@ -275,7 +275,7 @@ def test_merged_adapters_score_as_adapters_do(model_path, family: str, tied: boo
         merged, apart = scored(plain, batch), scored(policy, batch)
     torch.testing.assert_close(merged, apart, rtol=0, atol=1e-4)
     assert float((merged - base).abs().max()) > 0.1
-    # A layer gains alpha / rank times B A.
+    # The adapter adds alpha / rank times B A to the weight of a layer.
     prefix = "model.layers.0.self_attn.q_proj"
     adapters = policy.trained()
     first, second = (adapters[f"{prefix}.lora_{x}.default.weight"] for x in "AB")
@@ -362,7 +362,7 @@ def test_a_round_trains_and_publishes_what_engines_can_load(model_path, settings
     trained = Trained(path, **model)
     trained.learner.warm_up(prompt_tokens=9)
     (first, *_, last) = trained.rounds(3)
-    # Rows in another batch round differently, visibly so in bfloat16.
+    # Rows in another batch are rounded differently, which is visible in bfloat16.
     rounding = 0.02 if "bfloat16" in settings else 1e-5
     assert first.steps[0].ratio_max == pytest.approx(1.0, abs=rounding)
     previous, reference = first.kl["previous"], first.kl["reference"]
@@ -456,7 +456,9 @@ def test_missing_weights_are_never_made_up(tmp_path: Path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight \(1 in all"):
+    with pytest.raises(
+        ValueError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight \(1 missing"
+    ):
         build_policy(config_of(path).model, 0)
 
 

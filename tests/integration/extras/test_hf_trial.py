@@ -24,7 +24,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write a reward that tells the responses of random weights apart."""
+    """Write a reward that differs between the responses of random weights."""
     file = tmp_path_factory.mktemp("reward") / "letters.py"
     file.write_text(
         "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"
@@ -89,7 +89,7 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
         assert any(0 < row["response/interrupted_fraction"] < 1 for row in rows)
     assert all(row["response/truncated_fraction"] <= 1 for row in rows)
 
-    begin = trainable if settings == "whole" else begun  # in new processes, or in used ones
+    begin = trainable if settings == "whole" else begun  # in new processes or in reused ones
     resumed = begin(config)
     resumed.load_checkpoint(str(tmp_path / "half"))
     assert [untimed(resumed.step()) for _ in range(2)] == [untimed(row) for row in rows[2:]]

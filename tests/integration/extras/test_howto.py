@@ -79,7 +79,7 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None:
-    """Check that our own commands exist and are valid. All other commands are the reader's."""
+    """Check that our own commands exist and are valid. Other commands are not checked."""
     program, *arguments = words
     if program == "python" and arguments and arguments[0].endswith(".py"):
         assert (ROOT / arguments[0]).is_file(), f"no such command: {arguments[0]}"
@@ -88,7 +88,7 @@ def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None
         assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), f"no target {arguments[0]}"
     if program in ("launch/evaluate.py", "grpo-evaluate"):
         evaluate.parse_arguments(arguments)
-    # A resume needs an experiment, so it is not tried.
+    # A resume needs an existing experiment, so it is not tried.
     if program in ("launch/tune.py", "grpo-tune") and "--resume" not in arguments:
         try_tune(arguments)
 

@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
 
 
 class Told(RLlibCallback):
-    """A callback that notes RLlib's calls in the algorithm itself."""
+    """A callback that records RLlib's calls in the algorithm object."""
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         algorithm.told = ["init"]
@@ -123,7 +123,7 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
 
 
 def unread() -> dict[str, AlgorithmConfig]:
-    """Return configs that are refused, by words that the message must contain."""
+    """Return configs that are refused. The keys are words that the message must contain."""
 
     class Episodes(RLlibCallback):
         def on_episode_end(self, **kwargs: Any) -> None:
@@ -220,7 +220,7 @@ def test_an_rllib_users_walk(algorithms: Any, tmp_path: Path) -> None:
     assert [first["training_iteration"], second["training_iteration"]] == [1, 2]
     assert first["mine"] == 1
     assert not second["done"]
-    # RLlib's names.
+    # Columns with RLlib's names.
     assert 0 <= first["env_runners"]["episode_return_mean"] <= 1
     assert first["env_runners"]["num_episodes_lifetime"] == 16
     assert second["env_runners"]["num_episodes_lifetime"] == 32
@@ -396,12 +396,12 @@ def test_a_checkpoint_without_our_part_or_with_a_foreign_file_in_it_is_refused(
     pickled = {"algorithm_state.pkl", "class_and_ctor_args.pkl"}
     assert {name for name in written if name.endswith(".pkl")} == pickled
     (path / "grpo" / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: does not belong"):
         algo.restore_from_path(path)
     assert not (tmp_path / "exploded").exists()
     (path / "grpo").rename(tmp_path / "gone")
     other = algorithms(config_of())
-    with pytest.raises(CheckpointError, match="iteration 1, but grpo/ in it is missing"):
+    with pytest.raises(CheckpointError, match="iteration 1, but its folder grpo/ is missing"):
         other.restore_from_path(path)
 
 

@@ -196,7 +196,7 @@ def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
 def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
     store: Store, tmp_path: Path, damaged: bool
 ) -> None:
-    """A trial has checkpoints of rounds 4, 8 and 12. Its driver was killed before row 12."""
+    """A trial has checkpoints of rounds 4, 8 and 12. The store has its rows only up to round 11."""
     stored = stored_path("s3://bucket/e/trial")
     rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 12))
     (stored / "result.json").write_bytes(rows.encode())
@@ -240,13 +240,13 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     aside = stored / "set-aside-1"
     assert {name: (aside / name).read_bytes() for name in aside.files()} == before
     assert stored.names() == ["set-aside-1"]
-    # A checkpoint whose rows never arrived is kept as well.
+    # A checkpoint whose rows never reached the store is kept as well.
     brought(checkpoint(tmp_path / "8", 8), stored / "checkpoint_000000")
     round_, (note,) = going_on(stored, stored / "checkpoint_000000")
     assert round_ == 0
     assert note.endswith("the trial's earlier files are in set-aside-2; starting from round 0")
     assert checkpoint_round(stored / "set-aside-2" / "checkpoint_000000") == 8
-    # What was set aside does not count as the trial's files.
+    # Files that were set aside do not count as files of the trial.
     trial: Any = FakeTrial(tmp_path / "trial")
     trial.path, trial.storage.storage_filesystem = stored.path, stored.filesystem
     assert parts_after(stored, 0) == []
@@ -294,7 +294,7 @@ def test_a_store_that_fails_holds_nobody_up_and_gets_everything_later(
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\n"
     assert "accepts files again" in caplog.text
-    assert len(caplog.records) == 2  # each is told once
+    assert len(caplog.records) == 2  # each is reported once
 
 
 def test_a_silent_store_is_an_error_after_a_while(store: Store) -> None:
@@ -377,7 +377,7 @@ Process: TypeAlias = "subprocess.Popen[bytes]"
 
 @pytest.fixture
 def killed_at_the_end() -> Iterator[Callable[[Process], Process]]:
-    """Yield a function that takes a process and ends it with the test."""
+    """Yield a function that returns a given process and kills it at the end of the test."""
     taken: list[Process] = []
     yield lambda process: taken.append(process) or process
     for process in taken:
@@ -442,7 +442,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     printed = process.communicate()[0].decode()
     assert "the checkpoint could not be written" in printed
 
-    # Another machine has nothing of the first run.
+    # Another machine has no file of the first run.
     done = tune(storage, "--resume", "must", "--name", "run", cwd=there)
     assert done.returncode == 0, done.stderr
     assert f"report: {runs}/report.html" in done.stdout
@@ -464,7 +464,8 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     names = set((runs / name).names())
     assert {"progress.csv", "trace.json", "params.json"} <= names
     assert [found for found in names if found.startswith("events.out.tfevents")]
-    # At least two stay: an older one is kept until the store has the rows up to a later one.
+    # At least two checkpoints stay: an older one is kept until the store has the rows up to a later
+    # one.
     rounds = [unverified_round(path) for path in numbered_checkpoints(runs / name)]
     assert len(rounds) >= 2
     assert rounds[-1] == 8

@@ -1,4 +1,4 @@
-"""Text generation as an environment: episodes end and earn as the responses of a trial do."""
+"""Text generation as an environment: episodes end and are rewarded like a trial's responses."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def scorer_of(problems: str, **task) -> ProcessScorer:
 
 @pytest.fixture(scope="module")
 def scorer(problems):
-    """Yield a scorer whose deadline, on any machine, only a bomb can reach."""
+    """Yield a scorer whose deadline only a bomb exceeds, on any machine."""
     with contextlib.closing(scorer_of(problems, reward_deadline_s=60.0)) as scorer:
         yield scorer
 
@@ -239,7 +239,7 @@ def test_bombs_alone_become_errors_after_the_tenth(problems):
         scores = verdicts(scorer, [asked(SUM, "1000000000!")] * 14)
     refused = scores.count(REFUSED)
     left_out = [score for score in scores if isinstance(score, RewardError)]
-    # The answer that the other worker had when the tenth was given up is still awaited.
+    # The answer that the other worker was judging when the tenth timed out is still awaited.
     assert refused in (10, 11)
     assert len(left_out) == 14 - refused
-    assert all("others of its chunk hung" in error.message for error in left_out)
+    assert all("other responses of its chunk" in error.message for error in left_out)

@@ -118,7 +118,7 @@ def test_an_environment_without_a_reward_is_refused():
     class Plain:
         def reset(self) -> None: ...
 
-    with pytest.raises(ValueError, match=r"^the environment has no get_reward\(\): give reward="):
+    with pytest.raises(ValueError, match=r"^the environment has no get_reward\(\): pass reward="):
         trl_environment(Plain)()
 
 

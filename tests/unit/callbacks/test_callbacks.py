@@ -769,7 +769,7 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     assert "round 1/8 · held-out 0.500 (round 0) · train" in lines[1]
     assert "round 4/8 · held-out 0.500 · train" in lines[3]
     assert "KL 1.25" in lines[3]
-    assert "12 tokens a response" in lines[3]
+    assert "12 tokens per response" in lines[3]
     assert "8 s left" in lines[3]
     assert "started (trial 1 of 6)" in lines[0]
     assert "(1 of 6 trials)" in lines[4]

@@ -266,7 +266,7 @@ def test_an_engine_that_feeds_something_else_is_found_out(place: str):
     else:
         group.response_mask[row, 5] = False
         group.behaviour_log_probs[row, 5] = 0.0
-    with pytest.raises(EngineError, match=f"response {row} was fed other tokens"):
+    with pytest.raises(EngineError, match=f"response {row} was not fed the"):
         check_groups("torch", engine, [asked], [group], TOKENS, VOCAB)  # type: ignore[arg-type]
 
 

@@ -96,8 +96,8 @@ def test_what_is_no_arithmetic(expression: str):
     ("turn", "text"),
     [
         ("text", "must return a Turn, got str"),
-        (Turn(None), "must say text, got NoneType"),  # type: ignore[arg-type]
-        (Turn("x" * 1_000_001), "said 1,000,001 characters"),
+        (Turn(None), "must return text, got NoneType"),  # type: ignore[arg-type]
+        (Turn("x" * 1_000_001), "returned 1,000,001 characters"),
         (Turn(reward="1"), "reward must be a number, got str"),  # type: ignore[arg-type]
         (Turn(reward=float("inf")), "reward must be finite"),
         (Turn(done=1), "done must be True or False, got int"),  # type: ignore[arg-type]

@@ -247,7 +247,7 @@ def test_weights_of_another_shape_are_a_one_line_error(tmp_path, tokenizer):
 
 def test_a_tokenizer_larger_than_the_policy_is_a_one_line_error(tmp_path, tokenizer):
     save_policy(tmp_path, TransformerLM(tiny_config(vocab_size=257)), tokenizer)
-    assert "258 tokens, the policy only 257" in one_line_error(tmp_path)
+    assert "258 tokens, but the policy has only 257" in one_line_error(tmp_path)
 
 
 def test_copying_refuses_before_it_changes_anything():

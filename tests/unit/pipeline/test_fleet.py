@@ -108,7 +108,7 @@ def test_a_trial_ends_when_its_last_generator_finds_no_room_within_the_deadline(
     w = virtual_trial(
         config, dies=die_in_rollout(("generator-0", 9)), room=lambda name, at_s: False
     )
-    with pytest.raises(ActorFailed, match=r"no machine has had room .* resources\.deadline_s=60 s"):
+    with pytest.raises(ActorFailed, match=r"no machine had room .* resources\.deadline_s=60 s"):
         w.run(config.rounds)
 
 

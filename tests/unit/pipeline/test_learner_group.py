@@ -128,5 +128,7 @@ def test_learners_that_took_other_steps_are_an_error():
     trial.pipeline.send_first_weights()
     second = trial.learners._actors[1]
     second._role._version += 1
-    with pytest.raises(ActorFailed, match=r"^optimize: learner-1 has taken other gradient steps"):
+    with pytest.raises(
+        ActorFailed, match=r"^optimize: learner-1 has taken different gradient steps"
+    ):
         trial.pipeline.run_round()

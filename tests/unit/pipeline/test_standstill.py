@@ -69,7 +69,7 @@ def test_the_note_is_one_line_that_says_what_to_do():
     (note,) = last.notes
     assert "\n" not in note
     assert note.startswith("no signal for 4 rounds: all responses to each prompt earned the same")
-    for word in ("(mean reward 0.", "task.reward", "rollout.temperature", "prompts",
+    for word in ("(mean 0.", "task.reward", "rollout.temperature", "prompts",
                  "rollout.zero_advantage=resample", "docs/running.md"):  # fmt: skip
         assert word in note
 

@@ -181,18 +181,18 @@ def test_something_from_nothing_is_a_change_and_nothing_from_nothing_is_none():
     assert LENGTH.change(0.0, 5.0) == math.inf
     assert not Change(quantity=LENGTH, before=[0.0], after=[0.0]).moved
     (sentence,) = Change(quantity=LENGTH, before=[0.0], after=[5.0]).sentences()
-    assert sentence == "responses became longer, 0.0 -> 5.0 tokens (from nothing)"
+    assert sentence == "responses became longer, 0.0 -> 5.0 tokens (from zero)"
 
 
 def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
     assert list(Change(quantity=LENGTH, before=[38.9], after=[12.4]).sentences()) == [
-        "responses became shorter, 38.9 -> 12.4 tokens (-68 %)"
+        "responses became shorter, 38.9 -> 12.4 tokens (-68%)"
     ]
     # Seed 0 collapsed, seed 1 grew, seed 2 stayed, and seed 3 has no measurement.
     several = Change(quantity=LENGTH, before=[40, 40, 40, 40], after=[10, 60, 39, None])
     assert list(several.sentences()) == [
-        "responses became shorter, 40.0 -> 10.0 tokens (-75 %) in 1 of 4 seeds",
-        "responses became longer, 40.0 -> 60.0 tokens (+50 %) in 1 of 4 seeds",
+        "responses became shorter, 40.0 -> 10.0 tokens (-75%) in 1 of 4 seeds",
+        "responses became longer, 40.0 -> 60.0 tokens (+50%) in 1 of 4 seeds",
     ]
     assert several.moved
     assert list(Change(quantity=DISTINCT, before=[1.0], after=[0.6]).sentences()) == [
@@ -200,7 +200,7 @@ def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
     ]
     assert list(Change(quantity=NLL, before=[0.9], after=[1.3]).sentences()) == [
         "the initial policy finds the text less likely (reference NLL), "
-        "0.90 -> 1.30 nats a token (+0.40)"
+        "0.90 -> 1.30 nats per token (+0.40)"
     ]
 
 
@@ -208,7 +208,7 @@ def test_thresholds_are_shown_in_the_units_of_the_change():
     assert LENGTH.shown_threshold == "± 25 %"
     assert TRUNCATED.shown_threshold == "± 10 points"
     assert ENTROPY.shown_threshold == "± 50 %"
-    assert NLL.shown_threshold == "± 0.3 nats a token"
+    assert NLL.shown_threshold == "± 0.3 nats per token"
 
 
 # ---- Experiments -----------------------------------------------------------------------------
@@ -225,11 +225,11 @@ def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment
     found = arm(experiment)
 
     assert found["response_tokens"].moved
-    assert "responses became shorter, 39.0 -> 12.0 tokens (-69 %)" in said(found)
+    assert "responses became shorter, 39.0 -> 12.0 tokens (-69%)" in said(found)
     assert said(arm(experiment, "async_k1")) == []
     trials = read_experiment(experiment).trials
     lines = table(compare(trials)).splitlines()
-    assert lines[-1].startswith("Side effects of training: colocated_k1 (tokens a response -69 %")
+    assert lines[-1].startswith("Side effects of training: colocated_k1 (tokens per response -69%")
     assert "async_k1 (" not in lines[-1]
     assert "39.0 -> 12.0" in next(line for line in lines if line.startswith("colocated_k1"))
     assert "39.0 -> 38.0" in next(line for line in lines if line.startswith("async_k1"))
@@ -294,7 +294,7 @@ def test_what_is_not_known_is_said_and_no_change(experiment):
 
     assert not_known(found) == [q.title for q in QUANTITIES if q is not ENTROPY]
     assert moved_in(comparison.changes) == (
-        "nothing above the thresholds; not everything was measured in colocated_k1"
+        "no quantity moved by more than its threshold; not everything was measured in colocated_k1"
     )
     text = table(compare(read_experiment(experiment).trials))
     assert "not everything was measured in colocated_k1. The report lists every quantity." in text
@@ -304,7 +304,7 @@ def test_seeds_are_judged_one_by_one(experiment):
     for seed, length in enumerate((20, 20, 5)):
         write_ends(experiment, stories(), stories(), seed=seed, tokens=(20, length))
     found = arm(experiment)
-    assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75 %) in 1 of 3 seeds"]
+    assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75%) in 1 of 3 seeds"]
     # No row contains entropy or NLL.
     line = moved_in({"a": list(found.values()), "b": []})
-    assert line == "a (tokens a response -75 %); not everything was measured in a"
+    assert line == "a (tokens per response -75%); not everything was measured in a"

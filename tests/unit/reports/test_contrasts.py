@@ -230,9 +230,9 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert cells[OTHER][3].endswith(" ?")  # wall-clock
     assert cells[OTHER][7].endswith(" ?")  # device-hours
     words = " ".join(table(compare(record.trials)).split())
-    shared = "with the share of the machine that other processes took"
+    shared = "because other processes took too much of the machine"
     seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
-    assert f"Too disturbed to count, {shared}: {seeds}. Speeds and speed-ups exclude these" in words
+    assert f"Trials excluded from speeds and speed-ups {shared}: {seeds}. The percentage" in words
     assert "Wall-clock and device-hours count every round, disturbed ones included; totals" in words
     said = told(record)
     assert f"Not comparable with {BASE} in speed (samples per second): {OTHER} ({reason})." in said
@@ -398,11 +398,11 @@ def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_p
     assert {COVERS[False], COVERS[True]} <= set(notes)
     (alone,) = [sentence for sentence in said if "these runs only" in sentence]
     assert alone.startswith(
-        f"The result for {OTHER} in speed (samples per second), {OTHER} in cost (samples per "
-        "device-hour) rests on one seed"
+        f"These results rest on one seed and hold for these runs only: speed (samples per second) "
+        f"of {OTHER}, cost (samples per device-hour) of {OTHER}. Their intervals"
     )
     assert said[-1].startswith(
-        "Chance alone shows a clear difference between two equal arms in 5% of"
+        "In each quantity, chance alone shows a clear difference between two equal arms in 5% of"
     )
     # With only the other arm, nothing can be said about seeds.
     del runs[THIRD]
@@ -453,7 +453,7 @@ def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
     experiments.write_trial(tmp_path / "e", critic, without(16))
     comparison = compare(read_experiment(tmp_path / "e").trials)
     (line,) = [note for note in comparison.footnotes() if "learned nothing" in note]
-    assert line.startswith(f"{BASE} learned nothing in 9 of 16 rounds: within each group of")
+    assert line.startswith(f"{BASE} learned nothing in 9 of 16 rounds: in these rounds, all")
     assert "learned nothing in 9 of 16 rounds" in table(comparison)
 
 
@@ -488,8 +488,8 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     runs = {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)}
     said = told(write(tmp_path / "e", runs))
 
-    assert "If all 2 arms were equal" in said[-1]
-    assert "up to 10% of experiments, in each quantity" in said[-1]  # 1 - 0.95²
+    assert "If the 2 arms with several seeds were all equal" in said[-1]
+    assert "in each quantity in up to 10% of experiments" in said[-1]  # 1 - 0.95²
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path):
@@ -587,8 +587,8 @@ def test_the_answer_names_the_fastest_arm_and_every_clear_difference_in_reward(t
     times = f"{speed.value:.2f}x as many samples per second as {BASE}"
     assert fastest.startswith(f"The fastest arm is {OTHER}, with {times} (95%: ")
     assert reward == (
-        f"Compared with {BASE}, the held-out reward is clearly higher in {OTHER} (+0.050), and "
-        f"clearly lower in {THIRD} (-0.040)."
+        f"Compared with {BASE}, the held-out reward is clearly higher for {OTHER} (+0.050), and "
+        f"clearly lower for {THIRD} (-0.040)."
     )
 
 
@@ -599,7 +599,7 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
     assert answered(record, {OTHER: difference(0.05, 0.06, seeds=1)}) == [
         f"No arm is clearly faster than {BASE}.",
         f"No arm's held-out reward clearly differs from that of {BASE}.",
-        "All of it rests on one seed, so it holds for these runs only.",
+        "All of this rests on one seed, so it holds for these runs only.",
     ]
 
 

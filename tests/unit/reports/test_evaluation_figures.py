@@ -151,7 +151,7 @@ def test_the_same_difference_everywhere_and_equal_figures_have_no_interval():
     lines = [" ".join(line.split()) for line in console_lines(after, before, paired)]
     assert "pass@1 1.000 0.000 +1.000 none: equal in all 2 prompts unknown" in lines
     # Both responses have ten tokens.
-    assert "tokens a response 10.0 none: equal in all 2 prompts" in lines
+    assert "tokens per response 10.0 none: equal in all 2 prompts" in lines
     assert figures(after)["response_tokens"].method is None
 
 

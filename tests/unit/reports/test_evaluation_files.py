@@ -89,9 +89,9 @@ def test_a_directory_that_is_in_use_is_refused(tmp_path):
 
 
 def test_a_directory_without_an_evaluation_is_told_so(tmp_path):
-    with pytest.raises(EvaluationError, match=r"holds no evaluation: evaluation\.json"):
+    with pytest.raises(EvaluationError, match=r"contains no evaluation: evaluation\.json"):
         read_evaluation(tmp_path)
-    with pytest.raises(EvaluationError, match="holds no evaluation"):
+    with pytest.raises(EvaluationError, match="contains no evaluation"):
         read_evaluation(tmp_path / "nowhere")
 
 
@@ -103,7 +103,7 @@ def test_a_directory_without_an_evaluation_is_told_so(tmp_path):
         ("evaluation.json", b"[]", "has format list"),
         ("evaluation.json", b'{"format": 2}', "has format 2, but this program reads 1"),
         ("evaluation.json", b'{"format": 1}', "'policy'"),
-        ("generations.parquet", b"PAR1", "holds no readable evaluation"),
+        ("generations.parquet", b"PAR1", "contains no readable evaluation"),
     ],
 )
 def test_a_damaged_evaluation_is_refused_in_one_line(name, content, text, tmp_path):

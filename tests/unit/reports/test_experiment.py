@@ -237,6 +237,13 @@ def test_trial_whose_last_policy_is_not_saved_is_not_done(experiment):
     }
 
 
+def test_an_empty_error_of_a_full_disk_is_a_failure(experiment):
+    write_trial(experiment, config(rounds=4), [{**row(4), "done": True}], error="")
+    trial = only_trial(experiment)
+    assert (trial.done, trial.failed) == (False, True)
+    assert trial.status == "failed after round 4 of 4: (error.txt is empty)"
+
+
 def test_trials_of_one_arm_that_differ_are_told_apart(experiment):
     for seed, lag in ((0, 1), (1, 2), (2, 2)):
         write_trial(experiment, {**config("async_k1", seed), "lag": lag}, [row(1)])
@@ -459,8 +466,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     by_arm = cells(text)
 
     assert text.startswith(
-        "Medians over 3 seeds (least to most). Speed-ups are geometric means over the seeds, with "
-        "their 95 % interval.\n"
+        "Medians over 3 seeds (minimum to maximum). Speed-ups are geometric means over the seeds, "
+        "with their 95% intervals.\n"
     )
     assert by_arm["colocated_k1"] == [
         *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),

@@ -206,7 +206,7 @@ def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares
 def test_a_default_that_was_not_recorded_is_not_guessed(tmp_path, described):
     said = changed_settings(tmp_path / "old", **described)
     assert said.endswith(
-        "Settings of your own task, with no record of their defaults: task.largest=9; "
+        "Settings of your own task whose defaults were not recorded: task.largest=9; "
         "task.match=exactly; task.signs=[&quot;+&quot;, &quot;-&quot;]."
     )
 

@@ -187,7 +187,7 @@ def test_where_answers_are_can_be_set(sums, template, answer_in, stop):
     ("content", "reason"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"Question: {}", "must have {question} where the question goes"),
+        (b"Question: {}", "must contain {question} in place of the question"),
         (b"{question} \xe9", "is not UTF-8"),
     ],
 )

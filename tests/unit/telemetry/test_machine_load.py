@@ -205,8 +205,8 @@ def test_the_note_names_a_culprit_that_still_runs(monkeypatch, tmp_path):
     fields = {"waited_s": None, "denied_s": 0.0, "cores": 2, "quota": 2, "seconds": 1.0}
     found = Disturbance(0.9, **fields, culprit=8)
     assert found.note(12, counts=False) == (
-        "other work took 43% of this machine's CPU time in round 12, most of it process 8 (pip); "
-        "speeds exclude disturbed rounds (time/disturbed_fraction)"
+        "other work took 43% of this machine's CPU time in round 12, most of it in process 8 "
+        "(pip); speeds exclude disturbed rounds (time/disturbed_fraction)"
     )
     assert found.note(12, counts=True).endswith(
         "speeds include disturbed rounds, because callbacks.leave_out_disturbed=false "

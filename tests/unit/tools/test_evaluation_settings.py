@@ -83,8 +83,11 @@ def test_another_task_begins_with_its_own_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("assignments", "text"),
     [
-        (["optim.lr=1"], "optim.lr=1: an evaluation does not read it; it reads model.…, task.…"),
-        (["rollout.temperature=1"], "rollout.temperature=1: an evaluation does not read it"),
+        (
+            ["optim.lr=1"],
+            "optim.lr=1: an evaluation does not read this setting; it reads model.…, task.…",
+        ),
+        (["rollout.temperature=1"], "rollout.temperature=1: an evaluation does not read this"),
         (["eval.prompt=1"], "did you mean eval.prompts?"),
         (["task.name=maths"], "task.name=maths: must be"),
         (["nothing"], "must be KEY=VALUE"),
@@ -177,7 +180,7 @@ def test_code_that_the_user_names_must_be_what_the_trial_ran(tmp_path):
 
 def test_a_checkpoint_does_not_let_code_run_uncontained():
     trial = trained(env={"name": "python", "allow_unsafe": True})
-    assert refused(of=trial).startswith("env.allow_unsafe=true: a checkpoint's setting; code that")
+    assert refused(of=trial).startswith("env.allow_unsafe=true: a checkpoint's setting; the policy")
     assert settled("env.allow_unsafe=true", of=trial).env.allow_unsafe
     assert not settled("env.allow_unsafe=false", of=trial).env.allow_unsafe
 

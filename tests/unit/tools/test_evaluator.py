@@ -271,7 +271,7 @@ def test_a_policy_is_read_from_a_store_as_from_a_directory(policy, tmp_path):
 
 
 def test_a_directory_without_a_checkpoint_is_told_so(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         read_trained_policy(tmp_path)
     with pytest.raises(CheckpointError, match="is not a directory"):
         read_trained_policy(tmp_path / "nowhere")

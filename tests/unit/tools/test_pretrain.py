@@ -128,7 +128,7 @@ def test_a_corpus_of_ones_own_is_learned(one_layer: None, tmp_path: Path):
         (b'{"response": "x"}', "prompt must be non-empty text"),
         (b'{"prompt": "x", "response": " "}', "response must be non-empty text"),
         (b'{"prompt": "x", "response": 7}', "response must be non-empty text"),
-        (b'{"prompt": "x", "response": "\\ud800"}', "response holds an unpaired surrogate"),
+        (b'{"prompt": "x", "response": "\\ud800"}', "response contains an unpaired surrogate"),
         (b'{"prompt": "\xff", "response": "x"}', "not UTF-8 (byte 0xff)"),
     ],
 )

@@ -258,5 +258,5 @@ def test_too_few_nouns_are_refused():
 
 def test_nouns_too_long_for_any_story_are_refused():
     storyteller = Storyteller([letter * 150 for letter in "abcdef"], Random(0))
-    with pytest.raises(ValueError, match=r"no story of at most 160 characters is about: a+$"):
+    with pytest.raises(ValueError, match=r"no story of at most 160 characters about: a+$"):
         storyteller.story(["a" * 150], include=True)

@@ -79,7 +79,7 @@ def larger_tokenizer(directory: Path) -> None:
         (unknown, ['no architecture model_type="nonesuch"']),
         (torn, ["model.safetensors", "not a readable safetensors file"]),
         (cut_short, ["model.safetensors: has ", "bytes but should have", "download it again"]),
-        (larger_tokenizer, ["the tokenizer has", "tokens, the model only 320"]),
+        (larger_tokenizer, ["the tokenizer has", "tokens, but the model has only 320"]),
     ],
 )
 def test_a_spoilt_model_is_one_line(command, model, tmp_path, spoil, words):  # noqa: F811
@@ -111,7 +111,7 @@ def test_a_prompt_longer_than_the_context_is_one_line(command, model, tmp_path):
     # It may be on either side of the split.
     asked = ("--set", "eval.prompts=200", "--set", "task.train_file=prompts.jsonl")
     found = command(*SPACE, "--set", f"model.path={model}", *asked)
-    refused(found, "the model's context is 96 tokens", "fox fox", "leaves none for a response")
+    refused(found, "the model's context is 96 tokens", "fox fox", "leaves no room for a response")
 
 
 def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: F811

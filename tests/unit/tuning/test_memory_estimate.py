@@ -328,7 +328,7 @@ def test_a_trial_that_does_not_fit_is_one_line_with_its_parts():
     assert "\n" not in str(refused.value)
     for word in ("arm async_k1", size(takes), "optimizer moments 511 MB", "docs/memory.md"):
         assert word in str(refused.value)
-    with pytest.raises(DoesNotFit, match="2 of them at a time"):
+    with pytest.raises(DoesNotFit, match="2 trials run at the same time"):
         compare([need], 2, takes, "this machine")
 
 

@@ -968,5 +968,5 @@ def test_a_wrong_loss_of_the_users_is_refused(command, tmp_path):
         "    return -(advantages * log_probs).mean()\n"
     )
     result = command(*SPACE, "--name", "mean", "--set", "loss.type=losses.py:mean")
-    refused(result, "losses.py:mean: the loss, one number a token", "shape ()")
+    refused(result, "losses.py:mean: the loss, one number per token", "shape ()")
     assert not (tmp_path / "storage" / "mean").exists()

@@ -141,7 +141,9 @@ def test_a_model_whose_responses_never_end_is_refused(tmp_path: Path):
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path):
     size = tokenizer().vocab_size
     read_tokenizer(write_json_files(tmp_path, {"vocab_size": size}))
-    with pytest.raises(ValueError, match=f"has {size} tokens, the model only {size - 1}") as error:
+    with pytest.raises(
+        ValueError, match=f"{size} tokens, but the model has only {size - 1}"
+    ) as error:
         read_tokenizer(write_json_files(tmp_path, {"vocab_size": size - 1}))
     one_line(error)
 
