@@ -51,8 +51,8 @@ _KL = positive("loss.kl_coef")
 _WEIGHTED = positive("loss.importance_cap")
 _DIVIDED = Condition(
     keys=("loss.advantage", "loss.whiten", "task.normalize_parts"),
-    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, "
-    f"{', '.join(_WHITENED)} with loss.whiten=true, or task.normalize_parts=true",
+    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own; "
+    f"{', '.join(_WHITENED)} with loss.whiten=true; or task.normalize_parts=true",
     holds=lambda advantage, whiten, normalized: (
         advantage in _DIVIDING
         or is_reference(advantage)
@@ -293,8 +293,8 @@ class LossSettings(Settings):
     )
     kl_target: float | None = number(
         None,
-        "Target for the KL to the reference, in nats per response. β changes after each round to "
-        "approach it. `none` leaves β as it is.",
+        "Target for the KL to the reference, in nats per response. After each round, β changes to "
+        "bring the KL closer to the target. `none` leaves β as it is.",
         above=0,
         read_if=_KL,
         also_called=(verl("algorithm.kl_ctrl.target_kl", "in nats per response"),),

@@ -66,9 +66,9 @@ class ResourceSettings(Settings):
     )
     elastic: bool = flag(
         False,
-        "Continue with the other learners when one is lost. This only works with learners on CPUs, "
-        "and not for the loss of the first learner. If false, the trial fails and continues from "
-        "its checkpoint.",
+        "Continue with the other learners when one is lost. This works only for learners on CPUs, "
+        "and only if the lost learner is not the first. If false, the trial fails and continues "
+        "from its checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,
@@ -109,8 +109,8 @@ class ResourceSettings(Settings):
     )
     reward_cpus: float = number(
         0.0,
-        "CPUs reserved per generator for its reward or environment processes, in addition to "
-        "generator_cpus.",
+        "CPUs reserved per generator for its reward or environment processes, in addition to the "
+        "generator's own CPUs.",
         minimum=0,
         read_if=PROCESSES_OF_ITS_OWN,
     )

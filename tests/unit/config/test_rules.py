@@ -273,8 +273,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         1e-6,
         {"loss.advantage": "rloo"},
         "loss.advantage=rloo and loss.whiten=true and task.normalize_parts=false",
-        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own, "
-        "gae, vine, group_to_go with loss.whiten=true, or task.normalize_parts=true",
+        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own; "
+        "gae, vine, group_to_go with loss.whiten=true; or task.normalize_parts=true",
         {"loss.advantage": "maxrl"},
     ),
     **{
