@@ -163,7 +163,7 @@ def at_equal_samples(
         )
         raise ConfigError(
             f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses per round, "
-            "and each needs whole rounds; nearest valid: "
+            "and each needs a whole number of rounds; nearest valid: "
             f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)

@@ -29,7 +29,7 @@ class DefaultBy:
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
 
     def beside(self, settings: Readable) -> Any:
-        """Return the default with these settings, or None to keep the general default."""
+        """Return the default for these settings, or None to keep the general default."""
         return self.value(*(settings[key] for key in self.keys))
 
 

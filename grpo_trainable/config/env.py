@@ -59,7 +59,7 @@ class EnvSettings(Settings):
     )
     episode_deadline_s: float = number(
         60.0,
-        "Maximum number of seconds for an environment, in total, in one episode.",
+        "Maximum number of seconds that an environment may take in total in one episode.",
         above=0,
         read_if=_PLAYED,
     )

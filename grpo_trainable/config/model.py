@@ -116,8 +116,8 @@ class ModelSettings(Settings):
     )
     packing: bool = flag(
         False,
-        "Compute each token once in the learner: a prompt once for all responses of its group, "
-        "and no padding. Gradients differ only by rounding.",
+        "Compute each token only once in the learner: a prompt once for all responses of its "
+        "group, and padding not at all. Gradients differ only by rounding.",
         read_if=OF_TEXT,
         of_training=True,
         also_called=(verl("model.use_remove_padding"),),

@@ -247,7 +247,7 @@ class GRPOConfig(TrialSettings):
         """Return True if a group teaches only through differences between its task rewards."""
         shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
         shaped = shaped or self.rollout.overlong == "penalty"
-        # Groups that are left out because of their rewards are never shaped.
+        # The rewards of groups that are left out because of their rewards are never shaped.
         otherwise = self.loss.teacher is not None or (
             shaped and self.rollout.zero_advantage == "keep"
         )
@@ -291,7 +291,7 @@ class GRPOConfig(TrialSettings):
 
 
 def defaults_with(task_name: str) -> dict[str, Any]:
-    """Return the value of each dotted key in a trial of this task that does not set the key."""
+    """Return the value that each dotted key has in a trial of this task unless it is set."""
     resolved = flatten(GRPOConfig().to_dict())  # some defaults, like `loss.clip`, depend on others
     return {
         key: check.of_tasks.get(task_name, resolved.get(key, check.default))
