@@ -181,10 +181,10 @@ def conflicts(config: Config) -> Iterator[Conflict]:
 # ---- Resources that the actors reserve -----------------------------------------------------------
 
 # Environment variables of every actor. They control how an actor's threads wait for each other
-# between two matrix products. GNU OpenMP reads both; other implementations read only the first. A thread polls
-# for work for at most half a millisecond, then sleeps. Sleeping at once would cost two threads a
-# quarter of their speed, because products of small matrices end sooner than a thread wakes up.
-# Polling longer would take a core that another actor has reserved.
+# between two matrix products. GNU OpenMP reads both; other implementations read only the first. A
+# thread polls for work for at most half a millisecond, then sleeps. Sleeping at once would cost two
+# threads a quarter of their speed, because products of small matrices end sooner than a thread
+# wakes up. Polling longer would take a core that another actor has reserved.
 OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
