@@ -29,17 +29,17 @@ what would go wrong in training:
 
   fails         it raises, returns no Turn or too much text, or its process dies
   hangs         it does not answer within env.step_deadline_s
-  prompt        the text of reset is not the prompt of the task
-  differs       one specification begins unequal episodes, so a group could not be compared
-  remembers     an episode depends on the one that the environment played before it
-  shares        episodes in one process disturb each other, for example by sharing random numbers
-  unsendable    JSON changes a specification
+  prompt        the text that reset returns is not the prompt of the task
+  differs       one specification leads to different episodes, so a group could not be compared
+  remembers     an episode depends on the previous episode of the environment
+  shares        episodes in one process affect each other, for example by sharing random numbers
+  unsendable    a specification is not JSON, or JSON changes it
   retokenised   the policy would read a text that differs from what the environment said
   processes     it leaves processes behind
 
 Specifications are the task's first training examples, or those of --spec. Actions are made up from
-the environment's text, digits and oddities; --action adds meaningful ones. Neither Ray nor a policy
-is started."""
+the environment's text, digits and odd texts; --action adds meaningful ones. Neither Ray nor a
+policy is started."""
 EXAMPLES = """\
 examples:
   python launch/check_env.py guess
@@ -98,7 +98,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="TEXT",
         action="append",
         default=[],
-        help="action to draw from, without the string that ends it; may be given many times",
+        help="action that may be played, without the string that ends it; may be given many times",
     )
     add(
         "--specs",
@@ -130,7 +130,7 @@ def _plan(args: argparse.Namespace) -> tuple[EnvironmentCheck, list[Specificatio
     task = args.task or (args.env if args.env in TASKS else None)
     if task is None and not args.spec:
         raise UsageError(
-            "--task or --spec is missing; give one of them, so that there is something to play"
+            "neither --task nor --spec is given, so there is nothing to play; give one of them"
         )
     data: dict[str, Any] = {"env": {"name": args.env}}
     if task is not None:

@@ -1,4 +1,4 @@
-"""Evaluate one policy on the held-out prompts of a task: figures, every response, a page.
+"""Evaluate one policy on held-out prompts of a task, and write figures, responses and a page.
 
 python launch/evaluate.py --checkpoint ~/ray_results/NAME/TRIAL --samples 8
 """
@@ -97,7 +97,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--prompts",
         metavar="N",
         type=_prompts,
-        help="number of held-out prompts, or `all` of the task's (the trial's, or 128)",
+        help="number of held-out prompts of the task, or all (the trial's, or 128)",
     )
     add(
         "--samples",
@@ -109,7 +109,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--temperature",
         metavar="X",
         type=number(float, 0),
-        help="sampling temperature; 0 always takes the most likely token (the trial's, or "
+        help="sampling temperature; 0 always chooses the most likely token (the trial's, or "
         f"{_temperatures()})",
     )
     add(
@@ -122,19 +122,19 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--against",
         metavar="DIR",
-        help="directory of another evaluation; the difference over the prompts of both is "
+        help="directory of another evaluation; the difference over the prompts that both have is "
         "reported with its interval",
     )
     add(
         "--threads",
         metavar="N",
         type=number(int, 1),
-        help="CPU threads (those of the trial's sampling; else 1 per ten million parameters)",
+        help="CPU threads (as in the trial's sampling; otherwise 1 per ten million parameters)",
     )
     add(
         "--device",
         choices=("cpu", "cuda"),
-        help="device (that of the trial's sampling; else cuda if there is one)",
+        help="device (as in the trial's sampling; otherwise cuda if there is one)",
     )
     add(
         "--batch",

@@ -72,8 +72,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a checkpoint, or the directory of a trial (for its newest whole checkpoint), also "
-        "in an object store (s3://BUCKET/PATH); or a policy that pretrain.py wrote",
+        help="a checkpoint, or the directory of a trial (for its newest complete checkpoint); both "
+        "may be in an object store (s3://BUCKET/PATH). A policy that pretrain.py wrote also works",
     )
     parser.add_argument("out", metavar="OUT", help="directory to write to, new or empty")
     parser.add_argument(
@@ -89,7 +89,7 @@ def _summary(done: Exported, out: Path) -> str:
     trained = "" if done.round is None else f", trained for {done.round} rounds"
     return (
         f"{done.source}{trained}\n{out}: {done.architecture}, {done.parameters:,} parameters "
-        f"in {dtype}\ncontinue with it: --set model.path={shlex.quote(str(out))}"
+        f"in {dtype}\nto train from it: --set model.path={shlex.quote(str(out))}"
     )
 
 

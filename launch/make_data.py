@@ -22,9 +22,9 @@ from grpo_trainable.tools.prompt_sets.making import EVAL, TRAIN, Made, PromptSet
 
 DESCRIPTION = """\
 Let a language model write prompts for the keyword task. Each prompt requests a story with given
-keywords. OUT then has train.jsonl, eval.jsonl and prompts.parquet. A hash of the keywords decides
-which prompts are held out (a fifth). Of prompts that differ only in case or punctuation, one is
-kept. If the command is killed, run it again: it continues where it stopped."""
+keywords. The result is train.jsonl, eval.jsonl and prompts.parquet in OUT. A hash of the keywords
+decides which prompts are held out (a fifth). If prompts differ only in case or punctuation, one of
+them is kept. If the command is killed, run it again: it continues where it stopped."""
 EXAMPLES = """\
 examples:
   python launch/make_data.py keyword my_prompts --model Qwen/Qwen2.5-0.5B-Instruct
@@ -85,7 +85,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 0, 2**32 - 1),
         default=0,
-        help="seed of order and draws",
+        help="seed of the order of the keywords and of sampling (0)",
     )
     add(
         "--temperature",
@@ -99,16 +99,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 1),
         default=80,
-        help="maximum tokens of an answer (80)",
+        help="maximum number of tokens in an answer (80)",
     )
     add(
         "--attempts",
         metavar="N",
         type=number(int, 1, MOST_ATTEMPTS),
         default=4,
-        help="attempts per prompt, until one line of 15 to 400 characters has every keyword (4)",
+        help="maximum attempts per prompt, until an answer has one line of 15 to 400 characters "
+        "with every keyword (4)",
     )
-    add("--batch", metavar="N", type=number(int, 1), default=32, help="prompts at a time (32)")
+    add("--batch", metavar="N", type=number(int, 1), default=32, help="prompts per batch (32)")
     add(
         "--no-chat",
         action="store_true",
@@ -132,7 +133,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 1, 256),
         default=8,
-        help="--endpoint: requests at a time (8)",
+        help="--endpoint: number of requests at the same time (8)",
     )
     add(
         "--per-minute",
@@ -160,7 +161,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _main(argv: Sequence[str] | None) -> int:
     args = parse_arguments(argv)
     if args.endpoint is not None and args.named is None:
-        raise UsageError("--endpoint needs --named, the name of the model there")
+        raise UsageError("--endpoint needs --named, the name of the model at the endpoint")
     out = Path(args.out).expanduser()
     try:
         wanted = _items(args)
@@ -191,7 +192,7 @@ def _items(args: argparse.Namespace) -> list[Item]:
 def _asked(args: argparse.Namespace, wanted: Sequence[Item]) -> dict[str, object]:
     """Return everything that the set depends on.
 
-    The way to reach an endpoint is not part of it, because it may change between two runs.
+    The options for reaching an endpoint are not included, because they may change between two runs.
     """
     return {
         "task": args.task,
@@ -249,7 +250,7 @@ def _summary(made: Made, out: Path) -> str:
     return (
         f"{out}: {made.train} prompts to train on, {made.eval} held out; left out: {made.repeated} "
         f"repeated prompts, {made.rejected} without a usable answer\n"
-        f"train on them: --set task.train_file={train} --set task.eval_file={held_out}"
+        f"to train on them: --set task.train_file={train} --set task.eval_file={held_out}"
     )
 
 

@@ -1,24 +1,25 @@
 """Make a policy to start GRPO from: corpus, tokenizer, weights, and a card with its quality.
 
-    python launch/pretrain.py --out DIR                        writes stories, about 10 minutes
-    python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems, as long
-    python launch/pretrain.py --out DIR --corpus games         plays at random, a minute
+    python launch/pretrain.py --out DIR                        writes stories (about 10 minutes)
+    python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems (as long)
+    python launch/pretrain.py --out DIR --corpus games         plays at random (a minute)
     python launch/pretrain.py --out DIR --corpus FILE          learns your own texts
 
-The order of the story corpus matters. In its first part every document holds its keyword, which
-teaches copying. In the later part only a share of the documents does. That share sets the inclusion
-rate that GRPO starts from. Without the first part the policy is fluent but never copies, and GRPO
-learns nothing. All documents have one length, so stories with and without their keyword differ only
-in the keyword.
+The order of the story corpus matters. In its first part, every document contains its keyword, which
+teaches copying. In the later part, only a share of the documents does. That share sets the
+inclusion rate that GRPO starts from. Without the first part, the policy is fluent but never copies,
+and GRPO learns nothing. All documents have the same length, so stories with and without their
+keyword differ only in the keyword.
 
-The games corpus is random legal play: a guessing game, and questions with a calculator at hand. A
-share of the players use what the game or the calculator tells them.
+The games corpus is random legal play: a guessing game, and questions that may be answered with a
+calculator. A share of the players use what the game or the calculator tells them.
 
-The arithmetic corpus is word problems with a step-by-step calculation and the answer. In its first
-part every document is correct, which teaches calculating. In the later part only a share of the
-documents is calculated carefully, and a share marks the answer as the reward requires. So the
-policy can calculate but does not always do so, and GRPO can change that. The problems for training
-and for evaluation are written beside the policy, as train.jsonl and heldout.jsonl.
+The arithmetic corpus consists of word problems, each with a step-by-step calculation and the
+answer. In its first part, every document is correct, which teaches calculating. In the later part,
+only a share of the documents is calculated carefully, and a share marks the answer as the reward
+requires. So the policy can calculate but does not always do so, and GRPO can change that. The
+problems for training and for evaluation are written to the policy's directory, as train.jsonl and
+heldout.jsonl.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME|FILE",
         default="stories",
         help=f"{', '.join(RECIPES)} (default stories), or a JSONL file, one object per line with "
-        f"`prompt` and `response`. A file is used in random order, and {HELD_OUT_SHARE:.0%}% "
-        "of it is held out to measure the loss. Texts are cut to the model's context",
+        f"`prompt` and `response`. Its lines are used in random order, and {HELD_OUT_SHARE:.0%}% "
+        "of them are held out to measure the loss. Texts are cut to the model's context",
     )
     _add_general(parser)
     _add_of_corpora(parser)
@@ -96,7 +97,8 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=number(int, 1),
         metavar="N",
-        help=f"gradient steps ({_defaults('steps')}); fewer steps make a worse policy sooner",
+        help=f"gradient steps ({_defaults('steps')}); fewer steps take less time and make a worse "
+        "policy",
     )
     parser.add_argument(
         "--batch-size",
@@ -132,14 +134,14 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         "--front-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the documents that come first and all follow the reward; they teach "
-        f"copying and calculating ({_defaults('front_share')})",
+        help="share of the documents in the first part, which all do what the reward asks for; "
+        f"they teach copying and calculating ({_defaults('front_share')})",
     )
     parser.add_argument(
         "--keyword-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the later stories that hold their keywords; it sets the inclusion rate "
+        help="share of the later stories that contain their keywords; it sets the inclusion rate "
         f"that GRPO starts from (default {stories.keyword_share:g})",
     )
     parser.add_argument(
@@ -169,9 +171,9 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         f"(default {arithmetic.format_share:g})",
     )
     for option, what, default in (
-        ("listening", "guessing players who listen to the hints", games.listening_share),
+        ("listening", "guessing players who follow the hints", games.listening_share),
         ("calling", "players who call the calculator first", games.calling_share),
-        ("copying", "callers who then answer with its result", games.copying_share),
+        ("copying", "callers who then answer with the calculator's result", games.copying_share),
     ):
         parser.add_argument(
             f"--{option}-share",
@@ -182,7 +184,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(setting: str) -> str:
-    """Return the default of a setting, and the defaults of corpora that differ."""
+    """Return the default of a setting, and the defaults of corpora if they differ."""
     stories = getattr(StoryRecipe(), setting)
     others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
     own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)
@@ -218,7 +220,7 @@ def _main(argv: list[str]) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     print(measured.headline)
-    print(f"{out}/card.md has samples; use it with: {_use(out, corpus)}")
+    print(f"{out}/card.md has samples. To train from this policy: {_use(out, corpus)}")
 
 
 def _use(out: Path, corpus: Corpus) -> str:

@@ -1,4 +1,4 @@
-"""Write the report of an experiment: an HTML page, its figures as JSON, its plots as PNG files.
+"""Write the report of an experiment: an HTML page, its figures as JSON and its plots as PNG files.
 
 python launch/report.py ~/ray_results/three_seeds
 """

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Run the trials of a search space under Ray Tune and compare them. Each trial is a complete GRPO
 system that trains a language model and writes a row of metrics for every round. Trials run in
-randomised blocks: one seed after another, with the arms of each seed in an order drawn from it."""
+randomised blocks: one seed after another, with the arms of each seed in an order that is random but
+depends only on the seed."""
 
 EXAMPLES = """\
 examples:
@@ -57,8 +58,8 @@ SHOWN_ONLY = ("list", "settings", "dry_run")  # options that show something and 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # Until the trials run, SIGTERM ends the command as Ctrl-C does.
     """Run the command and return its exit status."""
+    # Until the trials run, SIGTERM ends the command as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A resume refuses state that other users could have written. Ray's processes inherit the umask.
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
@@ -78,7 +79,7 @@ def _main(argv: Sequence[str]) -> int:
     try:
         plan.check()
     except Missing:
-        if args.dry_run is not None:  # it may be meant for another machine
+        if args.dry_run is not None:  # the trials may be meant for another machine
             print_trials(plan, args.dry_run, complete=False)
         raise
     if args.dry_run is not None:
@@ -105,8 +106,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--space",
         metavar="SPACE",
-        help="the question to ask: a name that --list shows, or a file of yours that defines a "
-        "SearchSpace, as my_space.py or my_space.py:NAME (docs/howto/search-space.md)",
+        help="the question to ask: a name that --list shows, or your own file that defines a "
+        "SearchSpace, given as my_space.py or my_space.py:NAME (docs/howto/search-space.md)",
     )
     add(
         "--preset",
@@ -121,22 +122,23 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="set a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
-        "only that arm; may be given many times; --settings lists the keys. A relative path "
-        "starts from the current directory",
+        "only that arm; may be given many times; --settings lists the keys. A relative path is "
+        "relative to the current directory",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--samples",
         metavar="RESPONSES",
         type=number(int, 1),
-        help="length of a trial in responses, cut into each arm's rounds; evaluations then also "
-        "fall at equal samples. Not the same as --num-samples, the number of seeds",
+        help="length of a trial in responses; the number of rounds of each arm follows from it. "
+        "All arms are then evaluated after equal numbers of responses. Not the same as "
+        "--num-samples, the number of seeds",
     )
     length.add_argument(
         "--iterations",
         metavar="ROUNDS",
         type=number(int, 1),
-        help="length of a trial in rounds, however many responses a round of an arm has",
+        help="length of a trial in rounds, regardless of the number of responses in a round",
     )
     add(
         "--num-samples",
@@ -158,9 +160,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="must",
         choices=("auto", "never", "must"),
-        help="continue the experiment --name. must (the bare option) refuses if there is none, "
-        "auto then starts it, and never (the default) refuses if there is one. The "
-        "experiment's state is pickle, so a resume is refused if other users own it or can "
+        help="continue the experiment --name. must (also the bare option): refuse if there is no "
+        "such experiment. auto: start it in that case. never (the default): refuse if it exists. "
+        "The experiment's state is a pickle, so a resume is refused if other users own it or can "
         "write to it. Settings and data files must be unchanged; --max-failures and "
         "--max-concurrent may change",
     )
@@ -179,17 +181,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--scheduler",
         choices=("fifo", "asha", "pbt"),
-        help="scheduler of Tune (fifo). asha stops trials that learn less than the others, from a "
-        "quarter of the samples on. pbt lets the worse trials of one arm continue from the "
-        "better ones with another optim.lr and, if the loss reads it, another loss.clip",
+        help="scheduler of Tune (fifo). asha stops trials that learn less than the others, "
+        "beginning after a quarter of the samples. pbt lets the worse trials of one arm continue "
+        "from the better ones with another optim.lr and, if the loss reads it, another loss.clip",
     )
     add(
         "--max-concurrent",
         metavar="N",
         type=number(int, 1),
-        help="trials at a time. The default is 1, because trials that run together slow each "
-        "other and their speeds cannot be compared. With asha and pbt the default is as many "
-        "as fit",
+        help="number of trials that run at the same time. The default is 1, because trials that "
+        "run together slow each other down, so their speeds cannot be compared. With asha and "
+        "pbt, the default is as many as fit",
     )
     add(
         "--address",
@@ -216,9 +218,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="table",
         choices=("table", "json"),
-        help="make all checks that need no Ray, show the trials, then exit. Shows a table of "
-        "their differences (the bare option), or the whole config of each trial as a line of "
-        "JSON",
+        help="run all checks that do not need Ray, show the trials, then exit. table (also the "
+        "bare option) shows how the trials differ; json prints the whole config of each trial as "
+        "one line of JSON",
     )
     defaults = asdict(Options())
     del defaults["assignments"]  # argparse needs a list for it
@@ -253,9 +255,9 @@ def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
 
     Args:
         plan: The plan.
-        form: `table`, or `json` for programs: then standard output has nothing but JSON.
-        complete: False if the trials need something that is missing. An error follows the output
-            then.
+        form: `table`, or `json` for programs. With `json`, standard output has nothing but JSON.
+        complete: False if the trials need something that is missing. In that case, an error follows
+            the output.
     """
     if form == "json":
         print(*(json.dumps(trial.to_dict()) for trial in plan.trials), sep="\n")
@@ -296,7 +298,7 @@ def run(plan: Plan) -> int:
 
 
 def say_last_words(plan: Plan) -> None:
-    """Print how to continue and where each interrupted trial stands, if Tune does not end."""
+    """Print how to continue, and the state of each interrupted trial, if Tune does not end."""
     from reports.experiment import read_experiment
     from tuning.interrupt import left_off
 
@@ -310,22 +312,24 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
     """Return the lines to print before the trials start."""
     lines = [
         f"{plan.space.name}: {plan.space.question}",
-        f"{plural(len(plan.trials), 'trial')}, kept in {plan.directory}",
+        f"{plural(len(plan.trials), 'trial')}, stored in {plan.directory}",
     ]
     by_default = plan.limits["max_concurrent"] is None and plan.max_concurrent == 1
     if by_default and at_once(plan.trials, nodes) > 1:
         lines.append(
-            "one trial at a time, so that none slows another; --max-concurrent N runs more"
+            "trials run one at a time, so that they do not slow each other down; "
+            "--max-concurrent N runs more at the same time"
         )
     return [*lines, *notes(plan)]
 
 
 def notes(plan: Plan) -> list[str]:
-    """Return notes on what the user may not expect: about arms, samples and prompts."""
+    """Return notes about arms, samples and prompts that the user may not expect."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if len({trial.rounds * schedule.responses_per_round(trial) for trial in plan.trials}) > 1:
         lines.append(
-            "note: the arms do not train on equal samples; --samples N gives each arm N responses"
+            "note: the arms do not train on equal numbers of samples; --samples N gives each arm "
+            "N responses"
         )
     seeds = plan.options.num_samples
     if seeds >= min(schedule.responses_per_round(trial) for trial in plan.trials):
@@ -407,7 +411,7 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
     except ReportError as error:
         print(f"no report: {error}; to try again: {command}", flush=True)
     except Exception:
-        # A failed report does not change the exit status, which tells the outcome of the trials.
+        # A failed report does not change the exit status, which says how the trials ended.
         traceback.print_exc()
         print(f"no report: see the error above; to try again: {command}", flush=True)
 
@@ -415,8 +419,8 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
 def go_on(plan: Plan) -> str:
     """Return the line that says how to continue an interrupted or failed experiment.
 
-    It names the experiment, which knows its settings and limits, and the cluster, which the
-    experiment does not know.
+    The line names the experiment, whose files record its settings and limits. It also names the
+    cluster, which they do not record.
     """
     address = plan.options.address
     parts = [

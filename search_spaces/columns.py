@@ -1,4 +1,4 @@
-"""The columns that a search space adds to its report, in addition to the held-out reward.
+"""The columns that a search space's report shows in addition to the held-out reward.
 
 A column is data, not a function. It is stored with the experiment, so a report needs neither the
 file that defined the space nor any of its code.
@@ -9,23 +9,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Ways to reduce the values of a trial's rounds to one value, each with its words for a table.
+# Ways to reduce the values of a trial's rounds to one value, each with the words for a report.
 OVER = {
-    "last": "of the last round",
-    "mean": "means over the rounds",
-    "median": "of the median round",
-    "max": "the largest of all rounds",
-    "late": "means over the last eighth of the rounds",
+    "last": "the value in the last round",
+    "mean": "the mean over the rounds",
+    "median": "the median over the rounds",
+    "max": "the maximum over the rounds",
+    "late": "the mean over the last eighth of the rounds",
 }
 # Figures of a whole trial that are not metrics of a round, each with its meaning.
 DERIVED = {
-    "samples_per_s": "without the rounds that other processes disturbed, unless the trial counts "
-    "them (callbacks.leave_out_disturbed=false)",
-    "lag_of_bound": "the mean lag as a share of the largest that the trial allows",
-    "uses_per_group": "how often a group was trained on, means over the groups",
-    "never_trained": "the share of the groups that were dropped, or still waiting at the end",
+    "samples_per_s": "without the rounds that other processes disturbed, unless "
+    "callbacks.leave_out_disturbed=false counts them",
+    "lag_of_bound": "the mean lag as a share of the largest lag that the trial allows",
+    "uses_per_group": "the number of rounds that trained on a group, averaged over the groups that "
+    "were trained on",
+    "never_trained": "the share of the groups that were dropped, or were still waiting at the end",
 }
-# Reports on every space show the shares of these stages in a round.
+# The report of every space shows the shares of these stages in a round.
 SHOWN_STAGES = ("rollout", "optimize", "reference", "sync")
 FORM = re.compile(r"\{:\+?,?(\.\d)?[efg%]\}")
 
@@ -65,7 +66,7 @@ class Column:
 
     @property
     def how(self) -> str:
-        """The way a trial's figure is computed, in the words of a table."""
+        """The way a trial's figure is computed, in the words of a report."""
         return DERIVED.get(self.metric) or OVER[self.over]
 
 
@@ -91,7 +92,7 @@ DRIFT = (
 )
 OFF_POLICY = (
     # KL(sampler || policy). The rollouts come from the sampler, so k1 with its sign reversed is an
-    # unbiased estimate. k3 would be biased, because it is meant for samples of the policy.
+    # unbiased estimate. k3 would be biased, because it is meant for samples from the policy.
     Column(
         name="kl_sampler_nats",
         title="KL from sampler",

@@ -1,4 +1,4 @@
-"""Search spaces and presets, found by the names that a user gives them."""
+"""Lookup of search spaces and presets by the text that a user gives."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def find_space(text: str) -> SearchSpace:
     except PluginError as error:
         raise ConfigError(str(error)) from None
     if text in PRESETS:
-        raise ConfigError(f"--space {text}: that is a preset: --preset {text}")
+        raise ConfigError(f"--space {text}: that is a preset; use --preset {text}")
     near = did_you_mean(text, SPACES, cutoff=0.4)
     hint = f"{near} " if near else ""
     raise ConfigError(
         f"--space {shown(text)}: unknown; {hint}valid: {', '.join(SPACES)}, "
-        "or my_space.py with a SearchSpace in it"
+        "or a file such as my_space.py that defines a SearchSpace"
     )
 
 
@@ -83,7 +83,7 @@ def _only_space(text: str, module: ModuleType) -> SearchSpace:
 
 def _checked(text: str, found: SearchSpace) -> SearchSpace:
     """Return the space with absolute paths, after checking the metrics of its columns."""
-    from grpo_trainable.telemetry.metrics import (  # imports numpy; spaces that ship do without it
+    from grpo_trainable.telemetry.metrics import (  # imports numpy, which shipped spaces don't need
         BY_TASK,
         NAMES,
     )
@@ -111,7 +111,7 @@ def find_preset(name: str) -> Preset:
     if name in PRESETS:
         return PRESETS[name]
     if name in SPACES:
-        raise ConfigError(f"--preset {name}: that is a search space: --space {name}")
+        raise ConfigError(f"--preset {name}: that is a search space; use --space {name}")
     # REINFORCE++ has the name reinforce_pp here.
     hint = did_you_mean(name.replace("+", "p"), PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")

@@ -1,7 +1,7 @@
 """Presets: named settings that `--preset` adds to every arm of a search space.
 
-Published algorithms have the names that people use for them. docs/algorithms.md lists them in a
-table.
+Presets of published algorithms have the names that people use for these algorithms.
+docs/algorithms.md lists them in a table.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "rollout.zero_advantage": "resample",
             },
             paper="2503.14476",
-            differs="One gradient step per round; the paper takes 16. Rewards are 0 and 1 here "
-            "and ±1 in the paper, so its penalty of 1 is 0.5 here.",
+            differs="There is one gradient step per round; the paper takes 16. Rewards are 0 and 1 "
+            "here and ±1 in the paper, so its penalty of 1 is 0.5 here.",
         ),
         Preset(
             name="cispo",
@@ -185,7 +185,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2602.02710",
-            differs="Meant for rewards of 0 and 1.",
+            differs="The preset is meant for rewards of 0 and 1.",
         ),
         Preset(
             name="rloo",
@@ -245,7 +245,7 @@ ALGORITHMS: dict[str, Preset] = {
             },
             paper="2510.18855",
             differs="The paper is about a sampler whose log-probs differ from the learner's. Here "
-            "the weights act at a lag.",
+            "the weights have an effect only with a lag.",
         ),
         Preset(
             name="gdpo",
@@ -280,7 +280,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "token_mean",
             },
             paper="1707.06347",
-            differs="One gradient step per round. λ = 1.",
+            differs="There is one gradient step per round, and λ = 1.",
         ),
         Preset(
             name="vineppo",
@@ -294,7 +294,7 @@ ALGORITHMS: dict[str, Preset] = {
             },
             paper="2410.01679",
             differs="States are a fixed number of tokens apart; in the paper they are at the ends "
-            "of steps. One gradient step per round. The authors' code caps the KL of a "
+            "of steps. There is one gradient step per round. The authors' code caps the KL of a "
             "token at 10.",
         ),
         Preset(
@@ -357,7 +357,7 @@ COURSE_MATH = Preset(
         "task.name": "math",
         "task.template": "r1_zero",
         "rounds": 200,
-        "rollout.prompts": 32,  # 256 responses a round
+        "rollout.prompts": 32,  # 256 responses per round
         "rollout.group_size": 8,
         "rollout.temperature": 1.0,
         "rollout.min_new_tokens": 4,

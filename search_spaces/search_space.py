@@ -26,10 +26,10 @@ NAME = r"\w[\w.+-]*"  # names become parts of directory names
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """A question, with a grid of `arms`: label -> the config keys that the arm sets, dotted.
+    """A question and its arms. `arms` maps each label to the dotted config keys that the arm sets.
 
     Raises:
-        ValueError: A name cannot be part of a directory's name, there is no arm, an arm is not a
+        ValueError: A name cannot be part of a directory's name, there are no arms, an arm is not a
             mapping, or two columns have the same name.
     """
 
@@ -47,10 +47,11 @@ class SearchSpace:
         for name in (self.name, *self.arms):
             if not re.fullmatch(NAME, name):
                 raise ValueError(
-                    f"{name!r}: names of spaces and arms may only have letters, digits and . _ + -"
+                    f"{name!r}: names of spaces and arms may only contain letters, digits and "
+                    ". _ + -"
                 )
         if not self.arms:
-            raise ValueError(f"search space {self.name} has no arm")
+            raise ValueError(f"search space {self.name} has no arms; add at least one")
         names = [*(column.name for column in self.columns), *ALWAYS]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -86,7 +87,7 @@ class SearchSpace:
 
         Raises:
             ConfigError: A trial is invalid, `fixed` names an arm that the space does not have, or
-                an arm has no whole number of rounds for `samples`.
+                `samples` is not a whole number of rounds for some arm.
         """
         arms = self._chosen_arms(fixed, without)
         concerning = {arm: self._concerning(arm, arms, fixed) for arm in arms}
@@ -144,11 +145,12 @@ def at_equal_samples(
     Args:
         trials: The trials to cut.
         samples: The number of responses in each trial.
-        evaluate: Also evaluate all trials at equal samples. The number of evaluations stays, or is
-            smaller if a round of some arm is longer than the time between two evaluations.
+        evaluate: Also evaluate all trials at equal samples. The number of evaluations stays the
+            same, unless a round of some arm is longer than the interval between two evaluations.
+            Then it is smaller.
 
     Raises:
-        ConfigError: A trial has no whole number of rounds for `samples` responses.
+        ConfigError: `samples` responses are not a whole number of rounds for some trial.
     """
     common = math.lcm(*(schedule.responses_per_round(trial) for trial in trials))
     if samples % common:
@@ -161,7 +163,7 @@ def at_equal_samples(
         )
         raise ConfigError(
             f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses per round, "
-            "and each needs whole rounds; nearest valid: "
+            "and each needs a whole number of rounds; nearest valid: "
             f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)
@@ -181,8 +183,8 @@ def at_equal_samples(
 def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
     """Return the same trials in randomised blocks: one seed after another.
 
-    The order of the arms within a block is drawn from the seed. So if a machine slows down, it does
-    not slow one arm in particular.
+    The order of the arms within a block is random but depends only on the seed. So a machine that
+    slows down does not affect one arm in particular.
     """
     blocks: dict[int, list[GRPOConfig]] = {}
     for trial in trials:
@@ -203,7 +205,7 @@ class Question:
     """The question of a space with its arms and columns, as stored for reports."""
 
     text: str  # one line
-    arms: Sequence[str]  # sorted as in tables
+    arms: Sequence[str]  # in the order of tables
     columns: Sequence[Column]
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from search_spaces.search_space import SearchSpace
 
 # ---- Synchronous or asynchronous? Complete systems side by side, at equal samples. ---------------
 
-ROUNDS = 96  # rounds of the arms with one rollout batch a round
+ROUNDS = 96  # rounds of the arms with one rollout batch per round
 EVAL_EVERY = 16
 
 
@@ -81,7 +81,7 @@ GRADIENT_STEPS = SearchSpace(
         **{f"same_batch_k{k}": _reused("same_batch", k) for k in KS},
         # The batch in k parts: k times as many steps, each on 1/k of the rows.
         **{f"minibatches_k{k}": _reused("minibatches", k) for k in KS},
-        # k batches per round, all sampled by one version: as many steps as with k = 1.
+        # k batches per round, all sampled by the same version: as many steps as with k = 1.
         **{f"fresh_batches_k{k}": fresh(k) for k in KS},
     },
     columns=(STEPS, SPEED, *OFF_POLICY, *DRIFT),
@@ -127,7 +127,7 @@ REPLAY = SearchSpace(
     question="what does training on rollouts more than once buy, at equal fresh samples?",
     arms={
         "no_replay": fresh(1),
-        # With a capacity of two, a draw of two batches takes everything, whatever the sampling.
+        # With a capacity of two, a draw of two batches takes all groups, whatever the sampling.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },
@@ -137,7 +137,7 @@ REPLAY = SearchSpace(
 
 # ---- How should weights travel? ------------------------------------------------------------------
 
-# The arms are asynchronous, so most of a sync overlaps with work of generator and learner.
+# The arms are asynchronous, so most of a sync overlaps with other work of generator and learner.
 ASYNCHRONOUS = {"placement": "disaggregated", "lag": 1, **fresh(1)}
 GPUS: dict[str, dict[str, Any]] = {
     "nccl": {"resources.generator_gpus": 1, "resources.learner_gpus": 1},
@@ -146,7 +146,7 @@ GPUS: dict[str, dict[str, Any]] = {
 
 TRANSPORT = SearchSpace(
     name="transport",
-    question="how should weights travel, and what share of a round does it take?",
+    question="how should weights travel, and what share of a round does their transfer take?",
     arms={
         name: {**ASYNCHRONOUS, "transport": name, **GPUS.get(name, {})}
         for name in ("object_store", "shm", "gloo", "nixl", "nccl", "cuda_ipc")
@@ -173,7 +173,7 @@ def _loss(**loss: Any) -> dict[str, Any]:
 
 LOSSES = SearchSpace(
     name="losses",
-    question="which loss, all else equal, with four gradient steps a round?",
+    question="which loss is best, all else equal, with four gradient steps per round?",
     arms={
         **{name: _loss(type=name) for name in TYPES},
         "dual_clip": _loss(type="grpo_clip", dual_clip=3.0),
@@ -189,7 +189,8 @@ BASELINE_NAMES = ("group_mean", "rloo", "group_std", "group_mean_batch_std", "ba
 # Without ratio and clip, the arms differ only in the advantage.
 BASELINES = SearchSpace(
     name="baselines",
-    question="what should a response be compared with: nothing, its group, the others, the batch?",
+    question="what should a response be compared with: nothing, its group, the rest of its "
+    "group, or the batch?",
     arms={
         "none": {**fresh(1), "loss.type": "no_baseline", "loss.advantage": "none"},
         **{
@@ -247,7 +248,7 @@ LEARNING_RATE = SearchSpace(
 # ---- How much staleness does each objective tolerate? --------------------------------------------
 
 OBJECTIVE_LAGS = (0, 4, 8)
-# Only the objectives of the presets are used: all arms sample and train alike.
+# Only the loss settings of these presets are used, so all arms sample and train alike.
 OBJECTIVES = (
     *("grpo", "dr_grpo", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
     *("m2po", "clip_cov", "kl_cov", "rloo", "maxrl", "icepop"),
@@ -255,7 +256,7 @@ OBJECTIVES = (
 
 
 def objective(name: str) -> dict[str, Any]:
-    """Return the settings of the loss from a preset."""
+    """Return the loss settings of a preset."""
     settings = ALGORITHMS[name].settings
     return {key: value for key, value in settings.items() if key.startswith("loss.")}
 

@@ -23,7 +23,7 @@ COMPARE_A_GROUP = (
 )
 # Losses whose ratio or weight belongs to a whole response.
 _OF_RESPONSES = ("gspo", "gmpo", "topr")
-# Advantages that need the task's own reward, and why nothing may be taken off it.
+# Advantages that need the task's own reward, and the reason why nothing may be subtracted from it.
 _OF_THE_TASK = {
     "vine": "loss.advantage=vine values states only by the task's reward",
     "maxrl": "loss.advantage=maxrl divides by the mean reward, so no reward may be negative",
@@ -33,7 +33,7 @@ _OF_THE_TASK = {
 def compares_a_group(advantage: str) -> bool:
     """Return True if an advantage learns nothing from a group of equal rewards.
 
-    A user's function counts as one that compares, because its name does not tell.
+    A user's function is assumed to compare, because its name does not tell.
     """
     return advantage in COMPARE_A_GROUP or is_reference(advantage)
 
@@ -66,8 +66,8 @@ class CriticSettings(Settings):
     )
     clip: float = number(
         0.2,
-        "Limit on the change of a state's value within a round: beyond it, the value loss stops "
-        "pulling. 0 sets no limit.",
+        "Limit on the change of a state's value within a round. Beyond this limit, the value loss "
+        "pulls the value no further. 0 sets no limit.",
         minimum=0,
         read_if=GAE,
         also_called=(verl("critic.cliprange_value"),),
@@ -140,7 +140,7 @@ def _group_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         advantage == "zero" and config.loss.teacher is None,
         "loss.advantage",
-        "needs loss.teacher: without a teacher there is nothing to learn",
+        "needs loss.teacher: without a teacher there is nothing to learn from",
     )
 
 
@@ -152,8 +152,8 @@ def _token_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         loss == "ppo" and not of_tokens,
         "loss.type",
-        f"needs loss.advantage=gae or vine, got {advantage}; with that advantage, "
-        "loss.type=grpo_clip is the same",
+        f"needs loss.advantage=gae or vine, got {advantage}; with that advantage, use "
+        "loss.type=grpo_clip, which is the same",
     )
     yield (
         (of_tokens or config.loss.teacher is not None) and loss in _OF_RESPONSES,

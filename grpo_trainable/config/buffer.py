@@ -20,20 +20,20 @@ class BufferSettings(Settings):
 
     sample_batches: int = integer(
         1,
-        "Number of rollout batches' worth of groups that a gradient step draws.",
+        "Number of groups that a gradient step draws, as a multiple of rollout.prompts.",
         minimum=1,
         read_if=REPLAY,
     )
     max_age: int | None = integer(
         None,
-        "Maximum number of rounds that a group may be behind when it is trained on. `none` means "
-        "lag + buffer_capacity − 1.",
+        "Maximum number of rounds that a group may be behind the learner when it is trained on. "
+        "`none` means lag + buffer_capacity − 1.",
         minimum=0,
         read_if=REPLAY,
     )
     fresh_fraction: float = number(
         0.5,
-        "Share of a draw that has not been trained on before.",
+        "Share of the drawn groups that have not been trained on before.",
         above=0,
         maximum=1,
         read_if=(REPLAY, one_of("buffer_sampling", "mixed")),
@@ -46,7 +46,7 @@ def fresh_wanted(fraction: float, count: int) -> int:
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts over limits, and settings under which no group is ever reused."""
+    """Yield conflicts between limits, and settings with which no group is ever reused."""
     sampling, sample = config.buffer_sampling, config.buffer.sample_batches
     replay = config.buffer_capacity > 1
     drawn = sample * config.rollout.prompts
@@ -75,7 +75,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         and fresh_wanted(config.buffer.fresh_fraction, drawn) >= drawn
         and sample == 1,
         "buffer.fresh_fraction",
-        "never reuses a group with buffer.sample_batches=1; lower it",
+        "never reuses a group with buffer.sample_batches=1; lower buffer.fresh_fraction",
     )
     yield (
         replay and schedule.max_age(config) == config.lag,

@@ -57,17 +57,17 @@ class PromptFileSettings(Settings):
 
     train_file: str | None = path(
         None,
-        "JSONL file of training prompts, in a layout of the task (docs/howto). Without eval_file, "
-        "a fifth of its prompts is held out.",
+        "JSONL file of training prompts, in one of the task's formats (docs/howto). Without "
+        "eval_file, a fifth of its prompts is held out.",
         read_if=one_of("task.name", "keyword", "math"),
-        also_called=(verl("data.train_files", "JSONL"),),
+        also_called=(verl("data.train_files", "a JSONL file"),),
     )
     eval_file: str | None = path(
         None,
         "JSONL file of held-out prompts. Without train_file, four fifths of its prompts are "
         "trained on.",
         read_if=one_of("task.name", "keyword", "math"),
-        also_called=(verl("data.val_files", "JSONL"),),
+        also_called=(verl("data.val_files", "a JSONL file"),),
     )
 
 
@@ -79,7 +79,7 @@ class KeywordSettings(PromptFileSettings):
 
     keywords_file: str | None = path(
         None,
-        "UTF-8 file with one keyword per line. `none` takes the nouns that ship with the package.",
+        "UTF-8 file with one keyword per line. `none` uses the nouns that ship with the package.",
         read_if=(_KEYWORD, _NO_PROMPT_FILES),
     )
     keywords_per_prompt: int = integer(
@@ -91,18 +91,18 @@ class KeywordSettings(PromptFileSettings):
     match: str = choice(
         ("word", "substring"),
         "Rule by which a keyword counts as included: as a whole word (word), or anywhere "
-        '(substring), as "hen" in "when".',
+        '(substring), such as "hen" in "when".',
         read_if=(_KEYWORD, none_given("task.reward")),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings(Settings):
-    """Form of a question, and location of the answer in a response."""
+    """Template of a question, and location of the answer in a response."""
 
     template: str = choice_or_path(
         ("short", "r1_zero", "boxed", "question_only"),
-        "Template that turns a question into a prompt. In a file of yours, {question} marks the "
+        "Template that turns a question into a prompt. In your own file, {question} marks the "
         "place of the question.",
         read_if=one_of("task.name", "math", "reasoning_gym"),
     )
@@ -123,8 +123,8 @@ class MathSettings(PromptFileSettings, AnswerSettings):
     equality: str = choice(
         ("auto", "exact", "math_verify"),
         "Comparison of an answer with the true one: as a number or a text (exact), or as "
-        "mathematics by math-verify (math_verify). `auto` takes math_verify if a file of problems "
-        "is given, else exact.",
+        "mathematics by math-verify (math_verify). `auto` chooses math_verify if a file of "
+        "problems is given, and exact otherwise.",
         read_if=(one_of("task.name", "math"), none_given("task.reward")),
         default_by=where_none(
             ("task.name", "task.reward", "task.train_file", "task.eval_file"), _default_equality
@@ -175,9 +175,8 @@ class MixSettings(Settings):
     SECTION: ClassVar[str] = "task"
 
     mix: str | None = task_mix(
-        "Tasks and their shares of the prompts, as JSON. A task with settings has an object that "
-        "holds its weight and its settings (docs/howto/mix.md). Giving this setting implies "
-        "task.name=mix.",
+        "Tasks and their shares of the prompts, as JSON. For a task with settings, give an object "
+        "with its weight and its settings (docs/howto/mix.md). This setting implies task.name=mix.",
         read_if=one_of("task.name", MIX),
     )
 
@@ -217,7 +216,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         mixed and config.pools.enabled,
         "pools.enabled",
-        "must be false with task.mix: pools draw by difficulty, a mix by its weights",
+        "must be false with task.mix: pools draw prompts by difficulty, a mix draws by weight",
     )
     yield (
         mixed and config.loss.advantage == "batch",

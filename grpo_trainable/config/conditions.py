@@ -1,6 +1,6 @@
 """Conditions under which a setting is read, each as a predicate and in words.
 
-A field declares them as `read_if`. A key that is not read may only have its default. `GRPOConfig`
+A field declares them as `read_if`. A key that is not read must keep its default. `GRPOConfig`
 refuses any other value, because that value would seem to have an effect.
 """
 
@@ -60,7 +60,7 @@ def at_least(key: str, minimum: int) -> Condition:
 
 
 def positive(key: str) -> Condition:
-    """Require a value above 0. none does not meet the condition."""
+    """Require a value above 0. A value of none does not meet the condition."""
     return Condition(keys=(key,), needs=f"{key} > 0", holds=bool)
 
 
@@ -71,7 +71,7 @@ def is_true(key: str, remark: str = "") -> Condition:
 
 def given(key: str, what: str = "") -> Condition:
     """Require a value other than none."""
-    needs = f"a {key} of {what}" if what else f"a {key}"
+    needs = f"{what} as {key}" if what else f"a value for {key}"
     return Condition(keys=(key,), needs=needs, holds=lambda value: value is not None)
 
 

@@ -3,8 +3,8 @@
 A field declares them as `default_by`. All have the same form, but they apply at three moments:
 
 - `absent`: the key is not given. `GRPOConfig.from_dict` fills in the default.
-- `none`: the key has its general default, usually none. `GRPOConfig` replaces it when constructed,
-  so a trial's files show the replacement.
+- `none`: the key has its general default, usually none. `GRPOConfig` replaces that value when the
+  config is constructed, so a trial's files show the replacement.
 - `read`: the key is none and stays none. Code that reads it computes the default.
 """
 
@@ -29,7 +29,7 @@ class DefaultBy:
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
 
     def beside(self, settings: Readable) -> Any:
-        """Return the default under these settings, or None to keep the general default."""
+        """Return the default for these settings, or None to keep the general default."""
         return self.value(*(settings[key] for key in self.keys))
 
 
@@ -44,5 +44,5 @@ def where_none(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
 
 
 def when_read(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
-    """Return a default that is computed from other keys wherever a key is none."""
+    """Return a default that code computes from other keys when it reads a key that is none."""
     return DefaultBy(keys=keys, value=value, moment="read")

@@ -18,7 +18,7 @@ INTRODUCTION = f"""\
 All settings of a trial. `python launch/tune.py --set KEY=VALUE` sets one in all trials.
 `GRPOConfig.from_dict` takes settings as nested dicts, such as `{{"optim": {{"lr": 1e-4}}}}`.
 If a task has a different default, the default column lists it after the task's name. The last
-column says when a key is read. A key that is not read may only have its default.
+column says when a key is read. A key that is not read must keep its default.
 """
 
 HEADER = "| key | type | default | must be | meaning | read when |\n|---|---|---|---|---|---|"
@@ -54,7 +54,7 @@ def _row(key: str) -> str:
 
 
 def _defaults(key: str) -> str:
-    """Return the default of a key, and the defaults of tasks that differ."""
+    """Return the default of a key, and the defaults of tasks if they differ."""
     own = (f"{task}: `{shown(default)}`" for task, default in CHECKS[key].of_tasks.items())
     return "; ".join([f"`{shown(CHECKS[key].default)}`", *own])
 

@@ -1,4 +1,4 @@
-"""The engines: one record for each, with its promises about what it samples.
+"""The engines: one record for each, with its promises about the tokens that it samples.
 
 This module imports only the standard library, so the config can list the engines and the launcher
 can query them.
@@ -40,10 +40,10 @@ class EngineRecord:
     refused_placements: Mapping[str, str] = field(default_factory=dict)
     refuses_two_sided: str = ""  # the reason, if it cannot join a transport's collective group
     gpus: bool = True  # True: may sample on a GPU
-    lowest_temperature: float = 0.0  # the lowest above 0; 0 takes the most likely token
+    lowest_temperature: float = 0.0  # apart from 0, which chooses the most likely token
     plays: bool = False  # True: can add an environment's answers to a response
     interrupts: bool = False  # True: can insert text in the middle of a response
-    queues: bool = False  # True: `rollout.slots` may make responses of a call wait for others
+    queues: bool = False  # True: with `rollout.slots`, some responses of a call wait for others
     narrows: bool = False  # True: may sample in `model.sampler_dtype`
     libraries: tuple[str, ...] = ()  # optional libraries that this engine needs
     install: str = ""  # the command that installs them

@@ -26,16 +26,16 @@ class EnvSettings(Settings):
     name: str = choice_or_reference(
         ("off", "guess", "calculator", "python"),
         "Environment that answers the policy and rewards the episode in place of the task: a "
-        "number to guess (guess), a calculator (calculator), a Python interpreter (python), or a "
-        "Class of yours.",
+        "number to guess (guess), a calculator (calculator), a Python interpreter (python), or "
+        "your own Class.",
         what="Class",
         read_if=OF_TEXT,
         default_by=by_task(guess="guess", calculator="calculator"),
     )
     allow_unsafe: bool = flag(
         False,
-        "Run code that the policy writes without containment. It can then read, change and delete "
-        "your files and end your processes.",
+        "Run the policy's code without containment. The code can then read, change and delete your "
+        "files and end your processes.",
         read_if=one_of("env.name", "python"),
     )
     max_turns: int = integer(
@@ -46,27 +46,28 @@ class EnvSettings(Settings):
     )
     discount: float = number(
         1.0,
-        "Factor that discounts the reward of an action for each action before it.",
+        "Factor that discounts the reward of an action, once for each action before it.",
         above=0,
         maximum=1,
         read_if=_PLAYED,
     )
     step_deadline_s: float = number(
         10.0,
-        "Maximum seconds for an environment to begin or to answer.",
+        "Maximum number of seconds for an environment to begin an episode or to answer.",
         above=0,
         read_if=_PLAYED,
     )
     episode_deadline_s: float = number(
         60.0,
-        "Maximum total seconds for an environment in one episode.",
+        "Maximum number of seconds that an environment may take in total in one episode.",
         above=0,
         read_if=_PLAYED,
     )
     patience_s: float = number(
         1.0,
-        "Total seconds that one call of a generator waits for environments while its other "
-        "episodes could continue. A call that waits no longer than this repeats bit by bit.",
+        "Maximum number of seconds, in total, that a call of a generator waits for environments "
+        "although its other episodes could continue. A call that stays below this limit gives the "
+        "same bits when it is repeated.",
         minimum=0,
         read_if=_PLAYED,
     )

@@ -1,6 +1,6 @@
-"""Names of settings in TRL and verl, for users who come from there.
+"""Names of settings in TRL and verl, for users who know those libraries.
 
-A field declares them as `also_called`. An error for a key of theirs then names our key.
+A field declares them as `also_called`. If a user sets such a name, the error proposes our key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ForeignName:
     """A setting of another library."""
 
     library: str
-    name: str  # their spelling
+    name: str  # as that library spells it
     hint: str = ""  # how it differs, or why it has no counterpart here
     value: str | None = None  # the value of our key that has the same effect
     also: tuple[str, ...] = ()  # other keys or assignments that must be set
@@ -44,26 +44,28 @@ def trl(name: str, hint: str = "", **more: Any) -> ForeignName:
 
 
 def verl(name: str, hint: str = "", **more: Any) -> ForeignName:
-    """Return a name from verl. The prefix `actor_rollout_ref.` may be left out."""
+    """Return a name from verl. The prefix `actor_rollout_ref.` is added if it is left out."""
     inside = name.startswith(("actor.", "rollout.", "model."))
     return ForeignName("verl", f"actor_rollout_ref.{name}" if inside else name, hint, **more)
 
 
-# ---- Hints of several names ----------------------------------------------------------------------
+# ---- Hints that several names share --------------------------------------------------------------
 
-IN_ROUNDS = "in rounds, each of which has k gradient steps"
-LENGTH = "or --samples N for N responses, which are cut into rounds"
-NO_PASSES = f"passes over the prompts are not counted; {LENGTH}"
+IN_ROUNDS = "counted in rounds of k gradient steps each"
+LENGTH = "or give the number of responses with --samples N"
+NO_PASSES = f"count rounds, not passes over the prompts; {LENGTH}"
 MICROBATCH = (
-    "responses in one forward and backward pass; a gradient step has rollout.prompts × "
-    "rollout.group_size of them, fewer with k_mode=minibatches"
+    "the number of responses in one forward and backward pass; a gradient step uses "
+    "rollout.prompts × rollout.group_size responses, fewer with k_mode=minibatches"
 )
 MINIBATCHES = ("k_mode=minibatches",)
 
-# ---- Names of what is not here -------------------------------------------------------------------
+# ---- Names without a counterpart here ------------------------------------------------------------
 
-_WHOLE_LAW = "responses are sampled from the whole distribution, whose log-probs the loss needs"
-_NEVER_CUT = "prompts are never cut; one that does not fit the model's context is refused"
+_WHOLE_LAW = (
+    "responses are sampled from the whole distribution, because the loss needs its log-probs"
+)
+_NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is refused"
 _NO_WARMUP = "optim.schedule has no warm-up"
 
 NOTHING_ALIKE = (
@@ -71,22 +73,22 @@ NOTHING_ALIKE = (
     *(trl(name, _WHOLE_LAW) for name in ("top_p", "top_k", "min_p", "repetition_penalty")),
     *(verl(name, _WHOLE_LAW) for name in ("rollout.top_p", "rollout.top_k")),
     trl("logging_steps", "every round is logged"),
-    trl("output_dir", "it is STORAGE/NAME, from --storage and --name"),
+    trl("output_dir", "files are written to STORAGE/NAME, which --storage and --name set"),
     trl("max_prompt_length", _NEVER_CUT),
     verl("data.max_prompt_length", _NEVER_CUT),
     verl(
         "actor.entropy_coeff",
         "no loss has an entropy bonus; loss.type=clip_cov and kl_cov keep entropy up",
     ),
-    verl("trainer.project_name", "an experiment has --name"),
-    verl("trainer.experiment_name", "an experiment has --name"),
+    verl("trainer.project_name", "use --name"),
+    verl("trainer.experiment_name", "use --name"),
 )
 
 Names: TypeAlias = dict[str, ForeignName]
 
 
 def by_name(names: Iterable[ForeignName]) -> tuple[Names, Names]:
-    """Return the names of TRL and those of verl, each keyed by its spelling."""
+    """Return the names from TRL and those from verl, each keyed by its spelling there."""
     listed = [*names, *NOTHING_ALIKE]
     trl_names, verl_names = (
         {name.name: name for name in listed if name.library == library}

@@ -40,7 +40,7 @@ CLIPS = {
     "dppo_tv": (0.15, 0.15),
     "dppo_kl": (0.05, 0.05),
 }
-IMPORTANCE_CAP = 2.0  # default where sampler and learner may disagree (Yao et al. 2025)
+IMPORTANCE_CAP = 2.0  # default if sampler and learner may disagree (Yao et al. 2025)
 # Losses whose ratio measures how far the policy is from the sampler.
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
@@ -51,8 +51,8 @@ _KL = positive("loss.kl_coef")
 _WEIGHTED = positive("loss.importance_cap")
 _DIVIDED = Condition(
     keys=("loss.advantage", "loss.whiten", "task.normalize_parts"),
-    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, "
-    f"{', '.join(_WHITENED)} with loss.whiten=true, or task.normalize_parts=true",
+    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own; "
+    f"{', '.join(_WHITENED)} with loss.whiten=true; or task.normalize_parts=true",
     holds=lambda advantage, whiten, normalized: (
         advantage in _DIVIDING
         or is_reference(advantage)
@@ -100,7 +100,7 @@ class LossSettings(Settings):
             *("gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
             *("m2po", "clip_cov", "kl_cov"),
         ),
-        "Policy loss of each token, or a function of yours that computes it.",
+        "Policy loss of each token, or your own function that computes it.",
         what="function",
         advice=PUBLISHED,
         also_called=(
@@ -112,7 +112,8 @@ class LossSettings(Settings):
             ),
             trl(
                 "importance_sampling_level",
-                "sequence is gspo; loss.importance_level is for weights against stale rollouts",
+                "sequence is gspo; loss.importance_level is only for the weights that correct for "
+                "stale rollouts",
             ),
             verl("actor.policy_loss.loss_mode"),
         ),
@@ -122,7 +123,7 @@ class LossSettings(Settings):
             *("group_std", "none", "group_mean", "rloo", "batch"),
             *("group_mean_batch_std", "maxrl", "zero", "gae", "vine", "group_to_go"),
         ),
-        "Rule that turns rewards into advantages, or a function of yours. `none` takes the reward "
+        "Rule that turns rewards into advantages, or your own function. `none` uses the reward "
         "itself. `zero` ignores rewards, so only a teacher counts. `gae` gives each token an "
         "advantage from a critic, and `vine` from completions of the response. `group_to_go` "
         "gives each step an advantage from the rewards that the episodes of the group earn from "
@@ -133,27 +134,27 @@ class LossSettings(Settings):
         also_called=(
             trl(
                 "scale_rewards",
-                "group is group_std, none group_mean, mean maxrl; batch divides r - group mean by "
-                "the standard deviation of all rewards: write your own advantage for that",
+                "group is group_std, none is group_mean, mean is maxrl; batch divides r - group "
+                "mean by the standard deviation of all rewards: write your own advantage for that",
             ),
             verl(
                 "algorithm.adv_estimator",
-                "grpo is group_std, reinforce_plus_plus batch, reinforce_plus_plus_baseline "
+                "grpo is group_std, reinforce_plus_plus is batch, reinforce_plus_plus_baseline is "
                 "group_mean_batch_std; rloo and gae have the same names here",
             ),
-            verl("algorithm.norm_adv_by_std_in_grpo", "true is group_std, false group_mean"),
+            verl("algorithm.norm_adv_by_std_in_grpo", "true is group_std, false is group_mean"),
         ),
     )
     advantage_eps: float = number(
         1e-8,
         "Number added to the divisor of the rewards: to their standard deviation, or to their "
-        "mean with maxrl. A function of yours receives it.",
+        "mean with maxrl. Your own function receives this number.",
         above=0,
         read_if=_DIVIDED,
     )
     gamma: float = number(
         1.0,
-        "γ, the factor that discounts a reward for each token before it is earned.",
+        "γ, the factor that discounts a reward, once for each token before it is earned.",
         minimum=0,
         maximum=1,
         read_if=one_of("loss.advantage", "gae", "group_to_go"),
@@ -184,10 +185,10 @@ class LossSettings(Settings):
     )
     clip: float | None = number(
         None,
-        "ε, the clip range below 1. The ratio stays above 1 − ε, and with gmpo above e^−ε. With "
-        "dppo_tv it limits how far a probability may fall, and with dppo_kl it limits the KL of "
-        "that fall. `none` means 0.2, but 0.0003 for gspo, 0.4 for gmpo, 0.15 for dppo_tv and "
-        "0.05 for dppo_kl.",
+        "ε, the clip range on the side below 1. The ratio stays above 1 − ε, or above e^−ε with "
+        "gmpo. With dppo_tv, ε limits how far a probability may fall. With dppo_kl, it limits the "
+        "KL of that fall. `none` means 0.2, but 0.0003 for gspo, 0.4 for gmpo, 0.15 for dppo_tv "
+        "and 0.05 for dppo_kl.",
         above=0,
         below=1,
         read_if=one_of_or_own("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),
@@ -197,10 +198,10 @@ class LossSettings(Settings):
     )
     clip_high: float | None = number(
         None,
-        "ε_high, the clip range above 1. The ratio stays below 1 + clip_high, and with gmpo below "
-        "e^clip_high. With dppo_tv it limits how far a probability may rise, and with dppo_kl it "
-        "limits the KL of that rise. `none` means the value of clip, but 0.28 for dapo, and "
-        "0.0004 for gspo if clip is none too.",
+        "ε_high, the clip range on the side above 1. The ratio stays below 1 + clip_high, or below "
+        "e^clip_high with gmpo. With dppo_tv, ε_high limits how far a probability may rise. With "
+        "dppo_kl, it limits the KL of that rise. `none` means the value of clip, but 0.28 for "
+        "dapo, and 0.0004 for gspo if clip is none too.",
         above=0,
         read_if=one_of_or_own("loss.type", *_CLIPPED, "cispo"),
         default_by=(
@@ -211,8 +212,8 @@ class LossSettings(Settings):
     )
     dual_clip: float | None = number(
         None,
-        "Upper limit on the ratio of a token with a negative advantage, so that no single token "
-        "can outweigh all others. `none` sets no limit.",
+        "Upper limit on the ratio of a token with a negative advantage. It keeps a single token "
+        "from outweighing all others. `none` sets no limit.",
         above=1,
         read_if=one_of("loss.type", "grpo_clip", "dapo", "ppo"),
         also_called=(trl("delta"), verl("actor.clip_ratio_c")),
@@ -226,7 +227,7 @@ class LossSettings(Settings):
     )
     tau_negative: float = number(
         1.05,
-        "τ of all other tokens. Above tau_positive, their gate closes earlier.",
+        "τ of all other tokens. If it is above tau_positive, their gate closes earlier.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_neg"),),
@@ -240,8 +241,8 @@ class LossSettings(Settings):
     )
     cov_fraction: float = number(
         2e-4,
-        "Share of a gradient step's tokens, at least one, that is singled out because log-prob "
-        "and advantage vary together.",
+        "Share of a gradient step's tokens that is singled out because their log-prob and "
+        "advantage vary together. At least one token is singled out.",
         above=0,
         maximum=1,
         read_if=one_of("loss.type", "clip_cov", "kl_cov"),
@@ -278,7 +279,7 @@ class LossSettings(Settings):
         minimum=0,
         also_called=(
             trl("beta"),
-            verl("actor.use_kl_loss", "0 turns it off; loss.kl_in says where it counts"),
+            verl("actor.use_kl_loss", "0 turns the KL off; loss.kl_in says where it counts"),
             verl("actor.kl_loss_coef"),
             verl("algorithm.kl_ctrl.kl_coef"),
         ),
@@ -288,20 +289,20 @@ class LossSettings(Settings):
         "Use of the KL to the reference: as a term of the loss (loss), or subtracted from the "
         "reward of each response before rewards become advantages (reward).",
         read_if=_KL,
-        also_called=(verl("algorithm.use_kl_in_reward", "with a loss.kl_coef", value="reward"),),
+        also_called=(verl("algorithm.use_kl_in_reward", "set loss.kl_coef too", value="reward"),),
     )
     kl_target: float | None = number(
         None,
-        "Target for the KL to the reference, in nats per response. β changes after each round to "
-        "approach it. `none` leaves β as it is.",
+        "Target for the KL to the reference, in nats per response. After each round, β changes to "
+        "bring the KL closer to the target. `none` leaves β as it is.",
         above=0,
         read_if=_KL,
-        also_called=(verl("algorithm.kl_ctrl.target_kl", "in nats of a response"),),
+        also_called=(verl("algorithm.kl_ctrl.target_kl", "in nats per response"),),
     )
     kl_gain: float = number(
         0.1,
         "Gain of the control towards loss.kl_target: β changes by at most kl_gain / 5 of its "
-        "value in a round.",
+        "value per round.",
         above=0,
         maximum=1,
         read_if=given("loss.kl_target"),
@@ -310,12 +311,12 @@ class LossSettings(Settings):
         ("k3", "k2"),
         "Estimator of the KL inside the loss. k1 is not valid there because its expected gradient "
         "is 0.",
-        advice="k1 has an expected gradient of 0 inside the loss, so it would not hold the policy "
-        "near the reference; loss.kl_in=reward, without loss.kl_estimator, takes k1 off "
-        "the reward",
+        advice="k1 has an expected gradient of 0 inside the loss, so it would not keep the policy "
+        "near the reference; to subtract k1 from the reward, set loss.kl_in=reward and leave out "
+        "loss.kl_estimator",
         read_if=(_KL, one_of("loss.kl_in", "loss")),
         also_called=(
-            verl("actor.kl_loss_type", "mse is k2, low_var_kl k3; for kl use loss.kl_in=reward"),
+            verl("actor.kl_loss_type", "mse is k2, low_var_kl is k3; for kl use loss.kl_in=reward"),
         ),
     )
     kl_monitor: bool = flag(True, "Measure the KL after each round, which costs forward passes.")
@@ -323,8 +324,8 @@ class LossSettings(Settings):
         None,
         "C, the largest importance weight. 0 turns importance weights off. `none` means 0 with "
         "the engines auto, torch, hf and control. It means 2 with other engines and with "
-        "model.sampler_dtype=bfloat16, whose log-probs may differ from the learner's. For the "
-        "losses m2po, dppo_tv, dppo_kl and topr it always means 0.",
+        "model.sampler_dtype=bfloat16, because their log-probs may differ from the learner's. For "
+        "the losses m2po, dppo_tv, dppo_kl and topr, `none` always means 0.",
         minimum=0,
         default_by=where_none(
             ("engine", "model.sampler_dtype", "loss.type"), _default_importance_cap
@@ -344,7 +345,8 @@ class LossSettings(Settings):
     )
     importance_floor: float | None = number(
         None,
-        "Smallest importance weight that counts. A smaller one becomes 0. `none` sets no minimum.",
+        "Smallest importance weight that counts. A smaller weight becomes 0. `none` sets no "
+        "minimum.",
         above=0,
         read_if=(_WEIGHTED, one_of("loss.importance_rule", "mask")),
     )

@@ -3,7 +3,7 @@
     {"keyword": 0.5, "hard": {"name": "math", "weight": 0.3, "train_file": "hard.jsonl"}}
 
 A key is the name of a task, or the label of an entry that has a `name`. A value is a weight, or an
-object of the weight and the settings of the task.
+object with the weight and the settings of the task.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _label(key: Any) -> str:
-    """Return the label of a key. A user's class has its own name as label.
+    """Return the label of a key. The label of a user's class is the name of the class.
 
     Labels become parts of metric names.
     """

@@ -76,7 +76,7 @@ class ModelSettings(Settings):
     )
     system: str | None = text(
         None,
-        "System message before every prompt that does not bring one.",
+        "System message that is put before every prompt that does not contain one.",
         expected="text that is not blank",
         valid=lambda message: bool(message.strip()),
         read_if=_CHAT,
@@ -84,11 +84,13 @@ class ModelSettings(Settings):
     dtype: str = choice(
         ("float32", "bfloat16"),
         "Precision in which the body of the model is stored and computed. The optimizer always "
-        "has float32 weights and moments.",
+        "keeps float32 weights and moments.",
         read_if=_HUGGING_FACE,
         also_called=(
             trl(
-                "bf16", "of the body of the model; optimizer and head are float32", value="bfloat16"
+                "bf16",
+                "only for the model's body; optimizer and head use float32",
+                value="bfloat16",
             ),
         ),
     )
@@ -114,8 +116,8 @@ class ModelSettings(Settings):
     )
     packing: bool = flag(
         False,
-        "Compute each token once in the learner: a prompt once for all responses of its group, "
-        "and no padding. Gradients change by rounding.",
+        "Compute each token only once in the learner: a prompt once for all responses of its "
+        "group, and padding not at all. Gradients differ only by rounding.",
         read_if=OF_TEXT,
         of_training=True,
         also_called=(verl("model.use_remove_padding"),),
@@ -137,8 +139,8 @@ class ModelSettings(Settings):
     )
     lora_targets: str = text(
         "all-linear",
-        "Layers that have adapters: all linear layers but the head (all-linear), or modules whose "
-        "names are separated by commas.",
+        "Layers that get adapters: all linear layers except the head (all-linear), or the modules "
+        "with these names, separated by commas.",
         expected="all-linear or names separated by commas",
         valid=lambda names: all(name.strip() for name in names.split(",")),
         read_if=_LORA,

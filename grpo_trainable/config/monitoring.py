@@ -1,4 +1,4 @@
-"""The `eval`, `checkpoint` and `callbacks` sections: everything that happens beside training."""
+"""The `eval`, `checkpoint` and `callbacks` sections: everything that accompanies training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EvalSettings(Settings):
     )
     temperature: float = number(
         0.8,
-        "Sampling temperature of an evaluation. 0 takes the most likely token.",
+        "Sampling temperature of an evaluation. 0 always chooses the most likely token.",
         minimum=0,
         default_by=by_task(math=1.0, control=0.0, guess=1.0, calculator=1.0),
         also_called=(verl("rollout.val_kwargs.temperature"),),
@@ -62,8 +62,8 @@ class CheckpointSettings(Settings):
     )
     keep: int | None = integer(
         2,
-        "Number of checkpoints that are kept, not counting those that another trial may continue "
-        "from under PBT. `none` keeps all.",
+        "Number of checkpoints that are kept, not counting those from which another trial may "
+        "continue under PBT. `none` keeps all.",
         minimum=1,
         optional=True,
         also_called=(trl("save_total_limit"), verl("trainer.max_actor_ckpt_to_keep")),
@@ -92,8 +92,8 @@ class CallbackSettings(Settings):
     verbose: bool = flag(False, "Print version changes and example responses.")
     leave_out_disturbed: bool = flag(
         True,
-        "Exclude from speeds the rounds in which other processes took CPU time from the trial "
-        "(time/disturbed_fraction above 0.1).",
+        "Exclude from measured speeds the rounds in which other processes took CPU time from the "
+        "trial (time/disturbed_fraction above 0.1).",
     )
 
 
@@ -102,5 +102,5 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         config.eval.temperature == 0 and config.eval.samples > 1,
         "eval.samples",
-        "must be 1 with eval.temperature=0, where all responses to a prompt are equal",
+        "must be 1 with eval.temperature=0, which makes all responses to a prompt equal",
     )

@@ -31,8 +31,8 @@ class OptimSettings(Settings):
         expected="two numbers >= 0 and < 1",
         valid=lambda first, second: 0 <= first < 1 and 0 <= second < 1,
         also_called=(
-            trl("adam_beta1", "both as [0.9, 0.95]"),
-            trl("adam_beta2", "both as [0.9, 0.95]"),
+            trl("adam_beta1", "give both as [0.9, 0.95]"),
+            trl("adam_beta2", "give both as [0.9, 0.95]"),
         ),
     )
     weight_decay: float = number(
@@ -61,20 +61,20 @@ class OptimSettings(Settings):
     microbatch_tokens: int | None = integer(
         None,
         "Maximum number of tokens in one forward and backward pass, prompts and padding included. "
-        "It replaces microbatch. A longer row gets its own pass.",
+        "This limit replaces microbatch. A row with more tokens gets its own pass.",
         minimum=1,
         also_called=(
             verl("actor.ppo_max_token_len_per_gpu"),
-            verl("actor.use_dynamic_bsz", "the tokens of one pass"),
+            verl("actor.use_dynamic_bsz", "the number of tokens in one pass"),
         ),
     )
     epochs: int = integer(
         1,
-        "Number of passes over a rollout batch that is split.",
+        "Number of passes over a rollout batch that is split into minibatches.",
         minimum=1,
         read_if=one_of("k_mode", "minibatches"),
         also_called=(
-            trl("num_iterations", "with k_mode=minibatches; otherwise k, with k_mode=same_batch"),
+            trl("num_iterations", "with k_mode=minibatches; with k_mode=same_batch it is k"),
             verl("actor.ppo_epochs", "with k_mode=minibatches"),
         ),
     )
@@ -84,7 +84,7 @@ class OptimSettings(Settings):
         also_called=(
             trl(
                 "lr_scheduler_type",
-                "constant, linear or cosine, over all gradient steps and without warm-up",
+                "only constant, linear and cosine, over all gradient steps and without warm-up",
             ),
         ),
     )

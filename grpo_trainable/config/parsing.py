@@ -18,8 +18,8 @@ from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path,
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
     """Parse an assignment of `--set`: `optim.lr=1e-3` gives `("optim.lr", 0.001)`.
 
-    The value is read as JSON if the key does not hold text. `none` and `null` give None if the key
-    may be None. `GRPOConfig.from_dict` checks the value later.
+    If the value of the key is not text, it is parsed as JSON. `none` and `null` give None, except
+    for a text that may not be None. `GRPOConfig.from_dict` checks the value later.
 
     Raises:
         ConfigError: The text is not an assignment, or `checks` does not have the key.
@@ -39,8 +39,8 @@ def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[s
         return key, raw
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
-    # JSON accepts neither ".5" nor "+1". A value that is not a number either stays text, so that
-    # the error shows it.
+    # JSON accepts neither ".5" nor "+1", but float does. A value that neither accepts stays text,
+    # so the error shows it.
     for read in (json.loads, float):
         try:
             return key, read(raw)
@@ -50,7 +50,7 @@ def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[s
 
 
 def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Put `value` at a dotted key of nested dicts, in place, and create missing sections."""
+    """Set a dotted key of nested dicts to `value`, in place, and create missing sections."""
     *sections, leaf = key.split(".")
     for name in sections:
         mapping = mapping.setdefault(name, {})
@@ -77,12 +77,12 @@ def make_absolute(
 ) -> dict[str, Any]:
     """Return a copy in which relative paths are made absolute, starting from `base_dir`.
 
-    Call it on the driver: Tune moves the process of a trial to another directory.
+    Call it on the driver, because Tune changes the working directory of a trial's process.
 
     Args:
         config: Nested settings.
         base_dir: The directory that relative paths start from.
-        checks: Tells which keys hold paths or name Python files.
+        checks: The checks of the keys. They tell which values are paths or name Python files.
     """
 
     def settled(key: str, value: Any) -> Any:
@@ -91,7 +91,8 @@ def make_absolute(
             return with_absolute_paths(value, lambda entry: settled("task", entry))
         if isinstance(value, Mapping):
             return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
-        # A value that is empty or not text stays as it is, and `from_dict` refuses it by name.
+        # A value that is empty or not text stays as it is. `from_dict` refuses it and names the
+        # key.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
         if check.refers_to == "path":
@@ -112,7 +113,7 @@ def make_absolute(
 def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
     """Return the error for an unknown key.
 
-    It proposes the nearest key in `checks`, or our name for a key of TRL or verl.
+    The error proposes the nearest key in `checks`, or our name for a key of TRL or verl.
     """
     section, _, leaf = key.rpartition(".")
     by_leaf: dict[str, list[str]] = {}
@@ -127,8 +128,8 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
         matches = difflib.get_close_matches(leaf, names, n=1, cutoff=0.65)
         return names[matches[0]] if matches else []
 
-    # Names of other libraries come first, then a correct name in the wrong section, then a typing
-    # error.
+    # Try, in this order: a name from another library, a correct name in the wrong section, and a
+    # misspelt name.
     foreign = advice_for(key)
     near = by_leaf.get(leaf) or close(siblings) or close(by_leaf | sections)
     if foreign is not None:
@@ -146,20 +147,20 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
 def advice_for(key: str) -> str | None:
     """Return our name for a key of TRL or verl, as advice. Return None for other keys.
 
-    TRL's names are found inside our sections too.
+    A name from TRL is also recognised inside one of our sections, as in `loss.beta`.
     """
     found = VERL.get(key) or TRL.get(key.rpartition(".")[2])
     if found is not None:
         return found.advice
     if any(name.startswith(f"{key}.") for name in VERL):
-        return f"a section of verl's config; {PAGE} lists our names for its keys"
+        return f"it is a section of verl's config; {PAGE} lists our names for its keys"
     return None
 
 
 def with_task_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of nested plain data in which missing keys have the defaults of the task.
 
-    A mix has the defaults of its task if all of its entries have the same task.
+    A mix gets the defaults of a task if all of its entries name that task.
     """
     filled = dict(data)
     task = data.get("task")

@@ -41,8 +41,8 @@ class ResourceSettings(Settings):
     )
     reference: str = choice(
         ("learner", "generator"),
-        "Actor that makes the forward pass of the frozen reference. With lag >= 1, a generator "
-        "has time for it while it waits for the learner.",
+        "Actor that runs the forward pass of the frozen reference. With lag >= 1, a generator "
+        "has time for this pass while it waits for the learner.",
         read_if=(DISAGGREGATED, _HAS_REFERENCE),
     )
     generator_cpus: float | None = number(
@@ -60,15 +60,15 @@ class ResourceSettings(Settings):
     )
     learner_strategy: str = choice(
         ("replicated", "fsdp2"),
-        "Division of the policy among several learners: each holds all of it (replicated), or a "
-        "part of every parameter and of its moments (fsdp2).",
+        "Division of the policy among several learners: each learner stores the whole policy "
+        "(replicated), or a part of every parameter and of its moments (fsdp2).",
         read_if=(DISAGGREGATED, _SEVERAL_LEARNERS),
     )
     elastic: bool = flag(
         False,
-        "Continue with the other learners when one is lost. This works for learners on CPUs, and "
-        "for any learner but the first. If false, the trial fails and continues from its "
-        "checkpoint.",
+        "Continue with the other learners when one is lost. This works only for learners on CPUs, "
+        "and only if the lost learner is not the first. If false, the trial fails and continues "
+        "from its checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,
@@ -81,7 +81,7 @@ class ResourceSettings(Settings):
         "GPUs of each learner.",
         read_if=DISAGGREGATED,
         also_called=(
-            verl("trainer.n_gpus_per_node", "a trial's", also=("resources.generator_gpus",)),
+            verl("trainer.n_gpus_per_node", "for each actor", also=("resources.generator_gpus",)),
         ),
     )
     worker_cpus: float = number(
@@ -96,9 +96,9 @@ class ResourceSettings(Settings):
     spread: str = choice(
         ("pack", "spread", "one_node_learners"),
         "Placement of a trial's actors on the nodes of a cluster. `pack` uses as few nodes as "
-        "possible. `spread` uses as many as possible, so that the loss of a node costs few "
-        "actors. `one_node_learners` puts all learners on one node, so that gradients never leave "
-        "it, and generators wherever there is room.",
+        "possible. `spread` uses as many as possible, so few actors are lost with a node. "
+        "`one_node_learners` puts all learners on one node, so gradients never leave that node. "
+        "It puts generators wherever there is room.",
         read_if=DISAGGREGATED,
     )
     reward_workers: int = integer(
@@ -109,15 +109,16 @@ class ResourceSettings(Settings):
     )
     reward_cpus: float = number(
         0.0,
-        "CPUs reserved per generator for its reward or environment processes, in addition to its "
-        "own.",
+        "CPUs reserved per generator for its reward or environment processes, in addition to the "
+        "generator's own CPUs.",
         minimum=0,
         read_if=PROCESSES_OF_ITS_OWN,
     )
     deadline_s: float = number(
         600.0,
-        "Seconds without an answer or progress after which an actor that owes an answer is given "
-        "up. An answer from another machine may take just as long to arrive.",
+        "Time limit in seconds. An actor that owes an answer is considered lost after this time "
+        "without an answer or progress. Fetching an answer from another machine has the same "
+        "limit.",
         above=0,
     )
 
@@ -144,10 +145,11 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         r.elastic and r.learner_gpus > 0,
         "resources.elastic",
-        f"must be false with resources.learner_gpus={r.learner_gpus:g}: learners on GPUs, which "
-        "NCCL connects, have not yet been shown to continue without a lost one",
+        f"must be false with resources.learner_gpus={r.learner_gpus:g}: NCCL connects learners on "
+        "GPUs, and they have not yet been shown to continue after one is lost",
     )
-    # All ranks must run the same number of microbatches. A multiple of rows can be dealt that way.
+    # All ranks must run the same number of microbatches. This is possible if the number of rows is
+    # a multiple of the number of ranks.
     yield (
         divided and size % r.num_learners != 0,
         "rollout.group_size",
@@ -176,18 +178,18 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     )
 
 
-# ---- What the actors reserve ---------------------------------------------------------------------
+# ---- Resources that the actors reserve -----------------------------------------------------------
 
-# Environment variables of every actor. They control how its threads wait for each other between two
-# matrix products. GNU OpenMP reads both, other implementations read only the first. A thread polls
-# for work for at most half a millisecond, then sleeps. Sleeping at once would cost two threads a
-# quarter of their speed, because products of small matrices end sooner than a thread wakes up.
-# Polling longer would take a core that another actor has reserved.
+# Environment variables of every actor. They control how an actor's threads wait for each other
+# between two matrix products. GNU OpenMP reads both; other implementations read only the first. A
+# thread polls for work for at most half a millisecond, then sleeps. Sleeping at once would cost two
+# threads a quarter of their speed, because products of small matrices end sooner than a thread
+# wakes up. Polling longer would take a core that another actor has reserved.
 OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
 def threads(cpus: float) -> int:
-    """Return the compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""
+    """Return the number of compute threads for `cpus` reserved CPUs: 1 for 0.95, 2 for 1.9."""
     return max(1, math.floor(cpus + 0.1))
 
 
@@ -202,7 +204,7 @@ def generator_cpus(config: Config) -> float:
 
 
 def worker_cpus(config: Config) -> float:
-    """Return the CPUs of a colocated worker: those of the busier of its two roles."""
+    """Return the CPUs of a colocated worker: the larger number that its two roles reserve."""
     return max(config.resources.worker_cpus, config.resources.generator_cpus or 0.0)
 
 
@@ -244,8 +246,8 @@ def bundle_of(config: Config, actor: int) -> int:
 def placement_strategy(config: Config) -> str:
     """Return Ray's name for the way it places the bundles on nodes.
 
-    The strategy is only a preference. If there is no other room, Ray puts bundles on one node or on
-    several.
+    The strategy is only a preference. If the bundles do not fit that way, Ray packs or spreads them
+    anyway.
     """
     return "SPREAD" if config.resources.spread == "spread" else "PACK"
 

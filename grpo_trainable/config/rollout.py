@@ -20,7 +20,7 @@ _ENABLED = is_true("pools.enabled")
 
 
 def _is_stop(text: str) -> bool:
-    # U+FFFD stands for bytes that are not text. Half a surrogate pair stands for nothing.
+    # U+FFFD replaces bytes that are not text. Half a surrogate pair is not a character.
     return bool(text) and not re.search("[\0\ufffd\ud800-\udfff]", text)
 
 
@@ -36,25 +36,26 @@ class RolloutSettings(Settings):
         minimum=1,
         default_by=by_task(control=8),
         also_called=(
-            trl("generation_batch_size", "in prompts, not in responses"),
+            trl("generation_batch_size", "counted in prompts, not in responses"),
             trl(
                 "gradient_accumulation_steps",
-                "a gradient step has all responses of its batch, in microbatches of "
-                "optim.microbatch",
+                "a gradient step uses all responses of its batch, in microbatches of "
+                "optim.microbatch responses",
             ),
             verl("data.train_batch_size"),
         ),
     )
     unit_prompts: int | None = integer(
         None,
-        "Number of prompts that one call of a generator samples together. `none` shares each "
-        "round evenly among the generators.",
+        "Number of prompts that a generator samples in one call. `none` shares each round evenly "
+        "among the generators.",
         minimum=1,
     )
     slots: int | None = integer(
         None,
-        "Number of responses that a generator decodes at a time. When one ends, the next of the "
-        "same call takes its place. `none` decodes all responses of a call together.",
+        "Number of responses that a generator decodes at the same time. When one ends, the next "
+        "response of the same call takes its place. `none` decodes all responses of a call "
+        "together.",
         minimum=1,
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(verl("rollout.max_num_seqs"),),
@@ -86,7 +87,7 @@ class RolloutSettings(Settings):
     stop: tuple[str, ...] | None = texts(
         None,
         "Strings that end a response and stay in it: one string, or a JSON list. Special tokens "
-        "of the tokenizer are spelt out. `none` takes the strings of the task.",
+        "of the tokenizer are spelt out. `none` uses the strings of the task.",
         expected="a text that is not empty, or a JSON list of such texts",
         valid=_is_stop,
         read_if=OF_TEXT,
@@ -122,9 +123,9 @@ class RolloutSettings(Settings):
     )
     overlong: str = choice(
         ("score", "filter", "penalty", "interrupt"),
-        "Treatment of a response that was cut off or nearly so: count it like any other (score), "
-        "leave it out of the loss (filter), lower its reward (penalty), or interrupt it in time "
-        "and tell it to answer (interrupt).",
+        "Treatment of a response that was cut off or nearly cut off: count it like any other "
+        "(score), leave it out of the loss (filter), lower its reward (penalty), or interrupt it "
+        "in time and ask for its answer (interrupt).",
         of_training=True,
         also_called=(trl("mask_truncated_completions", value="filter"),),
     )
@@ -147,8 +148,8 @@ class RolloutSettings(Settings):
     )
     interruption: str = text(
         "Okay, time is up. Let me formulate a final answer now. </think>",
-        "Text that an interrupted response reads, as if the policy had written it. Special tokens "
-        "are spelt out.",
+        "Text that is inserted into an interrupted response, as if the policy had written it. "
+        "Special tokens are spelt out.",
         expected="text that is not empty",
         valid=bool,
         read_if=_INTERRUPTED,
@@ -165,7 +166,7 @@ class RolloutSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSettings(Settings):
-    """Choice of prompts: passes over all of them, or draws by how often the policy solves each."""
+    """Choice of prompts: in passes over all, or by how often the policy solves each of them."""
 
     SECTION: ClassVar[str] = "pools"
 
@@ -211,7 +212,7 @@ def _signal_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         left_out and config.loss.teacher is not None,
         "rollout.zero_advantage",
-        "must be keep with loss.teacher, which also teaches groups of equal rewards",
+        "must be keep with loss.teacher, which also teaches in groups of equal rewards",
     )
     yield (
         left_out and not compares_a_group(advantage),
@@ -222,7 +223,7 @@ def _signal_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         left_out and rollout.group_size == 1,
         "rollout.zero_advantage",
-        "must be keep with rollout.group_size=1: a single reward is always equal to itself",
+        "must be keep with rollout.group_size=1: a group of one always has equal rewards",
     )
     yield (
         schedule.redraws(config) > 0 and schedule.most_drawn(config) == rollout.prompts,
@@ -252,8 +253,8 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         f"must be < rollout.max_new_tokens={rollout.max_new_tokens} with "
         "rollout.overlong=interrupt: otherwise no token is left for thinking",
     )
-    # The learner counts only sampled tokens, the sampler counts all tokens. Before the interruption
-    # the two counts agree.
+    # The learner counts only sampled tokens, but the sampler counts all tokens. Before the
+    # interruption, the two counts agree.
     yield (
         rollout.overlong == "interrupt" and rollout.min_new_tokens - 1 > thinking,
         "rollout.min_new_tokens",
@@ -275,8 +276,8 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         config.resources.num_generators > schedule.chunks_at_once(config),
         "resources.num_generators",
-        f"only {schedule.chunks_at_once(config)} can sample at a time, one chunk each; set it to "
-        f"{schedule.chunks_at_once(config)}, "
+        f"only {schedule.chunks_at_once(config)} can work at the same time, on one chunk each; set "
+        f"it to {schedule.chunks_at_once(config)}, "
         + (
             "or raise rollout.prompts"
             if schedule.unit_prompts(config) == 1

@@ -32,7 +32,7 @@ def max_age(config: Config) -> int:
 
 
 def redraws(config: Config) -> int:
-    """Return how many times in a row a batch draws prompts in place of those left out."""
+    """Return the maximum number of times in a row that a batch replaces prompts left out."""
     return config.rollout.redraws if config.rollout.zero_advantage == "resample" else 0
 
 
@@ -53,7 +53,8 @@ def most_prompts(config: Config) -> int:
 def redraw_sizes(config: Config, prompts: int) -> list[int]:
     """Return the sizes of the chunks in which `prompts` prompts are drawn in place of others.
 
-    Each generator gets the same number of chunks, of at most `unit_prompts` prompts each.
+    If `rollout.unit_prompts` is set, each chunk but the last has that size. Otherwise no chunk is
+    larger than the batch's largest, and every generator gets a chunk if there are enough prompts.
     """
     given, largest = config.rollout.unit_prompts, unit_prompts(config)
     if given is not None:
@@ -62,16 +63,16 @@ def redraw_sizes(config: Config, prompts: int) -> list[int]:
     return [prompts * (i + 1) // parts - prompts * i // parts for i in range(parts)]
 
 
-# ---- Chunks: the prompts that one call of a generator samples ------------------------------------
+# ---- Chunks: the prompts that a generator samples in one call ------------------------------------
 
 
 def chunks(config: Config) -> list[slice]:
-    """Return the chunks of a rollout batch: the prompts that one call of a generator samples.
+    """Split a rollout batch into chunks. A generator samples one chunk per call.
 
     By default every generator gets the same number of chunks of a round, and their sizes differ by
     at most one prompt. So no generator idles at lag 0, where no other work is under way. At any
-    lag, a batch that is shared among generators is ready sooner, so it is trained on with newer
-    weights.
+    lag, a batch that several generators share is ready sooner, so it is less stale when it is
+    trained on.
     """
     prompts, given = config.rollout.prompts, config.rollout.unit_prompts
     if given is not None:
@@ -92,16 +93,16 @@ def chunk_responses(config: Config) -> int:
 
 
 def most_rows(config: Config) -> int:
-    """Return the largest number of responses that one call of a generator samples.
+    """Return the largest number of responses that a generator samples in one call.
 
-    A call samples one of three things: a chunk of training, completions of one state of each
-    response of a chunk, or all responses to one held-out prompt.
+    A call samples one of three things: a chunk of training, completions from one state of each
+    response in a chunk, or all responses to one held-out prompt.
     """
     completions = config.vine.samples if config.loss.advantage == "vine" else 1
     return max(chunk_responses(config) * completions, config.eval.samples)
 
 
 def chunks_at_once(config: Config) -> int:
-    """Return the number of chunks that can be under way in the rounds that the gate admits."""
+    """Return the number of chunks that can be sampled at the same time, given the lag."""
     rounds = min(config.lag + 1, config.rounds)
     return rounds * batches_per_round(config) * len(chunks(config))

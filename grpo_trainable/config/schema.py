@@ -1,8 +1,8 @@
-"""All settings of a trial: the top-level ones and a section for each owner.
+"""All settings of a trial: those at the top level, and those in sections.
 
-Each section has a file with its fields and the conflicts between them. A field holds its default,
-range and meaning, the conditions under which it is read, and its names in other libraries. `CHECKS`
-lists all keys, dotted. docs/config.md is generated from it.
+Each section has its own file, with its fields and the conflicts between them. A field declares its
+default, range and meaning, the conditions under which it is read, and its names in other libraries.
+`CHECKS` has the check of every dotted key. docs/config.md is generated from it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _is_label(label: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings(Settings):
-    """All settings: top-level settings are those usually searched; the rest are nested by owner."""
+    """All settings. Those that are usually searched are at the top level, the rest in sections."""
 
     arm: str = text(
         "custom",
@@ -72,7 +72,7 @@ class TrialSettings(Settings):
     placement: str = choice(
         ("colocated", "disaggregated"),
         "Placement of the actors: one actor samples and trains in turn (colocated), or generators "
-        "and a learner work side by side (disaggregated).",
+        "and a learner work at the same time (disaggregated).",
     )
     rounds: int = integer(
         96,
@@ -111,9 +111,9 @@ class TrialSettings(Settings):
     )
     weight_update: str = choice(
         ("between_batches", "interrupt_recompute", "in_flight"),
-        "Point at which generators take new weights: between batches (between_batches), or within "
-        "a batch. Within a batch, the KV cache is either rebuilt (interrupt_recompute) or kept "
-        "(in_flight).",
+        "Point at which generators switch to new weights: between batches (between_batches), or "
+        "within a batch. Within a batch, the KV cache is either rebuilt (interrupt_recompute) or "
+        "kept (in_flight).",
         read_if=(DISAGGREGATED, at_least("lag", 1)),
     )
     buffer_capacity: int = integer(
@@ -127,9 +127,10 @@ class TrialSettings(Settings):
     )
     engine: str = choice_or_reference(
         ("auto", *ENGINES),
-        "Engine that samples the responses. `auto` takes torch for policies of this package, hf "
-        "for Hugging Face models and control for networks that act in an environment. `vllm` "
-        "samples policies of this package and Hugging Face models. A Class of yours also works.",
+        "Engine that samples the responses. `auto` chooses torch for policies of this package, hf "
+        "for Hugging Face models, and control for networks that act in an environment. `vllm` "
+        "samples from policies of this package and from Hugging Face models. Your own Class also "
+        "works.",
         what="Class",
         also_called=(
             trl("use_vllm", value="vllm", also=("placement=disaggregated",)),
@@ -138,9 +139,10 @@ class TrialSettings(Settings):
     )
     transport: str = choice_or_reference(
         ("auto", *TRANSPORTS),
-        "Transport of weights from the learner to the generators. `auto` takes in_process when "
-        "colocated and shm on one machine. With several machines it takes object_store, or "
-        "by_machine if some generators are on the learner's machine. A record of yours also works.",
+        "Transport of weights from the learner to the generators. `auto` chooses in_process for "
+        "placement=colocated, and shm if all actors are on one machine. With several machines it "
+        "chooses object_store, or by_machine if some generators are on the learner's machine. Your "
+        "own record also works.",
     )
     transport_dtype: str = choice(
         ("float32", "bfloat16"),

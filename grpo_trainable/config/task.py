@@ -104,7 +104,7 @@ def _are_weights(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonTaskSettings(Settings):
-    """Settings that every task has."""
+    """Settings that all tasks have."""
 
     SECTION: ClassVar[str] = "task"
 
@@ -117,8 +117,8 @@ class CommonTaskSettings(Settings):
         what="function",
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(
-            trl("reward_funcs", "my_rewards.py:score"),
-            verl("custom_reward_function.path", "my_rewards.py:score"),
+            trl("reward_funcs", "such as my_rewards.py:score"),
+            verl("custom_reward_function.path", "such as my_rewards.py:score"),
         ),
     )
     reward_deadline_s: float = number(
@@ -175,7 +175,7 @@ class TaskSettings(
 ):
     """Source of prompts and scoring of responses.
 
-    A task of your own adds the settings that it declares.
+    Your own task adds the settings that it declares.
     """
 
     # (name, value) pairs for the settings that a user's task declares. They are not checked here:

@@ -26,12 +26,12 @@ def _nothing() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """A way for weights to travel, with everything that is known about it.
+    """A way for weights to travel, with its requirements, limits and cost.
 
     `grpo_trainable.protocol.weight_transfer` has the interfaces of the two ends. Each end is made
-    in the process that uses it, by a callable or by the `module:name` of one. The sender is made
-    without arguments. The receiver is made with `deadline_s`, the seconds within which weights must
-    arrive, and `device`, "cpu" or "cuda", where its generator computes.
+    in the process that uses it, by a callable or by the `module:name` of a callable. The sender is
+    made without arguments. The receiver gets two arguments: `deadline_s`, the seconds within which
+    weights must arrive, and `device`, "cpu" or "cuda", on which its generator computes.
     """
 
     name: str  # its name in metric rows, traces and errors
@@ -46,10 +46,10 @@ class Transport:
     gpus: GPUs = "any"
     one_machine: bool = False  # True: all actors must be on one machine
     # True: snapshots go to other machines in parts. The sender then takes the number of machines
-    # that fetch, not counting its own. The receiver takes, as a third argument, the part to begin
-    # with, as a share of all parts in [0, 1).
+    # that fetch, not counting its own. The receiver takes a third argument, in [0, 1): the part to
+    # begin with, as a share of all parts.
     in_parts: bool = False
-    tensor_transport: bool = False  # True: Ray must know of it when it starts an actor
+    tensor_transport: bool = False  # True: Ray must know the transport when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
     missing_library: Callable[[], str | None] = _nothing  # says what this process lacks, or None
     cost: str = ""  # a cost that a user should know before choosing it
@@ -90,7 +90,9 @@ class Transport:
     ) -> str | None:
         """Return why the transport does not suit the trial's actors and GPUs, or None."""
         if num_learners > 1 and (self.two_sided or self.gpus == "shared"):
-            return f"works with one learner, got resources.num_learners={num_learners}; use auto"
+            return (
+                f"works with only one learner, got resources.num_learners={num_learners}; use auto"
+            )
         both = (generator_gpus, learner_gpus)
         if self.gpus == "none" and max(both) > 0:
             return "moves only weights in main memory; on GPUs use nccl, or auto"
@@ -166,8 +168,8 @@ TRANSPORTS: dict[str, Transport] = {
             tensor_transport=True,
             start="grpo_trainable.transports.rdt:start_nixl",
             missing_library=_no_library("nixl", INSTALL_NIXL),
-            cost="its agents poll: nearly a CPU core in each process, in addition to those "
-            "reserved",
+            cost="its agents poll, which costs each process nearly one CPU core in addition to "
+            "those reserved",
         ),
         Transport(
             name="gloo",

@@ -52,7 +52,7 @@ CONFLICTS = (
     built_in_tasks.conflicts,
 )
 
-# Task settings that a mix has once, for all of its tasks.
+# Task settings that all tasks of a mix share.
 _SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
 
 
@@ -78,7 +78,7 @@ class GRPOConfig(TrialSettings):
                     raise ConfigError(f"{key}={shown(self[key])}: {reason}")
 
     def _put_defaults_in(self, name: str) -> None:
-        """Replace general defaults by defaults that other settings decide.
+        """Replace general defaults by defaults that depend on other settings.
 
         A trial's files then show the values that it uses.
         """
@@ -132,13 +132,13 @@ class GRPOConfig(TrialSettings):
         return key not in CHECKS or not CHECKS[key].unmet(self)  # a user's task reads its settings
 
     def effective(self, key: str) -> Any:
-        """Return the value of a setting, or the value that follows from others if it is none."""
+        """Return the value of a setting, derived from other settings if it is none."""
         value, follows = self[key], CHECKS[key].default_at("read")
         return follows.beside(self) if value is None and follows else value
 
     @property
     def in_effect(self) -> dict[str, Any]:
-        """Value of each dotted key, including values that follow from other settings."""
+        """Value of each dotted key, including values that are derived from other settings."""
         following = {
             key: self.effective(key)
             for key, check in CHECKS.items()
@@ -148,7 +148,7 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """For each label of a mix, the config of a trial with that task alone.
+        """Config of a trial with one task alone, for each label of the mix.
 
         Raises:
             ConfigError: Such a trial would be refused.
@@ -183,7 +183,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def in_mid_batch(self) -> bool:
-        """Return True if generators take new weights in the middle of a batch.
+        """Return True if generators switch to new weights in the middle of a batch.
 
         At lag 0, no batch is under way when new weights arrive.
         """
@@ -227,7 +227,7 @@ class GRPOConfig(TrialSettings):
     def ratio_sees_sampler(self) -> bool:
         """Return True if the ratio has to show how the sampler differs from the learner.
 
-        It has to for losses whose ratio measures that difference, and when weights are rounded in
+        This is so for losses whose ratio measures that difference, and if weights are rounded in
         transit.
         """
         rounded = self.transport_dtype != "float32" and self.model.dtype == "float32"
@@ -244,10 +244,10 @@ class GRPOConfig(TrialSettings):
 
     @property
     def taught_by_rewards_alone(self) -> bool:
-        """Return True if only differences of the task's rewards within a group teach."""
+        """Return True if a group teaches only through differences between its task rewards."""
         shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
         shaped = shaped or self.rollout.overlong == "penalty"
-        # Groups that are left out because of their rewards are never shaped.
+        # The rewards of groups that are left out because of their rewards are never shaped.
         otherwise = self.loss.teacher is not None or (
             shaped and self.rollout.zero_advantage == "keep"
         )
@@ -255,7 +255,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Number of last tokens of a response that are penalised or follow an interruption."""
+        """Number of tokens before the length limit that are penalised or kept for an answer."""
         return self.effective("rollout.overlong_buffer")
 
     @property
@@ -291,7 +291,7 @@ class GRPOConfig(TrialSettings):
 
 
 def defaults_with(task_name: str) -> dict[str, Any]:
-    """Return the value of each dotted key in a trial of this task that does not set the key."""
+    """Return the value that each dotted key has in a trial of this task unless it is set."""
     resolved = flatten(GRPOConfig().to_dict())  # some defaults, like `loss.clip`, depend on others
     return {
         key: check.of_tasks.get(task_name, resolved.get(key, check.default))

@@ -7,8 +7,8 @@ meaning and a check. A user's task declares its settings with the same functions
     class SumSettings:
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
 
-Our own settings also declare, by keyword, how they depend on others: `read_if`, `default_by`, and
-the attributes after them in `Check`.
+The package's own settings also declare how they depend on others. For that they pass `read_if`,
+`default_by` and the attributes after them in `Check` as keyword arguments.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Check:
     default: Any
     meaning: str  # whole sentences, in one line
     expected: str  # completes "must be …"
-    convert: Callable[[Any], Any]  # the value as stored; ValueError or TypeError when invalid
+    convert: Callable[[Any], Any]  # returns the stored value; raises ValueError or TypeError
     type: str  # one word, for the reference of all keys
     optional: bool = False  # None is valid
     is_text: bool = False  # any text is a value, so "7" stays text on the command line
     choices: tuple[str, ...] = ()  # the valid values, if they can be listed
-    advice: str = ""  # follows the valid values in an error, as half a sentence
+    advice: str = ""  # a clause that follows the valid values in an error
     # The kind of thing outside the config that a value names: a file or directory, a model, a
     # Python object, or the tasks of a mix.
     refers_to: Literal["nothing", "path", "model", "object", "tasks"] = "nothing"
@@ -58,8 +58,8 @@ class Check:
     # Other values that the key may have when it is not read: values that its default resolves to,
     # and defaults of earlier versions, which are written in the files of old experiments.
     harmless: tuple[Any, ...] = ()
-    # True: the key affects only training, not the sampled tokens or their rewards. Used in the
-    # sections of the task, of sampling and of the model.
+    # True: the key affects only training, not the sampled tokens or their rewards. Only the
+    # sections `task`, `rollout` and `model` declare it.
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:
@@ -67,12 +67,12 @@ class Check:
         return [condition for condition in self.read_if if not condition.met_by(settings)]
 
     def default_at(self, moment: Moment) -> DefaultBy | None:
-        """Return the default that other settings decide at this moment, or None."""
+        """Return the default that depends on other settings and applies at this moment, or None."""
         return next((default for default in self.default_by if default.moment == moment), None)
 
     @property
     def of_tasks(self) -> Mapping[str, Any]:
-        """Default of each task that differs from the general default."""
+        """Default of each task whose default differs from the general one."""
         absent = self.default_at("absent")
         return absent.of_tasks if absent else {}
 
@@ -227,8 +227,8 @@ def choice_or_reference(
     Args:
         words: The valid words. The first is the default.
         meaning: The meaning of the setting.
-        what: Stands for the object's name in errors, such as `function` or `Class`.
-        advice: Follows the valid values in errors.
+        what: Placeholder for the object's name in errors, such as `function` or `Class`.
+        advice: A clause that follows the valid values in errors.
         relations: Other attributes of `Check`.
     """
     return _text(
@@ -292,12 +292,12 @@ def choice_or_path(
 ) -> Any:
     """Declare a choice among a few words, or the path of a file. The first word is the default.
 
-    A path has a dot or a slash in it. `what` stands for the path in errors.
+    A path contains a dot or a slash. `what` describes the file in errors.
     """
     return _text(
         words[0],
         meaning,
-        f"one of {', '.join(words)}, or the path of a {what} (./NAME where it has no ending)",
+        f"one of {', '.join(words)}, or the path of a {what} (./NAME if it has no extension)",
         lambda text: text in words or is_path(text),
         "choice or path",
         choices=tuple(words),
@@ -349,7 +349,7 @@ def texts(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """Declare a list of texts for which `valid` holds. A single text stands for a list of one."""
+    """Declare a list of texts for which `valid` holds. A single text counts as a list of one."""
 
     def convert(value: Any) -> tuple[str, ...]:
         listed = [value] if isinstance(value, str) else value
@@ -397,7 +397,7 @@ def task_mix(meaning: str = "", **relations: Any) -> Any:
 
 
 def gpus(default: float, meaning: str = "", **relations: Any) -> Any:
-    """Declare GPUs of an actor. Ray shares one GPU by fractions, but gives several only whole."""
+    """Declare the GPUs of an actor. Ray assigns a fraction of one GPU, or whole GPUs."""
 
     def convert(value: Any) -> float:
         converted = _finite(value)
@@ -405,7 +405,7 @@ def gpus(default: float, meaning: str = "", **relations: Any) -> Any:
             raise ValueError
         return converted
 
-    expected = "a number from 0 to 1, or a whole number above"
+    expected = "a number from 0 to 1, or a whole number above 1"
     return _checked(default, meaning, expected, convert, type="number", **relations)
 
 
@@ -429,7 +429,7 @@ def converted(key: str, value: Any, check: Check) -> Any:
 
 
 class Settings:
-    """Base of each section. It checks and converts every field when an object is constructed."""
+    """Base class of each section. It checks and converts every field on construction."""
 
     SECTION: ClassVar[str] = ""
 
@@ -485,7 +485,7 @@ def shown(value: Any) -> str:
         try:
             line = json.dumps(value, ensure_ascii=False, default=repr)
         except (TypeError, ValueError, RecursionError):
-            # A key that is not text, a loop, or an integer too long for Python to print.
+            # A key that is not text, a circular reference, or an integer too long to print.
             line = f"<{type(value).__name__}>"
     line = " ".join(line.split())
     return line if len(line) <= 80 else line[:79] + "…"

@@ -34,8 +34,9 @@ def said(assignment: str) -> str:
         ("loss_type=dapo", "TRL's loss_type is loss.type and loss.aggregation here: grpo averages"),
         (
             "per_device_train_batch_size=8",
-            "TRL's per_device_train_batch_size is optim.microbatch here: responses in one forward "
-            "and backward pass; a gradient step has rollout.prompts × rollout.group_size of them",
+            "TRL's per_device_train_batch_size is optim.microbatch here: the number of responses "
+            "in one forward and backward pass; a gradient step uses rollout.prompts × "
+            "rollout.group_size responses",
         ),
         ("top_p=0.9", "TRL's top_p has no counterpart here: responses are sampled from the whole"),
         (
@@ -45,7 +46,7 @@ def said(assignment: str) -> str:
         ("critic.optim.lr=1e-5", "verl's critic.optim.lr is critic.lr here"),
         (
             "actor_rollout_ref=1",
-            "a section of verl's config; docs/howto/from-trl.md lists our names",
+            "it is a section of verl's config; docs/howto/from-trl.md lists our names",
         ),
     ],
 )
@@ -59,7 +60,7 @@ def test_the_error_names_our_key(assignment, text):
 def test_a_config_says_the_same_as_the_command_line():
     with pytest.raises(ConfigError, match=r"TRL's num_generations is rollout.group_size here"):
         GRPOConfig.from_dict({"num_generations": 8})
-    with pytest.raises(ConfigError, match="a section of verl's"):
+    with pytest.raises(ConfigError, match="it is a section of verl's"):
         GRPOConfig.from_dict({"actor_rollout_ref": {"rollout": {"n": 8}}})
 
 

@@ -426,7 +426,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         ),
         (
             nested(resources__learner_gpus=1.5),
-            "resources.learner_gpus=1.5: must be a number from 0 to 1, or a whole number above",
+            "resources.learner_gpus=1.5: must be a number from 0 to 1, or a whole number above 1",
         ),
         (
             nested(resources__worker_cpus=0),
@@ -518,8 +518,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (nested(lag=1), "lag=1: needs placement=disaggregated, got colocated"),
         (
             nested(eval__temperature=0),
-            "eval.samples=2: must be 1 with eval.temperature=0, where all responses to a prompt "
-            "are equal",
+            "eval.samples=2: must be 1 with eval.temperature=0, which makes all responses to a "
+            "prompt equal",
         ),
         (
             nested(weight_update="in_flight"),
@@ -577,8 +577,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART
             | nested(resources__num_learners=2, resources__learner_gpus=1, resources__elastic=True),
-            "resources.elastic=true: must be false with resources.learner_gpus=1: learners on "
-            "GPUs, which NCCL connects, have not yet been shown to continue without a lost one",
+            "resources.elastic=true: must be false with resources.learner_gpus=1: NCCL connects "
+            "learners on GPUs, and they have not yet been shown to continue after one is lost",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -628,7 +628,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(loss__type="ppo"),
             "loss.type=ppo: needs loss.advantage=gae or vine, got group_std; with that advantage, "
-            "loss.type=grpo_clip is the same",
+            "use loss.type=grpo_clip, which is the same",
         ),
         *(
             (
@@ -652,7 +652,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(loss__teacher="/a/policy", rollout__zero_advantage="resample"),
             "rollout.zero_advantage=resample: must be keep with loss.teacher, which also teaches "
-            "groups of equal rewards",
+            "in groups of equal rewards",
         ),
         *(
             (nested(loss__advantage="maxrl", **given), f"{line}: {MAXRL_DIVIDES}")
@@ -733,13 +733,13 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             APART | nested(rollout__unit_prompts=8, resources__num_generators=3),
-            "resources.num_generators=3: only 2 can sample at a time, one chunk each; set it to "
-            "2, or set rollout.unit_prompts to none, which shares each round evenly",
+            "resources.num_generators=3: only 2 can work at the same time, on one chunk each; set "
+            "it to 2, or set rollout.unit_prompts to none, which shares each round evenly",
         ),
         (
             APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
-            "resources.num_generators=5: only 4 can sample at a time, one chunk each; set it to 4, "
-            "or raise rollout.prompts",
+            "resources.num_generators=5: only 4 can work at the same time, on one chunk each; set "
+            "it to 4, or raise rollout.prompts",
         ),
         (
             nested(optim__epochs=2, k=2),
@@ -780,7 +780,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.99),
             "buffer.fresh_fraction=0.99: never reuses a group with buffer.sample_batches=1; "
-            "lower it",
+            "lower buffer.fresh_fraction",
         ),
         (
             nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=0),
@@ -865,8 +865,8 @@ def test_k1_is_no_estimator_of_the_loss_and_what_the_error_advises_is_valid():
     loss = {"kl_coef": 0.1, "kl_in": "reward"}
     assert error({"loss": {"kl_coef": 0.1, "kl_estimator": "k1"}}) == (
         "loss.kl_estimator=k1: must be one of k3, k2; k1 has an expected gradient of 0 inside the "
-        "loss, so it would not hold the policy near the reference; loss.kl_in=reward, without "
-        "loss.kl_estimator, takes k1 off the reward"
+        "loss, so it would not keep the policy near the reference; to subtract k1 from the reward, "
+        "set loss.kl_in=reward and leave out loss.kl_estimator"
     )
     assert GRPOConfig.from_dict({"loss": loss}).kl_in_reward
 
@@ -1309,7 +1309,7 @@ def test_a_slip_in_the_name_of_a_template_is_no_path():
     data = make_absolute(nested(task__name="math", task__template="r1_zer"), "/base")
     assert error(data) == (
         "task.template=r1_zer: must be one of short, r1_zero, boxed, question_only, or the path of "
-        "a file (./NAME where it has no ending); did you mean r1_zero?"
+        "a file (./NAME if it has no extension); did you mean r1_zero?"
     )
 
 
@@ -1478,7 +1478,7 @@ def test_the_reference_has_a_row_for_every_key():
         "number",
         "`0.5`",
         "a number > 0 and <= 1",
-        "Share of a draw that has not been trained on before.",
+        "Share of the drawn groups that have not been trained on before.",
         "buffer_capacity >= 2, and buffer_sampling=mixed |",
     ]
 

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             value,
             {},
             "model.path=none",
-            "a model.path of a Hugging Face model",
+            "a Hugging Face model as model.path",
             {"model.path": "/p"},
         )
         for name, value in (("dtype", "bfloat16"), ("lora_rank", 8))
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             value,
             {"model.path": "/p"},
             "model.lora_rank=none",
-            "a model.lora_rank",
+            "a value for model.lora_rank",
             {"model.path": "/p", "model.lora_rank": 8},
         )
         for name, value in (("lora_alpha", 16.0), ("lora_targets", "q_proj,v_proj"))
@@ -208,7 +208,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         True,
         {},
         "task.reward_weights=none",
-        "a task.reward_weights",
+        "a value for task.reward_weights",
         {"task.reward_weights": '{"answer": 1}'},
     ),
     "task.length_target": (
@@ -273,8 +273,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         1e-6,
         {"loss.advantage": "rloo"},
         "loss.advantage=rloo and loss.whiten=true and task.normalize_parts=false",
-        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own, "
-        "gae, vine, group_to_go with loss.whiten=true, or task.normalize_parts=true",
+        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own; "
+        "gae, vine, group_to_go with loss.whiten=true; or task.normalize_parts=true",
         {"loss.advantage": "maxrl"},
     ),
     **{
@@ -373,14 +373,14 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         0.5,
         {},
         "loss.teacher=none",
-        "a loss.teacher",
+        "a value for loss.teacher",
         {"loss.teacher": "my_policy"},
     ),
     "loss.kl_gain": (
         0.5,
         {"loss.kl_coef": 0.1},
         "loss.kl_target=none",
-        "a loss.kl_target",
+        "a value for loss.kl_target",
         {"loss.kl_coef": 0.1, "loss.kl_target": 6.0},
     ),
     "loss.kl_estimator": (

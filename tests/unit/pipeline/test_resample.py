@@ -78,8 +78,8 @@ def test_how_many_prompts_are_drawn_at_most() -> None:
                 "rollout": rollout(zero_advantage="resample", group_size=1),
                 "loss": {"advantage": "my:advantage"},
             },
-            "rollout.zero_advantage=resample: must be keep with rollout.group_size=1: a single "
-            "reward is always equal to itself",
+            "rollout.zero_advantage=resample: must be keep with rollout.group_size=1: a group of "
+            "one always has equal rewards",
         ),
         (
             {"rollout": rollout(zero_advantage="resample", oversample=1.2)},

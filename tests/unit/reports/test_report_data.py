@@ -82,7 +82,7 @@ def test_the_columns_of_a_space_are_in_the_data_arm_by_arm(own):
 
     assert data["columns"]["norm"] == {
         **{"title": "gradient norm", "metric": "optim/grad_norm"},
-        **{"how": "of the last round", "factor": 10.0},
+        **{"how": "the value in the last round", "factor": 10.0},
     }
     assert data["arms"]["a"]["columns"]["norm"] == {"median": 5.0, "least": 5.0, "most": 5.0}
     assert data["arms"]["b"]["columns"]["norm"]["median"] == 2.5

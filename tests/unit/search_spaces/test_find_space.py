@@ -105,9 +105,11 @@ def test_what_cannot_be_used_is_refused_in_one_line(mine, change, text, words):
 
 
 def test_a_preset_and_a_space_are_told_apart():
-    with pytest.raises(ConfigError, match=r"^--space grpo: that is a preset: --preset grpo$"):
+    with pytest.raises(ConfigError, match=r"^--space grpo: that is a preset; use --preset grpo$"):
         find_space("grpo")
-    with pytest.raises(ConfigError, match=r"^--preset lag: that is a search space: --space lag$"):
+    with pytest.raises(
+        ConfigError, match=r"^--preset lag: that is a search space; use --space lag$"
+    ):
         find_preset("lag")
 
 

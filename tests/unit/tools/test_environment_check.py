@@ -161,7 +161,7 @@ def test_the_command_plays_the_examples_of_a_task(capsys: Any):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["my.py:Game"], "--task or --spec is missing"),
+        (["my.py:Game"], "neither --task nor --spec is given"),
         (["guess", "--spec", "{"], "--spec"),
         (["guess", "--set", "env.max_turns"], "env.max_turns"),
         (["guess", "--set", "env.max_turns=0"], "env.max_turns=0"),

@@ -187,7 +187,7 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]):
         pretrain.main(["--help"])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    assert "5% of it is held out" in " ".join(text.split())
+    assert "5% of them are held out" in " ".join(text.split())
     for option in (
         "--out",
         "--corpus",

@@ -310,7 +310,7 @@ APART = {"placement": "disaggregated"}
         (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "as configured"),
         (APART | {"transport": "object_store"}, ["a"], "object_store", "as configured"),
         (APART | {"transport": "shm"}, ["a"], "shm", "as configured"),
-        (APART | {"transport": "nixl"}, ["a"], "nixl", "nearly a CPU core in each process"),
+        (APART | {"transport": "nixl"}, ["a"], "nixl", "costs each process nearly one CPU core"),
     ],
 )
 def test_auto_follows_where_the_actors_are(
@@ -420,7 +420,7 @@ def test_a_users_record_that_does_not_suit_is_one_line(
 def test_a_users_transport_on_one_gpu_is_refused_with_several_learners(mine: Path) -> None:
     key, resources = f"{mine}:ONE_GPU", {"num_learners": 2}
     config = GRPOConfig.from_dict(APART | {"transport": key, "resources": resources})
-    line = rf"^transport={mine}:ONE_GPU: works with one learner, got resources.num_learners=2"
+    line = rf"^transport={mine}:ONE_GPU: works with only one learner, got resources.num_learners=2"
     with pytest.raises(TransportError, match=line):
         choose_transport(config, ["a", "a"])
     with pytest.raises(UsageError, match=line):
