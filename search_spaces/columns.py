@@ -176,8 +176,8 @@ STEPS = Column(
 )
 STALENESS = (
     Column(name="lag", title="mean lag", metric="lag/mean", over="mean"),
-    Column(name="lag_of_bound", title="of the bound", metric="lag_of_bound", form="{:.0%}"),
-    Column(name="lag_max", title="largest", metric="lag/max", over="max", form="{:.0f}"),
+    Column(name="lag_of_bound", title="share of the bound", metric="lag_of_bound", form="{:.0%}"),
+    Column(name="lag_max", title="largest lag", metric="lag/max", over="max", form="{:.0f}"),
 )
 REUSE = (
     Column(name="uses", title="uses of a trained group", metric="uses_per_group"),
@@ -205,7 +205,7 @@ SYNC = (
     ),
     Column(
         name="sync_round_share",
-        title="of the round",
+        title="sync / round",
         metric="time/sync_fraction",
         over="median",
         form="{:.2%}",
