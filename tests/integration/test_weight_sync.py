@@ -314,7 +314,13 @@ def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
     for round_ in range(3):  # the first rounds set up their buffers
         handle, published = way.publish(round_)
         started = time.monotonic()
-        assert way.load(handle) == published
+        try:
+            assert way.load(handle) == published
+        except ActorLost:
+            # Seen once in CI: Ray 2.60 lost a transfer between new actors. The deadline makes
+            # that an error, and the caller starts new actors.
+            assert way.transport.two_sided
+            return False
         took = time.monotonic() - started
     process = way.process(victim)
     handle, published = way.publish(3)
