@@ -176,12 +176,14 @@ def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
     if not alone:
         return []
     all_alone = len(alone) == sum(len(quantity.contrasts) for quantity in found)
-    what = "all of the above" if all_alone else f"{', '.join(alone)}"
+    if all_alone:
+        first = "All results above rest on one seed and hold for these runs only."
+    else:
+        first = f"These results rest on one seed and hold for these runs only: {', '.join(alone)}."
     return [
-        f"These results rest on one seed and hold for these runs only: {what}. Their intervals "
-        "cover the noise between rounds and between prompts, but not the difference between one "
-        f"run and the next. Use at least {FEW_SEEDS} seeds (--num-samples {FEW_SEEDS}) before you "
-        "expect the same result from another run."
+        f"{first} Their intervals cover the noise between rounds and between prompts, but not the "
+        f"difference between one run and the next. Use at least {FEW_SEEDS} seeds (--num-samples "
+        f"{FEW_SEEDS}) before you expect the same result from another run."
     ]
 
 

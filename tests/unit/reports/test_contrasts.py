@@ -379,7 +379,7 @@ def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
     said = told(write(tmp_path / "e", runs))
 
     assert said[0].startswith(f"Slower than {BASE} (fewer samples per second): {OTHER} (0.")
-    assert said[-1].startswith("All of the above rests on one seed")
+    assert said[-1].startswith("All results above rest on one seed")
     assert not any("hance alone" in sentence for sentence in said)
 
 

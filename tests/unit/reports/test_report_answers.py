@@ -194,7 +194,7 @@ def test_a_question_needs_no_space_of_its_name(tmp_path):
     assert found is not None
     assert [row[0] for row in found.rows()] == ["b", "a"]  # in the order of the question
     assert found.rows()[0][found.header.index("gradient norm")] == "0.2"
-    assert "gradient norm: of the last round." in found.note
+    assert "gradient norm: the value in the last round." in found.note
     page = write_report(directory, warn=[].append).read_text()
     assert "<h1>Whose?</h1>" in page
     assert ">gradient norm<" in page
