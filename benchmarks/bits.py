@@ -102,11 +102,14 @@ def trial(tree: Path, arm: str, seed: int, options: list[str]) -> dict[str, Any]
 
 
 def digests(checkpoint: Path) -> dict[str, str]:
-    """Return the SHA-256 of every tensor, by part of the checkpoint and name."""
+    """Return the SHA-256 of every tensor, by part of the checkpoint and name.
+
+    The checkouts may store the same numbers with different precision, so all are widened first.
+    """
     from safetensors.torch import load_file
 
     return {
-        f"{part} {name}": hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        f"{part} {name}": hashlib.sha256(tensor.double().numpy().tobytes()).hexdigest()
         for part in PARTS
         for path in sorted(checkpoint.glob(f"{part}-*.safetensors"))
         for name, tensor in load_file(path).items()
