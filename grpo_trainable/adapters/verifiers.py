@@ -41,7 +41,6 @@ def verifiers_environment(**config: Any) -> type:
             index = spec["idx"]
             assert isinstance(index, int), spec
             self.close()
-            index: Any = spec["idx"]
             tasks.extend(islice(stream, max(index + 1 - len(tasks), 0)))
             if not 0 <= index < len(tasks):
                 raise ValueError(f"idx={index}: the taskset has {len(tasks)} tasks")

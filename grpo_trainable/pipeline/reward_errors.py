@@ -44,4 +44,4 @@ def refuse_reward_errors(
     else:
         return
     index, reason = failed[0]
-    raise ActorFailed(f"{told} ({limit}); last on prompt {index}: {reason}")
+    raise ActorFailed(f"{told} ({limit}); for example on prompt {index}: {reason}")

@@ -789,7 +789,7 @@ def test_strict_task_ends_at_the_first_failed_reward() -> None:
     w = virtual_trial(config, reward_fails=lambda stream, index: stream == "train" and index == 3)
     w.pipeline.send_first_weights()
     w.pipeline.run_round()
-    with pytest.raises(ActorFailed, match="last on prompt 3"):
+    with pytest.raises(ActorFailed, match="for example on prompt 3"):
         w.pipeline.run_round()
 
 
