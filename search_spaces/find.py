@@ -112,6 +112,6 @@ def find_preset(name: str) -> Preset:
         return PRESETS[name]
     if name in SPACES:
         raise ConfigError(f"--preset {name}: that is a search space; use --space {name}")
-    # REINFORCE++ has the name reinforce_pp here.
+    # REINFORCE++ is called reinforce_pp here.
     hint = did_you_mean(name.replace("+", "p"), PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")
