@@ -23,7 +23,7 @@ COMPARE_A_GROUP = (
 )
 # Losses with one ratio or weight per response.
 _OF_RESPONSES = ("gspo", "gmpo", "topr")
-# Advantages that need the task's own reward, and the reason why nothing may be subtracted from it.
+# Advantages that need the task's own reward, and why nothing may be subtracted from that reward.
 _OF_THE_TASK = {
     "vine": "loss.advantage=vine values states only by the task's reward",
     "maxrl": "loss.advantage=maxrl divides by the mean reward, so no reward may be negative",
@@ -102,7 +102,7 @@ class VineSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between advantages and other settings, in the order of reporting."""
+    """Yield conflicts between advantages and other settings. Only the first is reported."""
     yield from _group_conflicts(config)
     yield from _token_conflicts(config)
     yield from _reward_conflicts(config)

@@ -14,7 +14,7 @@ from grpo_trainable.config.values import Settings, integer, number
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSettings(Settings):
-    """Reuse of rollouts. `buffer_capacity` turns it on."""
+    """Reuse of rollouts. A `buffer_capacity` above 1 turns reuse on."""
 
     SECTION: ClassVar[str] = "buffer"
 

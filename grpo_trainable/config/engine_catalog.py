@@ -30,7 +30,8 @@ class EngineRecord:
     build: str  # `module:name` of a function that turns an `EngineSetup` into an `Engine`
     samples: tuple[PolicyKind, ...] = _OF_TEXT
     # For equal requests, any process on this machine samples the same tokens with the same
-    # log-probs, bit for bit. Without this, a resumed run differs from an uninterrupted one.
+    # log-probs, bit for bit. Without this promise, a resumed run differs from an
+    # uninterrupted run.
     same_bits: bool = False
     # Largest difference, in nats, between the engine's log-prob of a token and the log-prob that
     # the learner computes from float32 weights. None: unknown.
@@ -38,7 +39,7 @@ class EngineRecord:
     compared: bool = False  # True: compares its log-probs with the learner's when built
     # Placements that the engine does not support, each with the reason.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
-    refuses_two_sided: str = ""  # the reason, if it cannot join a transport's collective group
+    refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
     gpus: bool = True  # True: may sample on a GPU
     lowest_temperature: float = 0.0  # lowest above 0; 0 chooses the most likely token
     plays: bool = False  # True: can add an environment's answers to a response

@@ -18,14 +18,14 @@ class ForeignName:
     """A setting of another library."""
 
     library: str
-    name: str  # as that library spells it
+    name: str  # as the library spells the name
     hint: str = ""  # how our key differs, or why there is no such key here
     value: str | None = None  # the value of our key that has the same effect
     also: tuple[str, ...] = ()  # other keys or assignments that must be set
     ours: tuple[str, ...] = ()  # our keys or assignments that have the same effect
 
     def of(self, key: str) -> ForeignName:
-        """Return this name as a name of our `key`."""
+        """Return a copy of this name that refers to our `key`."""
         own = key if self.value is None else f"{key}={self.value}"
         return replace(self, ours=(own, *self.also))
 

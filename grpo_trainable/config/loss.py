@@ -163,7 +163,7 @@ class LossSettings(Settings):
     )
     gae_lambda: float = number(
         1.0,
-        "λ of generalised advantage estimation. 1 trusts only the rewards, and 0 only the "
+        "λ of generalised advantage estimation. 1 trusts only the rewards, and 0 trusts only the "
         "critic's value of the next state.",
         minimum=0,
         maximum=1,

@@ -80,7 +80,7 @@ class OptimSettings(Settings):
     )
     schedule: str = choice(
         ("constant", "linear", "cosine"),
-        "Course of the learning rate over all gradient steps. `linear` and `cosine` fall to 0.",
+        "Course of the learning rate over all gradient steps. `linear` and `cosine` decrease to 0.",
         also_called=(
             trl(
                 "lr_scheduler_type",
@@ -90,8 +90,8 @@ class OptimSettings(Settings):
     )
     max_skipped_steps: int = integer(
         3,
-        "Maximum number of consecutive gradient steps that may be skipped because they are not "
-        "finite. One more ends the trial.",
+        "Maximum number of consecutive gradient steps that may be skipped because their loss or "
+        "gradient is not finite. One more skipped step ends the trial.",
         minimum=0,
     )
 

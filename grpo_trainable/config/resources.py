@@ -54,7 +54,7 @@ class ResourceSettings(Settings):
     generator_gpus: float = gpus(0.0, "GPUs of each generator.", read_if=DISAGGREGATED)
     num_learners: int = integer(
         1,
-        "Number of learner actors in a trial. They share the rows of each gradient step.",
+        "Number of learner actors in a trial. The learners share the rows of each gradient step.",
         minimum=1,
         read_if=DISAGGREGATED,
     )
@@ -66,9 +66,9 @@ class ResourceSettings(Settings):
     )
     elastic: bool = flag(
         False,
-        "Continue with the other learners when one is lost. This works only for learners on CPUs, "
-        "and only if the lost learner is not the first. Otherwise the loss of a learner fails the "
-        "trial, which continues from its checkpoint.",
+        "Continue with the other learners when a learner is lost. This works only for learners on "
+        "CPUs, and only if the lost learner is not the first. Otherwise the loss of a learner "
+        "fails the trial, which continues from its checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,

@@ -116,7 +116,7 @@ class RolloutSettings(Settings):
     )
     redraws: int = integer(
         8,
-        "Maximum number of consecutive times that a rollout batch draws prompts in place of those "
+        "Maximum number of consecutive times that prompts are drawn in place of prompts that were "
         "left out.",
         minimum=1,
         read_if=_RESAMPLED,
@@ -157,8 +157,9 @@ class RolloutSettings(Settings):
     )
     thinking_end: str = text(
         "</think>",
-        "String that ends the thinking of a response, before the answer. A response that contains "
-        "this string in time is not interrupted. Write a special token as the tokenizer spells it.",
+        "String that ends the thinking of a response, before the answer. A response that writes "
+        "this string before the point of interruption is not interrupted. Write a special token as "
+        "the tokenizer spells it.",
         expected="a string that is not empty",
         valid=_is_stop,
         read_if=_INTERRUPTED,
@@ -200,7 +201,7 @@ class PoolSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between sampling and other settings, in the order of reporting."""
+    """Yield conflicts between sampling and other settings. Only the first is reported."""
     yield from _signal_conflicts(config)
     yield from _length_conflicts(config)
     yield from _pool_conflicts(config)

@@ -2,7 +2,7 @@
 
 Each section has its own file, with its fields and their conflicts. A field declares its
 default, range and meaning, the conditions under which it is read, and its names in other libraries.
-`CHECKS` has the check of every dotted key. docs/config.md is generated from it.
+`CHECKS` has the check of every dotted key. docs/config.md is generated from these checks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def _is_label(label: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings(Settings):
-    """All settings. The most frequently searched ones are at the top level, others in sections."""
+    """All settings of a trial.
+
+    The most frequently searched settings are at the top level. All other settings are in sections.
+    """
 
     arm: str = text(
         "custom",

@@ -35,7 +35,7 @@ class Transport:
     "cuda", on which its generator computes.
     """
 
-    name: str  # its name in metric rows, traces and errors
+    name: str  # name of the transport in metric rows, traces and errors
     sender: str | Callable[[], Any]
     receiver: str | Callable[[float, str], Any]
     # in_process: one object is both sender and receiver, in a colocated worker. pull: the receiver
@@ -76,7 +76,7 @@ class Transport:
         return self.missing_library()
 
     def missing_on_machine(self) -> str | None:
-        """Return what this machine lacks, or None. Call it in a process that sees all GPUs."""
+        """Return what this machine lacks, or None. Call this in a process that sees all GPUs."""
         missing = self.missing()
         if missing is None and self.gpus == "own" and _gpus_seen() < 2:
             return "needs a GPU for each actor, but there is only one"
