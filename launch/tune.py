@@ -303,7 +303,7 @@ def run(plan: Plan) -> int:
 
 
 def say_last_words(plan: Plan) -> None:
-    """Print how to continue and the state of each interrupted trial. Called if Tune hangs."""
+    """Print how to continue and where interrupted trials stopped, if Tune does not end in time."""
     from reports.experiment import read_experiment
     from tuning.interrupt import left_off
 

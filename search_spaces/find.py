@@ -20,8 +20,8 @@ def find_space(text: str) -> SearchSpace:
     """Return the space that `text` names.
 
     The text is a name such as `lag`, or names a user's space: `my_space.py`, `my_space.py:NAME` or
-    `my.module:NAME`. Relative paths in arms start from the directory of the space's file. They are
-    absolute in the result.
+    `my.module:NAME`. Relative paths in arms start from the directory of the space's file. In the
+    result, these paths are absolute.
 
     Raises:
         ConfigError: There is no such space, or its file cannot be used. The error is one line.

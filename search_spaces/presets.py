@@ -55,7 +55,7 @@ class Preset:
         )
 
     def under(self, space: SearchSpace) -> SearchSpace:
-        """Return the space with these settings added to each arm. The arm's own keys win."""
+        """Return the space with these settings added to each arm. The arm's own settings win."""
         arms = {arm: {**self.settings, **keys} for arm, keys in space.arms.items()}
         return replace(space, arms=arms)
 

@@ -37,7 +37,7 @@ class SearchSpace:
     question: str  # one line
     arms: Mapping[str, Mapping[str, Any]]
     columns: Sequence[Column] = ()  # columns that the report shows in addition to the reward
-    # Takes an arm. Returns what this machine lacks to run it, or None.
+    # Returns what this machine lacks to run an arm, or None. The argument is the arm's label.
     missing: Callable[[str], str | None] = lambda arm: None
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class SearchSpace:
                 reads is given only to the arms of that placement, if there are any such arms.
             seeds: The seeds of each arm.
             without: Arms to leave out, unless `fixed` names one of them.
-            samples: The number of responses in each trial. It replaces the number of rounds.
+            samples: The number of responses in each trial, in place of a number of rounds.
 
         Raises:
             ConfigError: A trial is invalid, `fixed` names an arm that the space does not have, or
@@ -114,7 +114,7 @@ class SearchSpace:
     ) -> dict[str, Any]:
         """Return `fixed` without the resources that only arms with another placement reserve.
 
-        One command can then give a machine's GPUs to arms of both placements.
+        So one command can give a machine's GPUs to arms of both placements.
         """
 
         def reserves(name: str, key: str) -> bool:

@@ -28,7 +28,7 @@ EVAL_EVERY = 16
 
 
 def fresh(k: int) -> dict[str, Any]:
-    """Return settings for k rollout batches per round and 1/k of the rounds.
+    """Return settings for k rollout batches per round and `ROUNDS` / k rounds.
 
     So the number of samples and the number of evaluations are the same for every k.
     """
@@ -92,8 +92,8 @@ GRADIENT_STEPS = SearchSpace(
 
 LAGS = (0, 1, 2, 4, 8)
 CAP = 2.0
-# Two passes over each batch make training slower than sampling. The generator then runs ahead as
-# far as the lag allows, so the bound is reached.
+# Two passes over each batch make training slower than sampling. The generator therefore runs
+# ahead as far as the lag allows, so the bound is reached.
 STALE = {"placement": "disaggregated", **fresh(1), "k": 2, "k_mode": "same_batch"}
 
 LAG = SearchSpace(
@@ -127,7 +127,7 @@ REPLAY = SearchSpace(
     question="what does training on rollouts more than once buy, at equal fresh samples?",
     arms={
         "no_replay": fresh(1),
-        # With a capacity of two, a draw of two batches takes all groups with any sampling.
+        # With a capacity of two, a draw of two batches takes all groups, so all samplings agree.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },

@@ -52,12 +52,13 @@ def weights_of(given: Any) -> dict[str, float]:
 def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
     """Return the mix with `settle` applied to each entry.
 
-    A value that is not a valid mix is returned unchanged. The check of `task.mix` refuses it later.
+    A value that is not a valid mix is returned unchanged. The check of `task.mix` refuses
+    that value later.
 
     Args:
         given: The text of `task.mix`, or an equivalent mapping.
-        settle: Function that makes the paths of an entry absolute. It receives the entry without
-            its weight.
+        settle: Function that makes the paths of an entry absolute. `settle` receives the entry
+            without its weight.
     """
     try:
         entries = mix_of(given)

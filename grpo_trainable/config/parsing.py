@@ -80,12 +80,12 @@ def make_absolute(
 ) -> dict[str, Any]:
     """Return a copy in which relative paths are made absolute, starting from `base_dir`.
 
-    Call it on the driver, because Tune changes the working directory of a trial's process.
+    Call this on the driver, because Tune changes the working directory of a trial's process.
 
     Args:
         config: Nested settings.
         base_dir: The directory that relative paths start from.
-        checks: The checks of the keys. They say which values are paths or name Python files.
+        checks: The checks of the keys, which say which values are paths or name Python files.
     """
 
     def settled(key: str, value: Any) -> Any:

@@ -255,8 +255,8 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         f"must be < rollout.max_new_tokens={rollout.max_new_tokens} with "
         "rollout.overlong=interrupt: otherwise no token is left for thinking",
     )
-    # The learner counts only sampled tokens, but the sampler counts all tokens. Before the
-    # interruption, the two counts agree.
+    # The learner counts only sampled tokens, but the sampler counts all tokens. The two counts
+    # agree only before the interruption, so min_new_tokens must be reached by then.
     yield (
         rollout.overlong == "interrupt" and rollout.min_new_tokens - 1 > thinking,
         "rollout.min_new_tokens",
