@@ -635,8 +635,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             (
                 nested(loss__type=loss, loss__advantage="gae"),
                 f"loss.type={loss}: treats a response as a whole, but loss.advantage=gae treats "
-                "each token separately; valid: dapo, cispo, sapo, and others with a ratio for "
-                "each token",
+                "each token separately; valid: dapo, cispo, sapo, and other losses with one ratio "
+                "per token",
             )
             for loss in ("gspo", "gmpo", "topr")
         ),
@@ -644,7 +644,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             (
                 nested(loss__type=loss, loss__advantage=advantage, loss__teacher="/a/policy"),
                 f"loss.type={loss}: treats a response as a whole, but loss.teacher treats each "
-                "token separately; valid: dapo, cispo, sapo, and others with a ratio for each "
+                "token separately; valid: dapo, cispo, sapo, and other losses with one ratio per "
                 "token",
             )
             for loss in ("gspo", "gmpo", "topr")

@@ -157,7 +157,7 @@ def test_help_tells_the_default_temperature_of_each_task(capsys):
     with pytest.raises(SystemExit):
         evaluate.parse_arguments(["--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "the most likely token (the trial's, or 0.8; 1 for math, guess, calculator)" in out
+    assert "likely token (default: the trial's, or 0.8; 1 for math, guess, calculator)" in out
 
 
 class Stream(io.StringIO):
