@@ -1,1 +1,1 @@
-"""The command lines, one file each. No other package imports them."""
+"""The commands, one file per command. No other package imports these files."""

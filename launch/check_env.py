@@ -27,19 +27,19 @@ DESCRIPTION = """\
 Play a few episodes of the environment ENV, named as in env.name, in separate processes, and report
 what would go wrong in training:
 
-  fails         it raises, returns no Turn or too much text, or its process dies
-  hangs         it does not answer within env.step_deadline_s
+  fails         the environment raises, returns no Turn or too much text, or its process dies
+  hangs         the environment does not answer within env.step_deadline_s
   prompt        the text that reset returns is not the prompt of the task
-  differs       one specification leads to different episodes, so a group could not be compared
+  differs       one specification leads to different episodes, so responses cannot be compared
   remembers     an episode depends on the previous episode of the environment
   shares        episodes in one process affect each other, for example by sharing random numbers
   unsendable    a specification is not JSON, or JSON changes it
   retokenised   the policy would read a text that differs from what the environment said
-  processes     it leaves processes behind
+  processes     the environment leaves processes behind
 
-Specifications are the task's first training examples, or those of --spec. Actions are made up from
-the environment's text, digits and odd texts; --action adds meaningful ones. Neither Ray nor a
-policy is started."""
+Specifications are the task's first training examples, or those that --spec gives. Actions are made
+up from the environment's text, digits and unusual strings; --action adds meaningful actions.
+Neither Ray nor a policy is started."""
 EXAMPLES = """\
 examples:
   python launch/check_env.py guess
@@ -91,7 +91,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="JSON",
         action="append",
         default=[],
-        help="specification to play in place of the task's; may be given many times",
+        help="specification to play in place of the task's examples; may be given many times",
     )
     add(
         "--action",
@@ -115,7 +115,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         help="setting of the trial, for example env.max_turns=20, or model.path=MODEL to check "
-        "with its tokenizer; may be given many times",
+        "with the tokenizer of MODEL; may be given many times",
     )
     return parser.parse_args(argv)
 

@@ -38,11 +38,12 @@ Sample responses of one policy to the held-out prompts of a task, score them, an
   categories.md                            ten responses of each category
   evaluation.html                          all of that as a page with filters
 
-A checkpoint is evaluated with the settings of its trial, and then gives the same figure as the
-trial's last evaluation. A policy is evaluated with the default settings. Ray is not started."""
+A checkpoint is evaluated with the settings of its trial, so the reward of the last checkpoint
+equals that of the trial's last evaluation. A policy that --model names is evaluated with the
+default settings. Ray is not started."""
 EXAMPLES = """\
 examples:
-  python launch/evaluate.py                                    the policy that ships
+  python launch/evaluate.py                                    the shipped policy
   python launch/evaluate.py --checkpoint ~/ray_results/NAME/TRIAL
   python launch/evaluate.py --checkpoint ~/ray_results/NAME/TRIAL --samples 16 --prompts all
   python launch/evaluate.py --model my_policy --temperature 0 --out greedy
@@ -79,11 +80,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     policy.add_argument(
         "--model",
         metavar="PATH",
-        help="directory of a policy (without this option or --checkpoint: the policy that ships, "
-        "or that of --set model.preset=…)",
+        help="directory of a policy (default without --checkpoint: the shipped policy, or the one "
+        "that --set model.preset=… names)",
     )
     add = parser.add_argument
-    add("--task", metavar="NAME", help="task, as in --set task.name=NAME (the trial's, or keyword)")
+    add(
+        "--task",
+        metavar="NAME",
+        help="task, as in --set task.name=NAME (default: the trial's, or keyword)",
+    )
     add(
         "--set",
         dest="assignments",
@@ -97,50 +102,51 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--prompts",
         metavar="N",
         type=_prompts,
-        help="number of held-out prompts of the task, or all (the trial's, or 128)",
+        help="number of held-out prompts of the task, or all (default: the trial's, or 128)",
     )
     add(
         "--samples",
         metavar="N",
         type=number(int, 1),
-        help="responses per prompt; pass@k and majority@k need several (the trial's, or 2)",
+        help="responses per prompt; pass@k and majority@k need several (default: the trial's, or "
+        "2)",
     )
     add(
         "--temperature",
         metavar="X",
         type=number(float, 0),
-        help="sampling temperature; 0 always chooses the most likely token (the trial's, or "
-        f"{_temperatures()})",
+        help="sampling temperature; 0 always chooses the most likely token (default: the trial's, "
+        f"or {_temperatures()})",
     )
     add(
         "--seed",
         metavar="N",
         type=number(int, 0, 2**32 - 1),
-        help="seed of sampling (the trial's, or 0)",
+        help="seed of sampling (default: the trial's, or 0)",
     )
-    add("--out", metavar="OUT", help="directory to write to, new or empty (evaluation-DATE-TIME)")
+    add("--out", metavar="OUT", help="new or empty output directory (evaluation-DATE-TIME)")
     add(
         "--against",
         metavar="DIR",
-        help="directory of another evaluation; the difference over the prompts that both have is "
-        "reported with its interval",
+        help="directory of another evaluation; the difference over the prompts that both "
+        "evaluations have is reported with its interval",
     )
     add(
         "--threads",
         metavar="N",
         type=number(int, 1),
-        help="CPU threads (as in the trial's sampling; otherwise 1 per ten million parameters)",
+        help="CPU threads (default: the trial's, or 1 per ten million parameters)",
     )
     add(
         "--device",
         choices=("cpu", "cuda"),
-        help="device (as in the trial's sampling; otherwise cuda if there is one)",
+        help="device (default: the one on which the trial sampled, or cuda if available)",
     )
     add(
         "--batch",
         metavar="N",
         type=number(int, 1),
-        help="responses sampled together (as in the trial, or 64)",
+        help="number of responses sampled together (default: as in the trial, or 64)",
     )
     add("--dry-run", action="store_true", help="show the settings, then exit")
     return parser.parse_args(argv)
@@ -151,7 +157,7 @@ def _temperatures() -> str:
     check = CHECKS["eval.temperature"]
     others: dict[float, list[str]] = {}
     for task, default in check.of_tasks.items():
-        if task != CONTROL:  # it has no language model, and only language models are evaluated
+        if task != CONTROL:  # control has no language model, and only language models are evaluated
             others.setdefault(default, []).append(task)
     own = [f"{value:g} for {', '.join(tasks)}" for value, tasks in others.items()]
     return "; ".join([f"{check.default:g}", *own])
@@ -284,7 +290,7 @@ def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
 def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> None:
     theirs = {own.prompt for own in against.generations}
     if theirs.isdisjoint(evaluator.prompts):
-        raise UsageError(f"--against {against.name}: it has none of the prompts of this evaluation")
+        raise UsageError(f"--against {against.name}: has no prompt in common with this evaluation")
 
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:

@@ -79,7 +79,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="type in which weights are stored (default: the type in which they were trained)",
+        help="type in which weights are stored (default: the type in which the policy was trained)",
     )
     return parser.parse_args(argv)
 

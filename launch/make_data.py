@@ -22,9 +22,10 @@ from grpo_trainable.tools.prompt_sets.making import EVAL, TRAIN, Made, PromptSet
 
 DESCRIPTION = """\
 Let a language model write prompts for the keyword task. Each prompt requests a story with given
-keywords. The result is train.jsonl, eval.jsonl and prompts.parquet in OUT. A hash of the keywords
-decides which prompts are held out (a fifth). If prompts differ only in case or punctuation, one of
-them is kept. If the command is killed, run it again: it continues where it stopped."""
+keywords. The command writes train.jsonl, eval.jsonl and prompts.parquet to OUT. A fifth of the
+prompts are held out; a hash of the keywords decides which. If prompts differ only in case or
+punctuation, one of them is kept. If the command is killed, run the same command again to
+continue."""
 EXAMPLES = """\
 examples:
   python launch/make_data.py keyword my_prompts --model Qwen/Qwen2.5-0.5B-Instruct
@@ -32,7 +33,7 @@ examples:
   python launch/tune.py --space async_vs_sync --set task.train_file=my_prompts/train.jsonl \\
       --set task.eval_file=my_prompts/eval.jsonl
 
-exit status: 0 the set is written, 1 the model or its endpoint failed (what is written is kept),
+exit status: 0 the set is written, 1 the model or its endpoint failed (prompts so far are kept),
 2 bad usage, 130 interrupted (the same command continues)"""
 
 
@@ -62,10 +63,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument(
         "--endpoint",
         metavar="URL",
-        help="OpenAI-compatible endpoint, up to /v1; its key is read from the environment",
+        help="URL of an OpenAI-compatible endpoint, up to /v1; its key is read from the "
+        "environment",
     )
     add("--named", metavar="NAME", help="name of the model at the endpoint")
-    add("--words", metavar="FILE", help="UTF-8 file with one keyword per line (the shipped nouns)")
+    add("--words", metavar="FILE", help="UTF-8 file of keywords, one per line (the shipped nouns)")
     add(
         "--prompts",
         metavar="N",
@@ -106,8 +108,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 1, MOST_ATTEMPTS),
         default=4,
-        help="maximum attempts per prompt, until an answer has one line of 15 to 400 characters "
-        "with every keyword (4)",
+        help="maximum number of attempts per prompt, until the first line of an answer has 15 to "
+        "400 characters and every keyword (4)",
     )
     add("--batch", metavar="N", type=number(int, 1), default=32, help="prompts per batch (32)")
     add(
@@ -120,40 +122,40 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="--model: device that it runs on (cpu)",
+        help="--model: device that the model runs on (cpu)",
     )
     add(
         "--key-variable",
         metavar="NAME",
         default="OPENAI_API_KEY",
-        help="--endpoint: environment variable with its key, if it is set (OPENAI_API_KEY)",
+        help="--endpoint: environment variable with its key; may be unset (OPENAI_API_KEY)",
     )
     add(
         "--workers",
         metavar="N",
         type=number(int, 1, 256),
         default=8,
-        help="--endpoint: number of requests at the same time (8)",
+        help="--endpoint: number of simultaneous requests (8)",
     )
     add(
         "--per-minute",
         metavar="N",
         type=number(float, 0.01),
-        help="--endpoint: maximum requests per minute",
+        help="--endpoint: maximum number of requests per minute",
     )
     add(
         "--timeout",
         metavar="S",
         type=number(float, 0.01),
         default=60.0,
-        help="--endpoint: maximum seconds for an answer (60)",
+        help="--endpoint: maximum number of seconds for an answer (60)",
     )
     add(
         "--retries",
         metavar="N",
         type=number(int, 0),
         default=5,
-        help="--endpoint: retries of a temporary failure, each after a longer wait (5)",
+        help="--endpoint: number of retries after a temporary failure, with growing waits (5)",
     )
     return parser.parse_args(argv)
 
@@ -171,7 +173,9 @@ def _main(argv: Sequence[str] | None) -> int:
             made = prompts.finish()
     except EndpointError as error:
         print(f"{command_line.program('make_data')}: {error}", file=sys.stderr)
-        print("what is written is kept; run the same command again to continue", file=sys.stderr)
+        print(
+            "the prompts so far are kept; run the same command again to continue", file=sys.stderr
+        )
         return command_line.FAILED
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -1,25 +1,26 @@
-"""Make a policy to start GRPO from: corpus, tokenizer, weights, and a card with its quality.
+"""Make a policy to start GRPO from: corpus, tokenizer, weights, and a card on its quality.
 
     python launch/pretrain.py --out DIR                        writes stories (about 10 minutes)
-    python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems (as long)
-    python launch/pretrain.py --out DIR --corpus games         plays at random (a minute)
+    python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems (10 minutes)
+    python launch/pretrain.py --out DIR --corpus games         makes random moves (about 1 minute)
     python launch/pretrain.py --out DIR --corpus FILE          learns your own texts
 
 The order of the story corpus matters. In its first part, every document contains its keyword, which
-teaches copying. In the later part, only a share of the documents does. That share sets the
-inclusion rate that GRPO starts from. Without the first part, the policy is fluent but never copies,
-and GRPO learns nothing. All documents have the same length, so stories with and without their
-keyword differ only in the keyword.
+teaches copying. In the later part, only a share of the documents contain their keyword. That share
+sets the inclusion rate that GRPO starts from. Without the first part, the policy is fluent but
+never copies, and GRPO learns nothing. All documents have the same length, so stories with and
+without their keyword differ only in the keyword.
 
-The games corpus is random legal play: a guessing game, and questions that may be answered with a
-calculator. A share of the players use what the game or the calculator tells them.
+The games corpus contains episodes with random legal moves: of a guessing game, and of questions
+that may be answered with a calculator. A share of the players use what the game or the calculator
+tells them.
 
 The arithmetic corpus consists of word problems, each with a step-by-step calculation and the
 answer. In its first part, every document is correct, which teaches calculating. In the later part,
-only a share of the documents is calculated carefully, and a share marks the answer as the reward
-requires. So the policy can calculate but does not always do so, and GRPO can change that. The
-problems for training and for evaluation are written to the policy's directory, as train.jsonl and
-heldout.jsonl.
+only a share of the calculations are correct, and only a share of the answers are marked as the
+reward requires. So the policy can calculate but does not always do so, and GRPO can change that.
+The problems for training and for evaluation are written to the policy's directory, as train.jsonl
+and heldout.jsonl.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"Use the result with: {shlex.join(command_line.command('tune'))} "
         "--set model.path=DIR\n"
         "The card (DIR/card.md) says how fluent the policy is and how often it earns the reward.\n"
-        "That rate must be neither 0 nor 1, because GRPO learns from differences between responses "
-        "to one prompt.",
+        "The rate of rewards must be neither 0 nor 1, because GRPO learns from differences between "
+        "responses to one prompt.",
     )
     parser.add_argument(
         "--out",
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         default="stories",
         help=f"{', '.join(RECIPES)} (default stories), or a JSONL file, one object per line with "
         f"`prompt` and `response`. Its lines are used in random order, and {HELD_OUT_SHARE:.0%}% "
-        "of them are held out to measure the loss. Texts are cut to the model's context",
+        "of them are held out to measure the loss. Texts are cut to the model's context length",
     )
     _add_general(parser)
     _add_of_corpora(parser)
@@ -134,15 +135,15 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         "--front-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the documents in the first part, which all do what the reward asks for; "
-        f"they teach copying and calculating ({_defaults('front_share')})",
+        help="share of the documents that are in the first part, where every document earns the "
+        f"reward and so teaches copying or calculating ({_defaults('front_share')})",
     )
     parser.add_argument(
         "--keyword-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the later stories that contain their keywords; it sets the inclusion rate "
-        f"that GRPO starts from (default {stories.keyword_share:g})",
+        help="share of the later stories that contain their keywords, which sets the inclusion "
+        f"rate that GRPO starts from (default {stories.keyword_share:g})",
     )
     parser.add_argument(
         "--largest",
@@ -184,7 +185,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(setting: str) -> str:
-    """Return the default of a setting, and the defaults of corpora if they differ."""
+    """Return the default of a setting, and the defaults of corpora that differ from it."""
     stories = getattr(StoryRecipe(), setting)
     others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
     own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)
@@ -220,7 +221,7 @@ def _main(argv: list[str]) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     print(measured.headline)
-    print(f"{out}/card.md has samples. To train from this policy: {_use(out, corpus)}")
+    print(f"{out}/card.md contains samples. To train from this policy: {_use(out, corpus)}")
 
 
 def _use(out: Path, corpus: Corpus) -> str:

@@ -1,4 +1,4 @@
-"""Run a search space: several complete GRPO systems under Ray Tune, and a table at the end."""
+"""Run the trials of a search space under Ray Tune, then print a table that compares them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     # Until the trials run, SIGTERM ends the command as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A resume refuses state that other users could have written. Ray's processes inherit the umask.
+    # Files must not be writable for other users, or a resume would refuse them. Ray's processes
+    # inherit the umask.
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     return command_line.run("tune", lambda: _main(sys.argv[1:] if argv is None else argv))
 
@@ -112,8 +113,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--preset",
         metavar="PRESET",
-        help="named settings, which arms and --set override (--list describes them). Without "
-        f"--space, one trial with these settings runs. One of {', '.join(PRESETS)}",
+        help="named settings, which arms and --set override (--list describes the presets). "
+        f"Without --space, one trial with these settings runs. One of {', '.join(PRESETS)}",
     )
     add(
         "--set",
@@ -130,9 +131,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--samples",
         metavar="RESPONSES",
         type=number(int, 1),
-        help="length of a trial in responses; the number of rounds of each arm follows from it. "
-        "All arms are then evaluated after equal numbers of responses. Not the same as "
-        "--num-samples, the number of seeds",
+        help="length of a trial in responses, from which the number of rounds of each arm follows. "
+        "All arms are evaluated after equal numbers of responses. Not the same as --num-samples, "
+        "the number of seeds",
     )
     length.add_argument(
         "--iterations",
@@ -147,11 +148,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="number of seeds for each arm (1). Not the same as --samples, the length of a trial",
     )
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
-    add("--name", metavar="NAME", help="name of the experiment (the space's name and the time)")
+    add(
+        "--name",
+        metavar="NAME",
+        help="name of the experiment (default: the space's name and the time)",
+    )
     add(
         "--storage",
         metavar="DIR",
-        help="where to keep experiments: a directory of this machine (~/ray_results), or "
+        help="where to keep experiments: a directory on this machine (~/ray_results), or "
         "s3://BUCKET/PATH, with credentials and AWS_ENDPOINT_URL in the environment "
         "(docs/howto/storage.md)",
     )
@@ -161,10 +166,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         const="must",
         choices=("auto", "never", "must"),
         help="continue the experiment --name. must (also the bare option): refuse if there is no "
-        "such experiment. auto: start it in that case. never (the default): refuse if it exists. "
-        "The experiment's state is a pickle, so a resume is refused if other users own it or can "
-        "write to it. Settings and data files must be unchanged; --max-failures and "
-        "--max-concurrent may change",
+        "such experiment. auto: start the experiment if there is none. never (the default): refuse "
+        "if the experiment exists. The experiment's state is a pickle, so a resume is refused if "
+        "other users own the state or can write to it. Settings and data files must be unchanged; "
+        "--max-failures and --max-concurrent may change",
     )
     add(
         "--checkpoint-every",
@@ -191,12 +196,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=number(int, 1),
         help="number of trials that run at the same time. The default is 1, because trials that "
         "run together slow each other down, so their speeds cannot be compared. With asha and "
-        "pbt, the default is as many as fit",
+        "pbt, the default is as many trials as fit",
     )
     add(
         "--address",
         metavar="ADDRESS",
-        help="address of a running Ray cluster (by default the command starts Ray here)",
+        help="address of a running Ray cluster (by default, Ray is started on this machine)",
     )
     add(
         "--verbose",
@@ -223,7 +228,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "one line of JSON",
     )
     defaults = asdict(Options())
-    del defaults["assignments"]  # argparse needs a list for it
+    del defaults["assignments"]  # argparse needs a list for assignments
     parser.set_defaults(**defaults)
     return parser.parse_args(argv)
 
@@ -255,7 +260,7 @@ def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
 
     Args:
         plan: The plan.
-        form: `table`, or `json` for programs. With `json`, standard output has nothing but JSON.
+        form: `table`, or `json` for programs. With `json`, standard output contains only JSON.
         complete: False if the trials need something that is missing. In that case, an error follows
             the output.
     """
@@ -298,7 +303,7 @@ def run(plan: Plan) -> int:
 
 
 def say_last_words(plan: Plan) -> None:
-    """Print how to continue, and the state of each interrupted trial, if Tune does not end."""
+    """Print how to continue and where interrupted trials stopped, if Tune does not end in time."""
     from reports.experiment import read_experiment
     from tuning.interrupt import left_off
 
@@ -317,14 +322,14 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
     by_default = plan.limits["max_concurrent"] is None and plan.max_concurrent == 1
     if by_default and at_once(plan.trials, nodes) > 1:
         lines.append(
-            "trials run one at a time, so that they do not slow each other down; "
-            "--max-concurrent N runs more at the same time"
+            "trials run one after another, so that they do not slow each other down; "
+            "--max-concurrent N runs N trials at the same time"
         )
     return [*lines, *notes(plan)]
 
 
 def notes(plan: Plan) -> list[str]:
-    """Return notes about arms, samples and prompts that the user may not expect."""
+    """Return notes about arms, samples and prompts that may surprise the user."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if len({trial.rounds * schedule.responses_per_round(trial) for trial in plan.trials}) > 1:
         lines.append(
@@ -341,7 +346,7 @@ def notes(plan: Plan) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return the notes that are not only numbers."""
+    """Return the notes, except those that only state numbers of prompts."""
     return [note for note in notes(plan) if not note.startswith(NUMBERS)]
 
 
@@ -419,8 +424,8 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
 def go_on(plan: Plan) -> str:
     """Return the line that says how to continue an interrupted or failed experiment.
 
-    The line names the experiment, whose files record its settings and limits. It also names the
-    cluster, which they do not record.
+    The line names the experiment, whose files record its settings and limits. The line also names
+    the cluster, which these files do not record.
     """
     address = plan.options.address
     parts = [

@@ -1,4 +1,4 @@
-"""Questions as grids of arms, and presets of settings to use with them."""
+"""Search spaces (questions, each with the arms that answer it), and presets of settings."""
 
 from search_spaces.columns import Column
 from search_spaces.search_space import SearchSpace

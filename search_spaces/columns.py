@@ -24,7 +24,7 @@ DERIVED = {
     "lag_of_bound": "the mean lag as a share of the largest lag that the trial allows",
     "uses_per_group": "the number of rounds that trained on a group, averaged over the groups that "
     "were trained on",
-    "never_trained": "the share of the groups that were dropped, or were still waiting at the end",
+    "never_trained": "the share of the groups that were dropped or still waiting at the end",
 }
 # The report of every space shows the shares of these stages in a round.
 SHOWN_STAGES = ("rollout", "optimize", "reference", "sync")
@@ -39,8 +39,8 @@ class Column:
         ValueError: `over`, `form` or `metric` is invalid.
     """
 
-    name: str  # its key in files
-    title: str  # its heading in tables
+    name: str  # key of the column in files
+    title: str  # heading of the column in tables
     metric: str  # a metric of docs/metrics.md, or a key of DERIVED
     over: str = "last"  # a key of OVER; DERIVED figures do not use it
     factor: float = 1.0  # turns the value into another unit or sign
@@ -91,8 +91,8 @@ DRIFT = (
     ),
 )
 OFF_POLICY = (
-    # KL(sampler || policy). The rollouts come from the sampler, so k1 with its sign reversed is an
-    # unbiased estimate. k3 would be biased, because it is meant for samples from the policy.
+    # KL(sampler || policy). The rollouts are samples from the sampler, so k1 with its sign reversed
+    # is an unbiased estimate. k3 would be biased, because k3 is meant for samples from the policy.
     Column(
         name="kl_sampler_nats",
         title="KL from sampler",

@@ -20,8 +20,8 @@ def find_space(text: str) -> SearchSpace:
     """Return the space that `text` names.
 
     The text is a name such as `lag`, or names a user's space: `my_space.py`, `my_space.py:NAME` or
-    `my.module:NAME`. Relative paths in arms start from the directory of the space's file. They are
-    absolute in the result.
+    `my.module:NAME`. Relative paths in arms start from the directory of the space's file. In the
+    result, these paths are absolute.
 
     Raises:
         ConfigError: There is no such space, or its file cannot be used. The error is one line.
@@ -112,6 +112,6 @@ def find_preset(name: str) -> Preset:
         return PRESETS[name]
     if name in SPACES:
         raise ConfigError(f"--preset {name}: that is a search space; use --space {name}")
-    # REINFORCE++ has the name reinforce_pp here.
+    # REINFORCE++ is called reinforce_pp here.
     hint = did_you_mean(name.replace("+", "p"), PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")

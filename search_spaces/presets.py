@@ -1,7 +1,7 @@
 """Presets: named settings that `--preset` adds to every arm of a search space.
 
-Presets of published algorithms have the names that people use for these algorithms.
-docs/algorithms.md lists them in a table.
+A preset of a published algorithm has the common name of the algorithm. docs/algorithms.md lists
+these presets in a table.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Preset:
     settings: Mapping[str, Any]  # dotted keys
     paper: str | None = None  # the arXiv number, or an address
     differs: str = ""  # differences from the paper, in sentences
-    # Keys of files. The preset is meant for a task that reads one of them.
+    # Keys that name files. The preset is meant for a task that reads at least one of these files.
     needs: tuple[str, ...] = ()
 
     def lacks(self, trial: GRPOConfig) -> str | None:
         """Return the key that a trial should set but does not.
 
         Returns:
-            The key, or None if the trial lacks nothing or has another task than the preset.
+            The key, or None if the trial lacks nothing or its task is not that of the preset.
         """
         if not self.needs or trial.task.name != self.settings["task.name"]:
             return None
@@ -55,7 +55,7 @@ class Preset:
         )
 
     def under(self, space: SearchSpace) -> SearchSpace:
-        """Return the space with these settings added to each arm. The arm's own keys win."""
+        """Return the space with these settings added to each arm. The arm's own settings win."""
         arms = {arm: {**self.settings, **keys} for arm, keys in space.arms.items()}
         return replace(space, arms=arms)
 
@@ -91,7 +91,7 @@ ALGORITHMS: dict[str, Preset] = {
             },
             paper="2503.14476",
             differs="There is one gradient step per round; the paper takes 16. Rewards are 0 and 1 "
-            "here and ±1 in the paper, so its penalty of 1 is 0.5 here.",
+            "here and ±1 in the paper, so the paper's penalty of 1 becomes 0.5 here.",
         ),
         Preset(
             name="cispo",
@@ -160,8 +160,8 @@ ALGORITHMS: dict[str, Preset] = {
             meaning="M2PO",
             settings={"loss.type": "m2po", "loss.aggregation": "token_mean"},
             paper="2510.01161",
-            differs="The preset runs at lag 0, but the paper is about rollouts that are far "
-            "behind: add `placement=disaggregated lag=8`.",
+            differs="The preset runs at lag 0, but the paper is about very stale rollouts: add "
+            "`placement=disaggregated lag=8`.",
         ),
         Preset(
             name="clip_cov",
@@ -219,9 +219,9 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_in": "reward",
             },
             paper="2501.03262",
-            differs="In the paper each token pays for the KL of the tokens after it; here the "
-            "whole response pays. In the paper, long responses weigh more in the mean and "
-            "the standard deviation.",
+            differs="In the paper, each token pays for the KL of the tokens after it. Here, all "
+            "tokens pay for the KL of the whole response. In the paper, long responses weigh more "
+            "in the mean and the standard deviation.",
         ),
         Preset(
             name="reinforce_pp_baseline",

@@ -1,4 +1,4 @@
-"""A search space: named arms, resolved to whole configs before anything starts."""
+"""A search space: named arms, resolved to complete configs before anything starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = r"\w[\w.+-]*"  # names become parts of directory names
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """A question and its arms. `arms` maps each label to the dotted config keys that the arm sets.
+    """A question and its arms. `arms` maps each label to the arm's settings, by dotted key.
 
     Raises:
         ValueError: A name cannot be part of a directory's name, there are no arms, an arm is not a
@@ -37,7 +37,7 @@ class SearchSpace:
     question: str  # one line
     arms: Mapping[str, Mapping[str, Any]]
     columns: Sequence[Column] = ()  # columns that the report shows in addition to the reward
-    # Takes an arm. Returns what this machine lacks to run it, or None.
+    # Returns what this machine lacks to run an arm, or None. The argument is the arm's label.
     missing: Callable[[str], str | None] = lambda arm: None
 
     def __post_init__(self) -> None:
@@ -79,11 +79,11 @@ class SearchSpace:
         Trials that are equal except for their label are merged into the first of them.
 
         Args:
-            fixed: Keys that replace those of every arm. A resource that only one placement reads is
-                given only to the arms of that placement, if there are any.
+            fixed: Settings that override those of every arm. A resource that only one placement
+                reads is given only to the arms of that placement, if there are any such arms.
             seeds: The seeds of each arm.
             without: Arms to leave out, unless `fixed` names one of them.
-            samples: The number of responses in each trial. It replaces the number of rounds.
+            samples: The number of responses in each trial, in place of a number of rounds.
 
         Raises:
             ConfigError: A trial is invalid, `fixed` names an arm that the space does not have, or
@@ -114,7 +114,7 @@ class SearchSpace:
     ) -> dict[str, Any]:
         """Return `fixed` without the resources that only arms with another placement reserve.
 
-        One command can then give a machine's GPUs to arms of both placements.
+        So one command can give a machine's GPUs to arms of both placements.
         """
 
         def reserves(name: str, key: str) -> bool:
@@ -145,9 +145,9 @@ def at_equal_samples(
     Args:
         trials: The trials to cut.
         samples: The number of responses in each trial.
-        evaluate: Also evaluate all trials at equal samples. The number of evaluations stays the
-            same, unless a round of some arm is longer than the interval between two evaluations.
-            Then it is smaller.
+        evaluate: Also evaluate all trials after equal numbers of responses. The number of
+            evaluations stays the same, unless a round of some arm is longer than the interval
+            between two evaluations. In that case, there are fewer evaluations.
 
     Raises:
         ConfigError: `samples` responses are not a whole number of rounds for some trial.
@@ -181,7 +181,7 @@ def at_equal_samples(
 
 
 def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """Return the same trials in randomised blocks: one seed after another.
+    """Return the same trials in randomised blocks: all trials of a seed, then those of the next.
 
     The order of the arms within a block is random but depends only on the seed. So a machine that
     slows down does not affect one arm in particular.
@@ -215,7 +215,7 @@ class Question:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Question:
-        """Return the question that `to_dict` wrote. The data may come from anybody.
+        """Return the question in `data`, after checking it: anybody may have written the data.
 
         Raises:
             ValueError: The data is not a question. The error is one line.

@@ -1,4 +1,4 @@
-"""The search spaces that ship: each is a question with the arms that answer it."""
+"""The shipped search spaces. Each is a question with the arms that answer it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ EVAL_EVERY = 16
 
 
 def fresh(k: int) -> dict[str, Any]:
-    """Return settings for k rollout batches per round and 1/k of the rounds.
+    """Return settings for k rollout batches per round and `ROUNDS` / k rounds.
 
-    Every k then has the same number of samples and of evaluations.
+    So the number of samples and the number of evaluations are the same for every k.
     """
     return {
         "k": k,
@@ -68,7 +68,7 @@ KS = (2, 4, 8)
 
 
 def _reused(k_mode: str, k: int) -> dict[str, Any]:
-    """Return settings for one rollout batch per round: equal samples and rounds for every k."""
+    """Return settings for one rollout batch per round, so samples and rounds do not depend on k."""
     return {**fresh(1), "k": k, "k_mode": k_mode}
 
 
@@ -92,8 +92,8 @@ GRADIENT_STEPS = SearchSpace(
 
 LAGS = (0, 1, 2, 4, 8)
 CAP = 2.0
-# Two passes over each batch make training slower than sampling. The generator then runs ahead as
-# far as the lag allows, so the bound is reached.
+# Two passes over each batch make training slower than sampling. The generator therefore runs
+# ahead as far as the lag allows, so the bound is reached.
 STALE = {"placement": "disaggregated", **fresh(1), "k": 2, "k_mode": "same_batch"}
 
 LAG = SearchSpace(
@@ -127,7 +127,7 @@ REPLAY = SearchSpace(
     question="what does training on rollouts more than once buy, at equal fresh samples?",
     arms={
         "no_replay": fresh(1),
-        # With a capacity of two, a draw of two batches takes all groups, whatever the sampling.
+        # With a capacity of two, a draw of two batches takes all groups, so all samplings agree.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },
@@ -158,8 +158,8 @@ TRANSPORT = SearchSpace(
 
 # ---- Which loss? ---------------------------------------------------------------------------------
 
-# Four gradient steps on parts of the batch. In the first step of a round every ratio is 1, and the
-# losses hardly differ there.
+# Four gradient steps on parts of the batch. In the first step of a round every ratio is 1, so the
+# losses hardly differ in that step.
 FOUR_STEPS = {**fresh(1), "k": 4, "k_mode": "minibatches"}
 TYPES = (
     *("grpo_clip", "reinforce_with_baseline", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr"),
@@ -234,7 +234,7 @@ STD_NORM = SearchSpace(
 
 # ---- Which learning rate? ------------------------------------------------------------------------
 
-# The default comes first, because the others are compared with it.
+# The default is first, because the other rates are compared with it.
 RATES = ("3e-4", "2e-5", "5e-5", "1e-4", "5e-4", "1e-3")
 
 LEARNING_RATE = SearchSpace(
@@ -248,7 +248,7 @@ LEARNING_RATE = SearchSpace(
 # ---- How much staleness does each objective tolerate? --------------------------------------------
 
 OBJECTIVE_LAGS = (0, 4, 8)
-# Only the loss settings of these presets are used, so all arms sample and train alike.
+# Only the loss settings of these presets are used, so all arms sample and train in the same way.
 OBJECTIVES = (
     *("grpo", "dr_grpo", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
     *("m2po", "clip_cov", "kl_cov", "rloo", "maxrl", "icepop"),

@@ -1,4 +1,4 @@
-"""The `critic` and `vine` sections, and the settings that each advantage works with."""
+"""The `critic` and `vine` sections, and the conflicts between advantages and other settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_trainable.config.foreign_names import verl
 from grpo_trainable.config.values import Settings, choice, integer, number
 from grpo_trainable.plugins import is_reference
 
-CRITIC_LR = 5.0  # times the policy's
+CRITIC_LR = 5.0  # as a multiple of the policy's learning rate
 
 _VINE = one_of("loss.advantage", "vine")
 
@@ -21,9 +21,9 @@ COMPARE_A_GROUP = (
     *("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl"),
     "group_to_go",
 )
-# Losses whose ratio or weight belongs to a whole response.
+# Losses with one ratio or weight per response.
 _OF_RESPONSES = ("gspo", "gmpo", "topr")
-# Advantages that need the task's own reward, and the reason why nothing may be subtracted from it.
+# Advantages that need the task's own reward, and why nothing may be subtracted from that reward.
 _OF_THE_TASK = {
     "vine": "loss.advantage=vine values states only by the task's reward",
     "maxrl": "loss.advantage=maxrl divides by the mean reward, so no reward may be negative",
@@ -33,7 +33,7 @@ _OF_THE_TASK = {
 def compares_a_group(advantage: str) -> bool:
     """Return True if an advantage learns nothing from a group of equal rewards.
 
-    A user's function is assumed to compare, because its name does not tell.
+    A user's function is assumed to compare responses, because its name says nothing about that.
     """
     return advantage in COMPARE_A_GROUP or is_reference(advantage)
 
@@ -46,7 +46,7 @@ class CriticSettings(Settings):
 
     body: str = choice(
         ("own", "shared"),
-        "Source of the critic's values: its own copy of the starting policy, which it trains "
+        "Source of the critic's values: a separate copy of the starting policy, which is trained "
         "(own), or the hidden states of the policy in training (shared).",
         read_if=GAE,
     )
@@ -89,20 +89,20 @@ class VineSettings(Settings):
     states: str = choice(
         ("chunks", "sentences"),
         "States that are valued in addition to the prompt: one every chunk_tokens tokens "
-        "(chunks), or the ends of sentences and lines that are at least that far apart "
+        "(chunks), or the ends of sentences and lines that are at least chunk_tokens tokens apart "
         "(sentences).",
         read_if=_VINE,
     )
     chunk_tokens: int = integer(
         16,
-        "Number of tokens between two states. These tokens share an advantage.",
+        "Number of tokens between two states. All tokens between two states share an advantage.",
         minimum=1,
         read_if=_VINE,
     )
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between advantages and other settings, in the order of reporting."""
+    """Yield conflicts between advantages and other settings. Only the first is reported."""
     yield from _group_conflicts(config)
     yield from _token_conflicts(config)
     yield from _reward_conflicts(config)
@@ -153,13 +153,13 @@ def _token_conflicts(config: Config) -> Iterator[Conflict]:
         loss == "ppo" and not of_tokens,
         "loss.type",
         f"needs loss.advantage=gae or vine, got {advantage}; with that advantage, use "
-        "loss.type=grpo_clip, which is the same",
+        "loss.type=grpo_clip, which computes the same loss",
     )
     yield (
         (of_tokens or config.loss.teacher is not None) and loss in _OF_RESPONSES,
         "loss.type",
         f"treats a response as a whole, but {tells_apart} treats each token separately; valid: "
-        "dapo, cispo, sapo, and others with a ratio for each token",
+        "dapo, cispo, sapo, and other losses with one ratio per token",
     )
     yield (
         advantage == "vine" and config.in_mid_batch,

@@ -14,7 +14,7 @@ from grpo_trainable.config.values import Settings, integer, number
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSettings(Settings):
-    """Reuse of rollouts. `buffer_capacity` turns it on."""
+    """Reuse of rollouts. A `buffer_capacity` above 1 turns reuse on."""
 
     SECTION: ClassVar[str] = "buffer"
 
@@ -46,7 +46,7 @@ def fresh_wanted(fraction: float, count: int) -> int:
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between limits, and settings with which no group is ever reused."""
+    """Yield conflicts between limits, and combinations of settings that never reuse a group."""
     sampling, sample = config.buffer_sampling, config.buffer.sample_batches
     replay = config.buffer_capacity > 1
     drawn = sample * config.rollout.prompts
@@ -62,7 +62,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         f"must be <= buffer.sample_batches={sample} with buffer_sampling=recency, which otherwise "
         "never reuses a group; or set buffer_sampling to fifo, uniform or mixed",
     )
-    # Fresh groups alone would fill each draw.
+    # Otherwise fresh groups alone would fill each draw.
     yield (
         replay and sampling == "fifo" and sample == 1,
         "buffer.sample_batches",

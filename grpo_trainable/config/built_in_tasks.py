@@ -58,14 +58,14 @@ class PromptFileSettings(Settings):
     train_file: str | None = path(
         None,
         "JSONL file of training prompts, in one of the task's formats (docs/howto). Without "
-        "eval_file, a fifth of its prompts is held out.",
+        "eval_file, a fifth of its prompts are held out.",
         read_if=one_of("task.name", "keyword", "math"),
         also_called=(verl("data.train_files", "a JSONL file"),),
     )
     eval_file: str | None = path(
         None,
-        "JSONL file of held-out prompts. Without train_file, four fifths of its prompts are "
-        "trained on.",
+        "JSONL file of held-out prompts. Without train_file, four fifths of its prompts are used "
+        "for training.",
         read_if=one_of("task.name", "keyword", "math"),
         also_called=(verl("data.val_files", "a JSONL file"),),
     )
@@ -98,7 +98,7 @@ class KeywordSettings(PromptFileSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings(Settings):
-    """Template of a question, and location of the answer in a response."""
+    """Template of a prompt, and location of the answer in a response."""
 
     template: str = choice_or_path(
         ("short", "r1_zero", "boxed", "question_only"),
@@ -122,9 +122,9 @@ class MathSettings(PromptFileSettings, AnswerSettings):
 
     equality: str = choice(
         ("auto", "exact", "math_verify"),
-        "Comparison of an answer with the true one: as a number or a text (exact), or as "
-        "mathematics by math-verify (math_verify). `auto` chooses math_verify if a file of "
-        "problems is given, and exact otherwise.",
+        "Comparison of an answer with the correct answer: as numbers or strings (exact), or as "
+        "mathematical expressions with math-verify (math_verify). `auto` chooses math_verify if a "
+        "file of problems is given, and exact otherwise.",
         read_if=(one_of("task.name", "math"), none_given("task.reward")),
         default_by=where_none(
             ("task.name", "task.reward", "task.train_file", "task.eval_file"), _default_equality
@@ -140,14 +140,14 @@ class ReasoningGymSettings(AnswerSettings):
 
     dataset: str | None = text(
         None,
-        "Data set of reasoning-gym that makes the problems and scores the answers.",
+        "Data set from reasoning-gym that makes the problems and scores the answers.",
         expected="the name of a data set, such as chain_sum",
         valid=str.isidentifier,
         read_if=_REASONING_GYM,
     )
     size: int = integer(
         20000,
-        "Number of problems in the data set. A fifth of them is held out. After one pass, the "
+        "Number of problems in the data set. A fifth of them are held out. After one pass, the "
         "problems repeat in another order.",
         minimum=1,
         read_if=_REASONING_GYM,
@@ -211,23 +211,23 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         mixed and task.reward is not None,
         "task.reward",
-        "must be none with task.mix: give it in the entry of the task that it scores",
+        "must be none with task.mix; give the function in the entry of the task that it scores",
     )
     yield (
         mixed and config.pools.enabled,
         "pools.enabled",
-        "must be false with task.mix: pools draw prompts by difficulty, a mix draws by weight",
+        "must be false with task.mix: pools draw prompts by difficulty, but a mix draws by weight",
     )
     yield (
         mixed and config.loss.advantage == "batch",
         "loss.advantage",
-        "would compare rewards of different tasks with task.mix; choose one that compares the "
-        "responses of a group, such as group_std",
+        "must not be batch with task.mix, because it would compare rewards of different tasks; "
+        "choose an advantage that compares the responses of a group, such as group_std",
     )
     yield (
         mixed and config.has_critic and config.loss.whiten,
         "loss.whiten",
-        "would compare rewards of different tasks with task.mix; set it to false",
+        "must be false with task.mix, because whitening would compare rewards of different tasks",
     )
     yield (
         config.eval.prompts < tasks,

@@ -1,7 +1,7 @@
 """Conditions under which a setting is read, each as a predicate and in words.
 
-A field declares them as `read_if`. A key that is not read must keep its default. `GRPOConfig`
-refuses any other value, because that value would seem to have an effect.
+A field declares its conditions as `read_if`. A key that is not read must keep its default.
+`GRPOConfig` refuses any other value, because that value would have no effect.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Condition:
 
     keys: tuple[str, ...]  # the settings that the condition checks
     needs: str  # the condition in words, for errors and the reference
-    holds: Callable[..., bool]  # takes the values of `keys`, in their order
+    holds: Callable[..., bool]  # takes the values of `keys`, in the order of `keys`
 
     def met_by(self, settings: Readable) -> bool:
-        """Return True if a config, or plain settings, meet the condition."""
+        """Return True if a config or plain settings meet the condition."""
         return self.holds(*(settings[key] for key in self.keys))
 
 
@@ -84,7 +84,7 @@ def none_given(*keys: str) -> Condition:
     )
 
 
-# ---- Conditions of several sections ------------------------------------------------------------
+# ---- Conditions that several sections use ------------------------------------------------------
 
 CONTROL = "control"  # the task of a policy that acts in `model.env`
 

@@ -1,11 +1,11 @@
 """Defaults that depend on other settings: on the task, the loss or the kind of engine.
 
-A field declares them as `default_by`. All have the same form, but they apply at three moments:
+A field declares such a default as `default_by`. The default applies at one of three moments:
 
 - `absent`: the key is not given. `GRPOConfig.from_dict` fills in the default.
 - `none`: the key has its general default, usually none. `GRPOConfig` replaces that value when the
   config is constructed, so a trial's files show the replacement.
-- `read`: the key is none and stays none. Code that reads it computes the default.
+- `read`: the key is none and stays none. Code that reads the key computes the default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DefaultBy:
     """Default of a key that depends on the values of other keys."""
 
     keys: tuple[str, ...]  # the settings that the default depends on
-    value: Callable[..., Any]  # takes their values; returns None to keep the general default
+    value: Callable[..., Any]  # takes the values of `keys`; returns None for the general default
     moment: Moment
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
 

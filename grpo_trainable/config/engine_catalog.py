@@ -27,29 +27,30 @@ class EngineRecord:
     """Facts about an engine that are known before it is built."""
 
     name: str
-    build: str  # `module:name`, called with an `EngineSetup`, returns an `Engine`
+    build: str  # `module:name` of a function that turns an `EngineSetup` into an `Engine`
     samples: tuple[PolicyKind, ...] = _OF_TEXT
     # For equal requests, any process on this machine samples the same tokens with the same
-    # log-probs, bit for bit. Without this, a resumed run differs from an uninterrupted one.
+    # log-probs, bit for bit. Without this promise, a resumed run differs from an
+    # uninterrupted run.
     same_bits: bool = False
-    # Largest difference in nats between the log-prob of a token and the one that the learner
-    # computes from float32 weights. None: unknown.
+    # Largest difference, in nats, between the engine's log-prob of a token and the log-prob that
+    # the learner computes from float32 weights. None: unknown.
     log_prob_error: float | None = None
-    compared: bool = False  # True: compares its log-probs with the learner's when it is built
-    # Placements that its process does not support, each with the reason.
+    compared: bool = False  # True: compares its log-probs with the learner's when built
+    # Placements that the engine does not support, each with the reason.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
-    refuses_two_sided: str = ""  # the reason, if it cannot join a transport's collective group
+    refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
     gpus: bool = True  # True: may sample on a GPU
-    lowest_temperature: float = 0.0  # apart from 0, which chooses the most likely token
+    lowest_temperature: float = 0.0  # lowest above 0; 0 chooses the most likely token
     plays: bool = False  # True: can add an environment's answers to a response
     interrupts: bool = False  # True: can insert text in the middle of a response
     queues: bool = False  # True: with `rollout.slots`, some responses of a call wait for others
     narrows: bool = False  # True: may sample in `model.sampler_dtype`
-    libraries: tuple[str, ...] = ()  # optional libraries that this engine needs
-    install: str = ""  # the command that installs them
+    libraries: tuple[str, ...] = ()  # optional libraries that the engine needs
+    install: str = ""  # the command that installs the libraries
 
     def missing(self) -> str | None:
-        """Return the library that this process lacks and how to get it, or None."""
+        """Return which library this process lacks and how to install it, or None."""
         for library in self.libraries:
             if importlib.util.find_spec(library) is None:
                 return f"the library {library} is not installed: {self.install}"

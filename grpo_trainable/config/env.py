@@ -46,14 +46,15 @@ class EnvSettings(Settings):
     )
     discount: float = number(
         1.0,
-        "Factor that discounts the reward of an action, once for each action before it.",
+        "Discount factor. The reward of an action is multiplied by this factor once for each "
+        "earlier action of the episode.",
         above=0,
         maximum=1,
         read_if=_PLAYED,
     )
     step_deadline_s: float = number(
         10.0,
-        "Maximum number of seconds for an environment to begin an episode or to answer.",
+        "Maximum number of seconds that an environment may take to begin an episode or to answer.",
         above=0,
         read_if=_PLAYED,
     )
@@ -65,9 +66,9 @@ class EnvSettings(Settings):
     )
     patience_s: float = number(
         1.0,
-        "Maximum number of seconds, in total, that a call of a generator waits for environments "
-        "although its other episodes could continue. A call that stays below this limit gives the "
-        "same bits when it is repeated.",
+        "Maximum total number of seconds that a call of a generator waits for environments while "
+        "its other episodes could continue. A call that stays below this limit gives the same bits "
+        "when it is repeated.",
         minimum=0,
         read_if=_PLAYED,
     )
@@ -104,7 +105,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         env.plays and config.rollout.overlong == "interrupt",
         "rollout.overlong",
-        f"must not be interrupt with env.name={env.name}: only the environment answers in an "
+        f"must not be interrupt with env.name={env.name}: only the environment may add text to an "
         "episode",
     )
     yield (

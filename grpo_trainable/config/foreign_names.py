@@ -1,6 +1,7 @@
 """Names of settings in TRL and verl, for users who know those libraries.
 
-A field declares them as `also_called`. If a user sets such a name, the error proposes our key.
+A field declares such names as `also_called`. If a user sets a key by such a name, the error
+proposes our key.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ class ForeignName:
     """A setting of another library."""
 
     library: str
-    name: str  # as that library spells it
-    hint: str = ""  # how it differs, or why it has no counterpart here
+    name: str  # as the library spells the name
+    hint: str = ""  # how our key differs, or why there is no such key here
     value: str | None = None  # the value of our key that has the same effect
     also: tuple[str, ...] = ()  # other keys or assignments that must be set
     ours: tuple[str, ...] = ()  # our keys or assignments that have the same effect
 
     def of(self, key: str) -> ForeignName:
-        """Return this name as a name of our `key`."""
+        """Return a copy of this name that refers to our `key`."""
         own = key if self.value is None else f"{key}={self.value}"
         return replace(self, ours=(own, *self.also))
 
@@ -88,7 +89,7 @@ Names: TypeAlias = dict[str, ForeignName]
 
 
 def by_name(names: Iterable[ForeignName]) -> tuple[Names, Names]:
-    """Return the names from TRL and those from verl, each keyed by its spelling there."""
+    """Return the names from TRL and the names from verl, keyed by their spelling there."""
     listed = [*names, *NOTHING_ALIKE]
     trl_names, verl_names = (
         {name.name: name for name in listed if name.library == library}

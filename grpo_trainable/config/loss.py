@@ -40,7 +40,7 @@ CLIPS = {
     "dppo_tv": (0.15, 0.15),
     "dppo_kl": (0.05, 0.05),
 }
-IMPORTANCE_CAP = 2.0  # default if sampler and learner may disagree (Yao et al. 2025)
+IMPORTANCE_CAP = 2.0  # default cap if sampler and learner may disagree (Yao et al. 2025)
 # Losses whose ratio measures how far the policy is from the sampler.
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
@@ -134,8 +134,8 @@ class LossSettings(Settings):
         also_called=(
             trl(
                 "scale_rewards",
-                "group is group_std, none is group_mean, mean is maxrl; batch divides r - group "
-                "mean by the standard deviation of all rewards: write your own advantage for that",
+                "group is group_std, none is group_mean, mean is maxrl; batch, which divides by "
+                "the standard deviation of all rewards, needs your own advantage function",
             ),
             verl(
                 "algorithm.adv_estimator",
@@ -154,7 +154,8 @@ class LossSettings(Settings):
     )
     gamma: float = number(
         1.0,
-        "γ, the factor that discounts a reward, once for each token before it is earned.",
+        "γ, the discount factor. A reward is multiplied by γ once for each token that is sampled "
+        "before the reward is earned.",
         minimum=0,
         maximum=1,
         read_if=one_of("loss.advantage", "gae", "group_to_go"),
@@ -162,7 +163,7 @@ class LossSettings(Settings):
     )
     gae_lambda: float = number(
         1.0,
-        "λ of generalised advantage estimation. 1 trusts only the rewards, and 0 only the "
+        "λ of generalised advantage estimation. 1 trusts only the rewards, and 0 trusts only the "
         "critic's value of the next state.",
         minimum=0,
         maximum=1,
@@ -185,23 +186,23 @@ class LossSettings(Settings):
     )
     clip: float | None = number(
         None,
-        "ε, the clip range on the side below 1. The ratio stays above 1 − ε, or above e^−ε with "
-        "gmpo. With dppo_tv, ε limits how far a probability may fall. With dppo_kl, it limits the "
-        "KL of that fall. `none` means 0.2, but 0.0003 for gspo, 0.4 for gmpo, 0.15 for dppo_tv "
-        "and 0.05 for dppo_kl.",
+        "ε, the clip range below 1. The ratio stays above 1 − ε, or above e^−ε with gmpo. With "
+        "dppo_tv, ε limits how far the probability of a token may fall. With dppo_kl, ε limits the "
+        "KL that such a fall causes. `none` means 0.2, but 0.0003 for gspo, 0.4 for gmpo, 0.15 for "
+        "dppo_tv and 0.05 for dppo_kl.",
         above=0,
         below=1,
-        read_if=one_of_or_own("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),
+        read_if=one_of_or_own("loss.type", *_CLIPPED, remark=" (cispo reads loss.clip_high)"),
         harmless=(0.2,),
         default_by=where_none(("loss.type",), _default_clip),
         also_called=(trl("epsilon"), verl("actor.clip_ratio"), verl("actor.clip_ratio_low")),
     )
     clip_high: float | None = number(
         None,
-        "ε_high, the clip range on the side above 1. The ratio stays below 1 + clip_high, or below "
-        "e^clip_high with gmpo. With dppo_tv, ε_high limits how far a probability may rise. With "
-        "dppo_kl, it limits the KL of that rise. `none` means the value of clip, but 0.28 for "
-        "dapo, and 0.0004 for gspo if clip is none too.",
+        "ε_high, the clip range above 1. The ratio stays below 1 + ε_high, or below e^ε_high with "
+        "gmpo. With dppo_tv, ε_high limits how far the probability of a token may rise. With "
+        "dppo_kl, ε_high limits the KL that such a rise causes. `none` means the value of clip, "
+        "but 0.28 for dapo, and 0.0004 for gspo if clip is none too.",
         above=0,
         read_if=one_of_or_own("loss.type", *_CLIPPED, "cispo"),
         default_by=(
@@ -212,37 +213,38 @@ class LossSettings(Settings):
     )
     dual_clip: float | None = number(
         None,
-        "Upper limit on the ratio of a token with a negative advantage. It keeps a single token "
-        "from outweighing all others. `none` sets no limit.",
+        "Upper limit on the ratio of a token with a negative advantage. The limit keeps a single "
+        "token from outweighing all others. `none` sets no limit.",
         above=1,
         read_if=one_of("loss.type", "grpo_clip", "dapo", "ppo"),
         also_called=(trl("delta"), verl("actor.clip_ratio_c")),
     )
     tau_positive: float = number(
         1.0,
-        "τ of tokens with a positive advantage: the steepness of their gate.",
+        "τ, the steepness of the gate of sapo, for tokens with a positive advantage.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_pos"),),
     )
     tau_negative: float = number(
         1.05,
-        "τ of all other tokens. If it is above tau_positive, their gate closes earlier.",
+        "τ, the steepness of the gate of sapo, for all other tokens. If this τ is above "
+        "tau_positive, the gate closes earlier for these tokens.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_neg"),),
     )
     second_moment: float = number(
         0.04,
-        "Largest allowed mean of (log ratio)² over tokens. Tokens with the largest values are "
-        "left out until the mean is within the limit.",
+        "Largest allowed mean of (log ratio)² over tokens. The tokens with the largest (log "
+        "ratio)² are left out until the mean is within this limit.",
         minimum=0,
         read_if=one_of("loss.type", "m2po"),
     )
     cov_fraction: float = number(
         2e-4,
-        "Share of a gradient step's tokens that is singled out because their log-prob and "
-        "advantage vary together. At least one token is singled out.",
+        "Share of the tokens of a gradient step that clip_cov or kl_cov selects because of a large "
+        "covariance of log-prob and advantage. Even a small share selects at least one token.",
         above=0,
         maximum=1,
         read_if=one_of("loss.type", "clip_cov", "kl_cov"),
@@ -256,15 +258,15 @@ class LossSettings(Settings):
     )
     cov_kl_coef: float = number(
         1.0,
-        "Weight of the KL to the old policy on the tokens that kl_cov singles out.",
+        "Weight of the KL to the old policy on the tokens that kl_cov selects.",
         minimum=0,
         read_if=one_of("loss.type", "kl_cov"),
     )
     teacher: str | None = path_or_hub_id(
         None,
         "Teacher policy with the same tokenizer: the directory of a policy or of a Hugging Face "
-        "model, or the name of one on the hub. Its log-prob of each token, minus the sampler's, "
-        "is added to the advantage.",
+        "model, or the name of a model on the hub. The teacher's log-prob of each token, minus the "
+        "sampler's, is added to the advantage of the token.",
         read_if=OF_TEXT,
     )
     teacher_coef: float = number(
@@ -279,7 +281,10 @@ class LossSettings(Settings):
         minimum=0,
         also_called=(
             trl("beta"),
-            verl("actor.use_kl_loss", "0 turns the KL off; loss.kl_in says where it counts"),
+            verl(
+                "actor.use_kl_loss",
+                "0 turns the KL off; loss.kl_in puts it into the loss or the reward",
+            ),
             verl("actor.kl_loss_coef"),
             verl("algorithm.kl_ctrl.kl_coef"),
         ),
@@ -301,16 +306,16 @@ class LossSettings(Settings):
     )
     kl_gain: float = number(
         0.1,
-        "Gain of the control towards loss.kl_target: β changes by at most kl_gain / 5 of its "
-        "value per round.",
+        "Gain of the controller that steers the KL to loss.kl_target. In each round, β changes by "
+        "at most kl_gain / 5 of its value.",
         above=0,
         maximum=1,
         read_if=given("loss.kl_target"),
     )
     kl_estimator: str = choice(
         ("k3", "k2"),
-        "Estimator of the KL inside the loss. k1 is not valid there because its expected gradient "
-        "is 0.",
+        "Estimator of the KL in the loss. k1 is not valid, because its expected gradient in the "
+        "loss is 0.",
         advice="k1 has an expected gradient of 0 inside the loss, so it would not keep the policy "
         "near the reference; to subtract k1 from the reward, set loss.kl_in=reward and leave out "
         "loss.kl_estimator",
@@ -319,13 +324,15 @@ class LossSettings(Settings):
             verl("actor.kl_loss_type", "mse is k2, low_var_kl is k3; for kl use loss.kl_in=reward"),
         ),
     )
-    kl_monitor: bool = flag(True, "Measure the KL after each round, which costs forward passes.")
+    kl_monitor: bool = flag(
+        True, "Measure the KL to the reference after each round, which costs forward passes."
+    )
     importance_cap: float | None = number(
         None,
-        "C, the largest importance weight. 0 turns importance weights off. `none` means 0 with "
-        "the engines auto, torch, hf and control. It means 2 with other engines and with "
-        "model.sampler_dtype=bfloat16, because their log-probs may differ from the learner's. For "
-        "the losses m2po, dppo_tv, dppo_kl and topr, `none` always means 0.",
+        "C, the largest importance weight. 0 turns importance weights off. `none` means 0 for the "
+        "losses m2po, dppo_tv, dppo_kl and topr. For other losses, `none` means 2 if the sampler's "
+        "log-probs may differ from the learner's: with model.sampler_dtype=bfloat16, or with an "
+        "engine other than auto, torch, hf and control. In all other cases, `none` means 0.",
         minimum=0,
         default_by=where_none(
             ("engine", "model.sampler_dtype", "loss.type"), _default_importance_cap
@@ -335,7 +342,7 @@ class LossSettings(Settings):
     importance_level: str = choice(
         ("token", "sequence"),
         "Unit of the importance weights: each token (token), or each response, whose weight is "
-        "the product over its tokens (sequence).",
+        "the product of the weights of its tokens (sequence).",
         read_if=_WEIGHTED,
     )
     importance_rule: str = choice(

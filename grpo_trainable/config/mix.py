@@ -2,7 +2,7 @@
 
     {"keyword": 0.5, "hard": {"name": "math", "weight": 0.3, "train_file": "hard.jsonl"}}
 
-A key is the name of a task, or the label of an entry that has a `name`. A value is a weight, or an
+A key is the name of a task, or a label for an entry that has a `name`. A value is a weight, or an
 object with the weight and the settings of the task.
 """
 
@@ -52,12 +52,13 @@ def weights_of(given: Any) -> dict[str, float]:
 def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
     """Return the mix with `settle` applied to each entry.
 
-    A value that is not a mix is returned unchanged, and its check refuses it later.
+    A value that is not a valid mix is returned unchanged. The check of `task.mix` refuses
+    that value later.
 
     Args:
         given: The text of `task.mix`, or an equivalent mapping.
-        settle: Makes the paths of an entry absolute. It gets the settings of the task, without the
-            weight.
+        settle: Function that makes the paths of an entry absolute. `settle` receives the entry
+            without its weight.
     """
     try:
         entries = mix_of(given)
@@ -73,7 +74,7 @@ def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict, and refuse equal keys. JSON would silently keep the last one."""
+    """Return the pairs as a dict. Refuse equal keys, of which `json` would keep only the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError
@@ -81,7 +82,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _label(key: Any) -> str:
-    """Return the label of a key. The label of a user's class is the name of the class.
+    """Return the label of a key. The label of a user's class is the class name.
 
     Labels become parts of metric names.
     """

@@ -47,16 +47,16 @@ class ModelSettings(Settings):
 
     preset: str = choice(
         ("tiny", "arithmetic", "games", "small", "course"),
-        "Policy to start from. Three ship with the package: `tiny` writes stories, `arithmetic` "
-        "solves word problems, and `games` plays at random. `small` and `course` are shapes with "
-        "random weights.",
+        "Policy to start from. Three policies ship with the package: `tiny` writes stories, "
+        "`arithmetic` solves word problems, and `games` makes random moves. `small` and `course` "
+        "are larger policies with random weights.",
         read_if=(none_given("model.path"), OF_TEXT),
         default_by=by_task(math="arithmetic", guess="games", calculator="games"),
     )
     path: str | None = path_or_hub_id(
         None,
-        "Directory of the policy to start from, as launch/pretrain.py writes it, or of a Hugging "
-        "Face causal language model. The name of a model on the hub also works.",
+        "Policy to start from: a directory that launch/pretrain.py wrote, the directory of a "
+        "Hugging Face causal language model, or the name of such a model on the hub.",
         read_if=OF_TEXT,
         also_called=(trl("model_name_or_path"), verl("model.path")),
     )
@@ -76,7 +76,7 @@ class ModelSettings(Settings):
     )
     system: str | None = text(
         None,
-        "System message that is put before every prompt that does not contain one.",
+        "System message that is put before every prompt without a system message.",
         expected="text that is not blank",
         valid=lambda message: bool(message.strip()),
         read_if=_CHAT,
@@ -103,7 +103,7 @@ class ModelSettings(Settings):
     sampler_dtype: str = choice(
         ("float32", "bfloat16"),
         "Precision in which policies of this package sample. `bfloat16` stores and multiplies "
-        "their matrices in bfloat16, so log-probs differ from the learner's by rounding.",
+        "their matrices in bfloat16, so rounding makes their log-probs differ from the learner's.",
         read_if=OF_TEXT,
     )
     gradient_checkpointing: bool = flag(
@@ -116,8 +116,8 @@ class ModelSettings(Settings):
     )
     packing: bool = flag(
         False,
-        "Compute each token only once in the learner: a prompt once for all responses of its "
-        "group, and padding not at all. Gradients differ only by rounding.",
+        "Avoid repeated work in the learner: compute each prompt once for all responses of its "
+        "group, and skip padding. Gradients differ only by rounding.",
         read_if=OF_TEXT,
         of_training=True,
         also_called=(verl("model.use_remove_padding"),),
@@ -133,14 +133,14 @@ class ModelSettings(Settings):
     lora_alpha: float | None = number(
         None,
         "Scale of LoRA: the product of its matrices is multiplied by lora_alpha / lora_rank. "
-        "`none` means twice the rank.",
+        "`none` means twice lora_rank.",
         above=0,
         read_if=_LORA,
     )
     lora_targets: str = text(
         "all-linear",
-        "Layers that get adapters: all linear layers except the head (all-linear), or the modules "
-        "with these names, separated by commas.",
+        "Layers that get adapters: all linear layers except the head (all-linear), or a list of "
+        "module names, separated by commas.",
         expected="all-linear or names separated by commas",
         valid=lambda names: all(name.strip() for name in names.split(",")),
         read_if=_LORA,

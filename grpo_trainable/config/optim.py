@@ -31,8 +31,8 @@ class OptimSettings(Settings):
         expected="two numbers >= 0 and < 1",
         valid=lambda first, second: 0 <= first < 1 and 0 <= second < 1,
         also_called=(
-            trl("adam_beta1", "give both as [0.9, 0.95]"),
-            trl("adam_beta2", "give both as [0.9, 0.95]"),
+            trl("adam_beta1", "give both betas, such as [0.9, 0.95]"),
+            trl("adam_beta2", "give both betas, such as [0.9, 0.95]"),
         ),
     )
     weight_decay: float = number(
@@ -43,7 +43,7 @@ class OptimSettings(Settings):
     )
     grad_clip: float = number(
         1.0,
-        "Largest norm of a gradient. A longer gradient is scaled down to it.",
+        "Largest norm of a gradient. A gradient with a larger norm is scaled down to this norm.",
         above=0,
         also_called=(trl("max_grad_norm"), verl("actor.grad_clip")),
     )
@@ -65,7 +65,7 @@ class OptimSettings(Settings):
         minimum=1,
         also_called=(
             verl("actor.ppo_max_token_len_per_gpu"),
-            verl("actor.use_dynamic_bsz", "the number of tokens in one pass"),
+            verl("actor.use_dynamic_bsz", "set the maximum number of tokens in one pass"),
         ),
     )
     epochs: int = integer(
@@ -74,13 +74,13 @@ class OptimSettings(Settings):
         minimum=1,
         read_if=one_of("k_mode", "minibatches"),
         also_called=(
-            trl("num_iterations", "with k_mode=minibatches; with k_mode=same_batch it is k"),
-            verl("actor.ppo_epochs", "with k_mode=minibatches"),
+            trl("num_iterations", "with k_mode=minibatches; with k_mode=same_batch, set k instead"),
+            verl("actor.ppo_epochs", "only with k_mode=minibatches"),
         ),
     )
     schedule: str = choice(
         ("constant", "linear", "cosine"),
-        "Course of the learning rate over all gradient steps. `linear` and `cosine` fall to 0.",
+        "Course of the learning rate over all gradient steps. `linear` and `cosine` decrease to 0.",
         also_called=(
             trl(
                 "lr_scheduler_type",
@@ -90,8 +90,8 @@ class OptimSettings(Settings):
     )
     max_skipped_steps: int = integer(
         3,
-        "Maximum number of consecutive gradient steps that may be skipped because they are not "
-        "finite. One more ends the trial.",
+        "Maximum number of consecutive gradient steps that may be skipped because their loss or "
+        "gradient is not finite. One more skipped step ends the trial.",
         minimum=0,
     )
 
@@ -115,6 +115,6 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         split and config.k // epochs > prompts,
         "k",
-        f"must be <= optim.epochs × rollout.prompts, {epochs * prompts} here: each minibatch needs "
-        "a group",
+        f"must be <= optim.epochs × rollout.prompts ({epochs * prompts} here), because each "
+        "minibatch needs a group",
     )

@@ -18,11 +18,12 @@ from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path,
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
     """Parse an assignment of `--set`: `optim.lr=1e-3` gives `("optim.lr", 0.001)`.
 
-    If the value of the key is not text, it is parsed as JSON. `none` and `null` give None, except
-    for a text that may not be None. `GRPOConfig.from_dict` checks the value later.
+    The value of a key that takes a string is returned as given, unless it starts with a quotation
+    mark. All other values are parsed as JSON. `none` and `null` give None, unless the key takes a
+    string and may not be none. `GRPOConfig.from_dict` checks the value later.
 
     Raises:
-        ConfigError: The text is not an assignment, or `checks` does not have the key.
+        ConfigError: `text` is not an assignment, or the key is not in `checks`.
     """
     key, equals, raw = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -39,7 +40,7 @@ def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[s
         return key, raw
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
-    # JSON accepts neither ".5" nor "+1", but float does. A value that neither accepts stays text,
+    # JSON accepts neither ".5" nor "+1", but float does. A value that both refuse stays a string,
     # so the error shows it.
     for read in (json.loads, float):
         try:
@@ -55,7 +56,9 @@ def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
     for name in sections:
         mapping = mapping.setdefault(name, {})
         if not isinstance(mapping, dict) or "grid_search" in mapping:
-            raise ConfigError(f"{key}={shown(value)}: {name} is searched as a whole, not by key")
+            raise ConfigError(
+                f"{key}={shown(value)}: {name} is searched as a whole, so its keys cannot be set"
+            )
     mapping[leaf] = value
 
 
@@ -77,12 +80,12 @@ def make_absolute(
 ) -> dict[str, Any]:
     """Return a copy in which relative paths are made absolute, starting from `base_dir`.
 
-    Call it on the driver, because Tune changes the working directory of a trial's process.
+    Call this on the driver, because Tune changes the working directory of a trial's process.
 
     Args:
         config: Nested settings.
         base_dir: The directory that relative paths start from.
-        checks: The checks of the keys. They tell which values are paths or name Python files.
+        checks: The checks of the keys, which say which values are paths or name Python files.
     """
 
     def settled(key: str, value: Any) -> Any:
@@ -91,8 +94,8 @@ def make_absolute(
             return with_absolute_paths(value, lambda entry: settled("task", entry))
         if isinstance(value, Mapping):
             return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
-        # A value that is empty or not text stays as it is. `from_dict` refuses it and names the
-        # key.
+        # A value that is empty or not a string is returned unchanged. `from_dict` refuses it and
+        # names the key.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
         if check.refers_to == "path":
@@ -182,7 +185,7 @@ def _task_of(task: Mapping[str, Any]) -> str:
     try:
         mixed = {entry["name"] for entry in mix_of(task.get("mix")).values()}
     except (TypeError, ValueError, RecursionError):
-        mixed = set()  # the check of `task.mix` refuses it later
+        mixed = set()  # the check of `task.mix` refuses the value later
     if len(mixed) == 1:
         (name,) = mixed
     return name if isinstance(name, str) else CHECKS["task.name"].default

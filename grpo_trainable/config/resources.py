@@ -54,21 +54,21 @@ class ResourceSettings(Settings):
     generator_gpus: float = gpus(0.0, "GPUs of each generator.", read_if=DISAGGREGATED)
     num_learners: int = integer(
         1,
-        "Number of learner actors in a trial. They share the rows of each gradient step.",
+        "Number of learner actors in a trial. The learners share the rows of each gradient step.",
         minimum=1,
         read_if=DISAGGREGATED,
     )
     learner_strategy: str = choice(
         ("replicated", "fsdp2"),
         "Division of the policy among several learners: each learner stores the whole policy "
-        "(replicated), or a part of every parameter and of its moments (fsdp2).",
+        "(replicated), or a part of every parameter and of its AdamW moments (fsdp2).",
         read_if=(DISAGGREGATED, _SEVERAL_LEARNERS),
     )
     elastic: bool = flag(
         False,
-        "Continue with the other learners when one is lost. This works only for learners on CPUs, "
-        "and only if the lost learner is not the first. If false, the trial fails and continues "
-        "from its checkpoint.",
+        "Continue with the other learners when a learner is lost. This works only for learners on "
+        "CPUs, and only if the lost learner is not the first. Otherwise the loss of a learner "
+        "fails the trial, which continues from its checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,
@@ -81,7 +81,7 @@ class ResourceSettings(Settings):
         "GPUs of each learner.",
         read_if=DISAGGREGATED,
         also_called=(
-            verl("trainer.n_gpus_per_node", "for each actor", also=("resources.generator_gpus",)),
+            verl("trainer.n_gpus_per_node", "set per actor", also=("resources.generator_gpus",)),
         ),
     )
     worker_cpus: float = number(
@@ -96,14 +96,14 @@ class ResourceSettings(Settings):
     spread: str = choice(
         ("pack", "spread", "one_node_learners"),
         "Placement of a trial's actors on the nodes of a cluster. `pack` uses as few nodes as "
-        "possible. `spread` uses as many as possible, so few actors are lost with a node. "
-        "`one_node_learners` puts all learners on one node, so gradients never leave that node. "
-        "It puts generators wherever there is room.",
+        "possible. `spread` uses as many nodes as possible, so the loss of a node loses few "
+        "actors. `one_node_learners` puts all learners on one node, so gradients never leave that "
+        "node, and puts generators on any node with room.",
         read_if=DISAGGREGATED,
     )
     reward_workers: int = integer(
         1,
-        "Number of processes per generator that score responses.",
+        "Number of processes that score responses, per generator.",
         minimum=1,
         read_if=(SCORED_APART, NOT_PLAYED),
     )
@@ -145,11 +145,11 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         r.elastic and r.learner_gpus > 0,
         "resources.elastic",
-        f"must be false with resources.learner_gpus={r.learner_gpus:g}: NCCL connects learners on "
-        "GPUs, and they have not yet been shown to continue after one is lost",
+        f"must be false with resources.learner_gpus={r.learner_gpus:g}: learners on GPUs use NCCL, "
+        "with which continuing after the loss of a learner has not been tested",
     )
-    # All ranks must run the same number of microbatches. This is possible if the number of rows is
-    # a multiple of the number of ranks.
+    # All ranks must run the same number of microbatches, so the number of rows must be a multiple
+    # of the number of ranks.
     yield (
         divided and size % r.num_learners != 0,
         "rollout.group_size",
@@ -181,10 +181,10 @@ def conflicts(config: Config) -> Iterator[Conflict]:
 # ---- Resources that the actors reserve -----------------------------------------------------------
 
 # Environment variables of every actor. They control how an actor's threads wait for each other
-# between two matrix products. GNU OpenMP reads both; other implementations read only the first. A
-# thread polls for work for at most half a millisecond, then sleeps. Sleeping at once would cost two
-# threads a quarter of their speed, because products of small matrices end sooner than a thread
-# wakes up. Polling longer would take a core that another actor has reserved.
+# between two matrix products. GNU OpenMP reads both variables; other implementations read only the
+# first. A thread polls for work for at most half a millisecond, then sleeps. Sleeping immediately
+# would cost two threads a quarter of their speed, because products of small matrices end sooner
+# than a thread wakes up. Polling longer would occupy a core that another actor has reserved.
 OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
@@ -194,17 +194,18 @@ def threads(cpus: float) -> int:
 
 
 def generator_cpus(config: Config) -> float:
-    """Return the CPUs of each generator."""
+    """Return the number of CPUs per generator."""
     given = config.resources.generator_cpus
     if given is not None:
         return given
-    # Ray rounds to 1e-4. Three times 0.95 / 3, rounded up, would not fit beside 0.1 + 0.95 on two
-    # cores, and a placement group that does not fit waits forever.
+    # Ray rounds to 1e-4. Three generators with 0.95 / 3 CPUs each, rounded up, would not fit on two
+    # cores with the 0.1 + 0.95 CPUs of the other processes, and a placement group that does not fit
+    # waits forever.
     return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
 
 
 def worker_cpus(config: Config) -> float:
-    """Return the CPUs of a colocated worker: the larger number that its two roles reserve."""
+    """Return the number of CPUs of a colocated worker, the maximum over its two roles."""
     return max(config.resources.worker_cpus, config.resources.generator_cpus or 0.0)
 
 
@@ -215,10 +216,10 @@ def learner_names(config: Config) -> list[str]:
 
 
 def bundles(config: Config) -> list[dict[str, float]]:
-    """Return the resources of the trial's own process, then of each actor.
+    """Return the resources of the trial's own process, followed by those of each actor.
 
-    The actors are the worker, or the learners and then the generators. Learners that must share a
-    node share one bundle, because Ray never divides a bundle.
+    The actors are the worker, or the learners followed by the generators. Learners that must share
+    a node share one bundle, because Ray never divides a bundle between nodes.
     """
     r = config.resources
     # The trial's own process mostly waits. On two cores, reserving a whole CPU for it would keep
@@ -244,10 +245,10 @@ def bundle_of(config: Config, actor: int) -> int:
 
 
 def placement_strategy(config: Config) -> str:
-    """Return Ray's name for the way it places the bundles on nodes.
+    """Return Ray's name for the strategy that places the bundles on nodes.
 
-    The strategy is only a preference. If the bundles do not fit that way, Ray packs or spreads them
-    anyway.
+    The strategy is only a preference. If the bundles do not fit that way, Ray places them in any
+    way that fits.
     """
     return "SPREAD" if config.resources.spread == "spread" else "PACK"
 
@@ -258,9 +259,9 @@ def uses_gpus(config: Config) -> bool:
 
 
 def devices(config: Config) -> float:
-    """Return the devices that the trial is charged for: its GPUs, or its CPU cores if it has none.
+    """Return the number of devices charged to the trial: GPUs, or CPU cores if it has no GPUs.
 
-    Only the actors count, not the trial's own process.
+    Only the devices of the actors count, not those of the trial's own process.
     """
     _, *actors = bundles(config)
     on_gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)

@@ -1,4 +1,4 @@
-"""The `rollout` and `pools` sections: the sampling of training responses and of their prompts."""
+"""The `rollout` and `pools` sections: the choice of prompts and the sampling of responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENABLED = is_true("pools.enabled")
 
 
 def _is_stop(text: str) -> bool:
-    # U+FFFD replaces bytes that are not text. Half a surrogate pair is not a character.
+    # U+FFFD replaces bytes that do not decode to text. Half a surrogate pair is not a character.
     return bool(text) and not re.search("[\0\ufffd\ud800-\udfff]", text)
 
 
@@ -47,14 +47,14 @@ class RolloutSettings(Settings):
     )
     unit_prompts: int | None = integer(
         None,
-        "Number of prompts that a generator samples in one call. `none` shares each round evenly "
-        "among the generators.",
+        "Number of prompts in one call of a generator. `none` shares each round evenly among the "
+        "generators.",
         minimum=1,
     )
     slots: int | None = integer(
         None,
-        "Number of responses that a generator decodes at the same time. When one ends, the next "
-        "response of the same call takes its place. `none` decodes all responses of a call "
+        "Number of responses that a generator decodes at the same time. When a response ends, the "
+        "next response of the same call takes its place. `none` decodes all responses of a call "
         "together.",
         minimum=1,
         read_if=(NOT_PLAYED, OF_TEXT),
@@ -86,9 +86,10 @@ class RolloutSettings(Settings):
     )
     stop: tuple[str, ...] | None = texts(
         None,
-        "Strings that end a response and stay in it: one string, or a JSON list. Special tokens "
-        "of the tokenizer are spelt out. `none` uses the strings of the task.",
-        expected="a text that is not empty, or a JSON list of such texts",
+        "Strings that end a response and remain in the response: one string, or a JSON list of "
+        "strings. Write a special token as the tokenizer spells it. `none` uses the strings of the "
+        "task.",
+        expected="a string that is not empty, or a JSON list of such strings",
         valid=_is_stop,
         read_if=OF_TEXT,
     )
@@ -115,8 +116,8 @@ class RolloutSettings(Settings):
     )
     redraws: int = integer(
         8,
-        "Maximum number of times in a row that prompts are drawn in place of those that were left "
-        "out.",
+        "Maximum number of consecutive times that prompts are drawn in place of prompts that were "
+        "left out.",
         minimum=1,
         read_if=_RESAMPLED,
         also_called=(verl("algorithm.filter_groups.max_num_gen_batches"),),
@@ -131,8 +132,8 @@ class RolloutSettings(Settings):
     )
     overlong_buffer: int | None = integer(
         None,
-        "Number of tokens at the end of max_new_tokens in which the penalty grows from 0 to its "
-        "full value. With `interrupt`, the interruption and the answer after it share these "
+        "Number of tokens before the limit max_new_tokens over which the penalty grows from 0 to "
+        "its full value. With `interrupt`, the interruption and the answer after it share these "
         "tokens. `none` means a fifth of max_new_tokens.",
         minimum=1,
         read_if=one_of("rollout.overlong", "penalty", "interrupt"),
@@ -141,7 +142,7 @@ class RolloutSettings(Settings):
     )
     overlong_penalty: float = number(
         1.0,
-        "Reward that a response of max_new_tokens tokens loses.",
+        "Full value of the penalty: the reward that a response of max_new_tokens tokens loses.",
         above=0,
         read_if=one_of("rollout.overlong", "penalty"),
         of_training=True,
@@ -149,16 +150,17 @@ class RolloutSettings(Settings):
     interruption: str = text(
         "Okay, time is up. Let me formulate a final answer now. </think>",
         "Text that is inserted into an interrupted response, as if the policy had written it. "
-        "Special tokens are spelt out.",
-        expected="text that is not empty",
+        "Write a special token as the tokenizer spells it.",
+        expected="a string that is not empty",
         valid=bool,
         read_if=_INTERRUPTED,
     )
     thinking_end: str = text(
         "</think>",
-        "Text that a response writes before its answer. A response that has written it in time is "
-        "not interrupted. A special token is spelt out.",
-        expected="a text that is not empty",
+        "String that ends the thinking of a response, before the answer. A response that writes "
+        "this string before the point of interruption is not interrupted. Write a special token as "
+        "the tokenizer spells it.",
+        expected="a string that is not empty",
         valid=_is_stop,
         read_if=_INTERRUPTED,
     )
@@ -166,14 +168,14 @@ class RolloutSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSettings(Settings):
-    """Choice of prompts: in passes over all, or by how often the policy solves each of them."""
+    """Choice of prompts: in passes over all prompts, or by how often the policy solves them."""
 
     SECTION: ClassVar[str] = "pools"
 
     enabled: bool = flag(
         False,
-        "Draw prompts from three pools (easy, mid, hard), by the share of correct responses so "
-        "far, instead of in passes over all prompts.",
+        "Draw prompts from three pools (easy, mid, hard) instead of in passes over all prompts. "
+        "The share of correct responses so far decides which pool a prompt belongs to.",
     )
     easy: float = number(
         0.1, "Share of prompts drawn from the easy pool.", minimum=0, read_if=_ENABLED
@@ -199,7 +201,7 @@ class PoolSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between sampling and other settings, in the order of reporting."""
+    """Yield conflicts between sampling and other settings. Only the first is reported."""
     yield from _signal_conflicts(config)
     yield from _length_conflicts(config)
     yield from _pool_conflicts(config)
@@ -228,8 +230,8 @@ def _signal_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         schedule.redraws(config) > 0 and schedule.most_drawn(config) == rollout.prompts,
         "rollout.oversample",
-        f"allows no prompt beyond rollout.prompts={rollout.prompts}; raise it, or set "
-        "rollout.zero_advantage=filter",
+        f"allows no prompt beyond rollout.prompts={rollout.prompts}; raise rollout.oversample, or "
+        "set rollout.zero_advantage=filter",
     )
 
 
@@ -253,8 +255,8 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         f"must be < rollout.max_new_tokens={rollout.max_new_tokens} with "
         "rollout.overlong=interrupt: otherwise no token is left for thinking",
     )
-    # The learner counts only sampled tokens, but the sampler counts all tokens. Before the
-    # interruption, the two counts agree.
+    # The learner counts only sampled tokens, but the sampler counts all tokens. The two counts
+    # agree only before the interruption, so min_new_tokens must be reached by then.
     yield (
         rollout.overlong == "interrupt" and rollout.min_new_tokens - 1 > thinking,
         "rollout.min_new_tokens",
@@ -270,14 +272,14 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         (rollout.slots or 0) >= schedule.most_rows(config),
         "rollout.slots",
         f"must be < {schedule.most_rows(config)}, the number of responses in the largest call of "
-        "a generator: otherwise no response would wait; set it to none to decode all of them "
-        "together",
+        "a generator: otherwise no response would wait; set rollout.slots to none to decode all "
+        "responses together",
     )
     yield (
         config.resources.num_generators > schedule.chunks_at_once(config),
         "resources.num_generators",
-        f"only {schedule.chunks_at_once(config)} can work at the same time, on one chunk each; set "
-        f"it to {schedule.chunks_at_once(config)}, "
+        f"only {schedule.chunks_at_once(config)} generators can work at the same time, on one "
+        f"chunk each; set resources.num_generators to {schedule.chunks_at_once(config)}, "
         + (
             "or raise rollout.prompts"
             if schedule.unit_prompts(config) == 1
@@ -292,7 +294,7 @@ def _pool_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         pools.easy + pools.mid + pools.hard == 0,
         "pools.mid",
-        "the shares of all pools are 0, so no prompt could be drawn; raise one",
+        "the shares of all pools are 0, so no prompt could be drawn; raise one of them",
     )
     yield (
         pools.hard_below > pools.easy_above,

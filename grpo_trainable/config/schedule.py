@@ -23,16 +23,16 @@ def responses_per_round(config: Config) -> int:
 
 
 def max_age(config: Config) -> int:
-    """Return the maximum number of rounds that a group may be behind when it is trained on."""
+    """Return the maximum number of rounds that a group in training may be behind the learner."""
     given = config.buffer.max_age
     return config.lag + config.buffer_capacity - 1 if given is None else given
 
 
-# ---- Prompts drawn in place of others ------------------------------------------------------------
+# ---- Prompts drawn in place of prompts left out --------------------------------------------------
 
 
 def redraws(config: Config) -> int:
-    """Return the maximum number of times in a row that a batch replaces prompts left out."""
+    """Return the maximum number of consecutive times that a batch draws replacement prompts."""
     return config.rollout.redraws if config.rollout.zero_advantage == "resample" else 0
 
 
@@ -42,7 +42,7 @@ def most_drawn(config: Config) -> int:
     if not redraws(config):
         return rollout.prompts
     factor = min(rollout.oversample, 1 + redraws(config))
-    return math.floor(round(factor * rollout.prompts, 9))  # 1.1 · 10 is 11
+    return math.floor(round(factor * rollout.prompts, 9))  # 1.1 · 10 gives 11, not 10
 
 
 def most_prompts(config: Config) -> int:
@@ -51,10 +51,11 @@ def most_prompts(config: Config) -> int:
 
 
 def redraw_sizes(config: Config, prompts: int) -> list[int]:
-    """Return the sizes of the chunks in which `prompts` prompts are drawn in place of others.
+    """Return the sizes of the chunks into which `prompts` replacement prompts are split.
 
     If `rollout.unit_prompts` is set, each chunk but the last has that size. Otherwise no chunk is
-    larger than the batch's largest, and every generator gets a chunk if there are enough prompts.
+    larger than the largest chunk of a rollout batch, and every generator gets a chunk if there are
+    enough prompts.
     """
     given, largest = config.rollout.unit_prompts, unit_prompts(config)
     if given is not None:
@@ -70,7 +71,7 @@ def chunks(config: Config) -> list[slice]:
     """Split a rollout batch into chunks. A generator samples one chunk per call.
 
     By default every generator gets the same number of chunks of a round, and their sizes differ by
-    at most one prompt. So no generator idles at lag 0, where no other work is under way. At any
+    at most one prompt. So no generator idles at lag 0, where a generator has no other work. At any
     lag, a batch that several generators share is ready sooner, so it is less stale when it is
     trained on.
     """
@@ -83,20 +84,20 @@ def chunks(config: Config) -> list[slice]:
 
 
 def unit_prompts(config: Config) -> int:
-    """Return the number of prompts in the largest chunk: `rollout.unit_prompts` if it is set."""
+    """Return the number of prompts in the largest chunk, or `rollout.unit_prompts` if it is set."""
     return max(chunk.stop - chunk.start for chunk in chunks(config))
 
 
 def chunk_responses(config: Config) -> int:
-    """Return the number of responses in the largest chunk of training."""
+    """Return the number of responses in the largest chunk of a rollout batch."""
     return unit_prompts(config) * config.rollout.group_size
 
 
 def most_rows(config: Config) -> int:
     """Return the largest number of responses that a generator samples in one call.
 
-    A call samples one of three things: a chunk of training, completions from one state of each
-    response in a chunk, or all responses to one held-out prompt.
+    A call samples one of three things: the responses of a training chunk, completions from one
+    state of each response in a chunk, or all responses to one held-out prompt.
     """
     completions = config.vine.samples if config.loss.advantage == "vine" else 1
     return max(chunk_responses(config) * completions, config.eval.samples)

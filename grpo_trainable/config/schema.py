@@ -1,8 +1,8 @@
 """All settings of a trial: those at the top level, and those in sections.
 
-Each section has its own file, with its fields and the conflicts between them. A field declares its
+Each section has its own file, with its fields and their conflicts. A field declares its
 default, range and meaning, the conditions under which it is read, and its names in other libraries.
-`CHECKS` has the check of every dotted key. docs/config.md is generated from it.
+`CHECKS` has the check of every dotted key. docs/config.md is generated from these checks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def _is_label(label: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings(Settings):
-    """All settings. Those that are usually searched are at the top level, the rest in sections."""
+    """All settings of a trial.
+
+    The most frequently searched settings are at the top level. All other settings are in sections.
+    """
 
     arm: str = text(
         "custom",
@@ -100,8 +103,8 @@ class TrialSettings(Settings):
     )
     k_mode: str = choice(
         ("same_batch", "minibatches", "fresh_batches"),
-        "Data for the k steps: one rollout batch k times (same_batch), its parts (minibatches), "
-        "or k rollout batches (fresh_batches).",
+        "Data for the k steps: one rollout batch k times (same_batch), the parts of one rollout "
+        "batch (minibatches), or k rollout batches (fresh_batches).",
     )
     lag: int = integer(
         0,
@@ -122,7 +125,7 @@ class TrialSettings(Settings):
     buffer_sampling: str = choice(
         ("recency", "uniform", "fifo", "mixed"),
         "Groups that a gradient step draws from the buffer: the newest (recency), random ones "
-        "(uniform), the least used (fifo), or a share of fresh ones and random older ones (mixed).",
+        "(uniform), the least used (fifo), or fresh groups mixed with random older ones (mixed).",
         read_if=REPLAY,
     )
     engine: str = choice_or_reference(
@@ -140,9 +143,9 @@ class TrialSettings(Settings):
     transport: str = choice_or_reference(
         ("auto", *TRANSPORTS),
         "Transport of weights from the learner to the generators. `auto` chooses in_process for "
-        "placement=colocated, and shm if all actors are on one machine. With several machines it "
-        "chooses object_store, or by_machine if some generators are on the learner's machine. Your "
-        "own record also works.",
+        "placement=colocated. For placement=disaggregated, `auto` chooses shm if all actors are on "
+        "one machine, by_machine if only some generators are on the learner's machine, and "
+        "object_store otherwise. Your own record of a transport also works.",
     )
     transport_dtype: str = choice(
         ("float32", "bfloat16"),
@@ -191,8 +194,8 @@ CHECKS: dict[str, Check] = {
 # Keys that affect only training: neither the sampled tokens nor their rewards depend on them.
 OF_TRAINING = tuple(key for key, check in CHECKS.items() if check.of_training)
 
-# Keys that only some combinations of settings read. If several are not read, an error names the
-# first.
+# Keys that only some combinations of settings read. If several given keys are not read, the error
+# names the first of them.
 SOMETIMES_READ = [key for key, check in CHECKS.items() if check.read_if]
 
 
@@ -205,7 +208,7 @@ def of_other_placement(key: str, placement: str) -> bool:
     )
 
 
-# Names of our settings in other libraries, by their spelling there.
+# Names that TRL and verl give to our settings, keyed by their spelling in that library.
 TRL, VERL = by_name(name.of(key) for key, check in CHECKS.items() for name in check.also_called)
 
 
@@ -213,7 +216,7 @@ def placement_conflicts(config: Config) -> Iterator[Conflict]:
     """Yield conflicts that involve placement, lag and transport."""
     colocated = config.placement == "colocated"
     # A user's transport has no record here. It is checked before the trial starts, on the machine
-    # that has its file.
+    # that has the file of the transport.
     transport, r = TRANSPORTS.get(config.transport), config.resources
     in_process = transport is not None and transport.sidedness == "in_process"
     refused = transport and transport.refuses_actors(**r.actors)

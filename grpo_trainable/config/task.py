@@ -62,13 +62,13 @@ SCORED_APART = Condition(
     needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
     holds=scored_apart,
 )
-# Text environments have their own processes too, like tasks that are scored apart.
+# Text environments also run in their own processes.
 PROCESSES_OF_ITS_OWN = Condition(
     keys=("env.name", *SCORED_APART.keys),
     needs=f"env.name, {SCORED_APART.needs}",
     holds=lambda name, *scoring: name != "off" or scored_apart(*scoring),
 )
-# All of these may fail, and so may the environment of a control task.
+# Rewards may fail in all of these processes, and in the environment of a control task.
 _MAY_FAIL = Condition(
     keys=PROCESSES_OF_ITS_OWN.keys,
     needs=f"env.name, task.name={CONTROL}, {SCORED_APART.needs}",
@@ -123,13 +123,13 @@ class CommonTaskSettings(Settings):
     )
     reward_deadline_s: float = number(
         10.0,
-        "Maximum seconds for scoring one response in a separate process.",
+        "Maximum number of seconds for scoring one response in a separate process.",
         above=0,
         read_if=(SCORED_APART, NOT_PLAYED),
     )
     max_error_rate: float = number(
         0.1,
-        "Largest allowed share of failed rewards. A trial that exceeds it ends.",
+        "Largest allowed share of failed rewards. A trial that exceeds this share ends.",
         minimum=0,
         maximum=1,
         read_if=_MAY_FAIL,
@@ -137,7 +137,7 @@ class CommonTaskSettings(Settings):
     reward_weights: str | None = text(
         None,
         "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the "
-        "parts. Every reward has the parts format and answer. `none` uses the reward itself.",
+        "parts. Every reward has the parts `format` and `answer`. `none` uses the reward itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )
@@ -149,7 +149,7 @@ class CommonTaskSettings(Settings):
     )
     length_penalty: float = number(
         0.0,
-        "α, the reward that a response loses for each token that it is longer or shorter than "
+        "α, the reward that a response loses for each token by which its length differs from "
         "length_target.",
         minimum=0,
         of_training=True,
@@ -178,8 +178,8 @@ class TaskSettings(
     Your own task adds the settings that it declares.
     """
 
-    # (name, value) pairs for the settings that a user's task declares. They are not checked here:
-    # only a process that runs the task loads its class, which declares them.
+    # (name, value) pairs for the settings that a user's task declares. They are not checked here,
+    # because only a process that runs the task loads the class that declares them.
     own: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -205,7 +205,7 @@ class TaskSettings(
 
     @property
     def is_scored_apart(self) -> bool:
-        """Return True if responses are scored in separate processes, because that may be slow."""
+        """Return True if responses are scored in separate processes, as scoring may be slow."""
         return scored_apart(self.reward, self.name, self.equality, self.mix)
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class TaskSettings(
 def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield conflicts between the task and other settings."""
     task = config.task
-    # A generator that waits for a score must not be taken for one that hangs.
+    # A generator that waits for a score must not be mistaken for a generator that hangs.
     enough_s = 2 * task.reward_deadline_s
 
     yield (

@@ -26,32 +26,34 @@ def _nothing() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """A way for weights to travel, with its requirements, limits and cost.
+    """A way of moving weights, with its requirements, limits and cost.
 
-    `grpo_trainable.protocol.weight_transfer` has the interfaces of the two ends. Each end is made
-    in the process that uses it, by a callable or by the `module:name` of a callable. The sender is
-    made without arguments. The receiver gets two arguments: `deadline_s`, the seconds within which
-    weights must arrive, and `device`, "cpu" or "cuda", on which its generator computes.
+    `grpo_trainable.protocol.weight_transfer` defines the interfaces of sender and receiver. Each of
+    them is made in the process that uses it, by a callable that the record gives directly or as
+    `module:name`. The sender is made without arguments. The receiver is made with two arguments:
+    `deadline_s`, the number of seconds within which weights must arrive, and `device`, "cpu" or
+    "cuda", on which its generator computes.
     """
 
-    name: str  # its name in metric rows, traces and errors
+    name: str  # name of the transport in metric rows, traces and errors
     sender: str | Callable[[], Any]
     receiver: str | Callable[[float, str], Any]
-    # in_process: one object is both ends, in a colocated worker. pull: the receiver fetches the
-    # snapshot that the sender has prepared. two_sided: learner and generators form one collective
-    # group of Ray. The group sends when the driver says so, and does not survive losing an actor.
+    # in_process: one object is both sender and receiver, in a colocated worker. pull: the receiver
+    # fetches the snapshot that the sender has prepared. two_sided: learner and generators form one
+    # collective group of Ray. The group sends when the driver says so, and does not survive the
+    # loss of an actor.
     sidedness: Sidedness = "pull"
-    # any: weights may be on GPUs or not. none: weights must be in main memory. shared: all actors
-    # share one GPU. own: each actor has its own GPU.
+    # any: weights may be on GPUs or in main memory. none: weights must be in main memory. shared:
+    # all actors share one GPU. own: each actor has its own GPU.
     gpus: GPUs = "any"
     one_machine: bool = False  # True: all actors must be on one machine
-    # True: snapshots go to other machines in parts. The sender then takes the number of machines
-    # that fetch, not counting its own. The receiver takes a third argument, in [0, 1): the part to
-    # begin with, as a share of all parts.
+    # True: snapshots are sent to other machines in parts. In this case, the sender takes an
+    # argument, the number of other machines that fetch. The receiver takes a third argument, in
+    # [0, 1): the part to begin with, as a share of all parts.
     in_parts: bool = False
     tensor_transport: bool = False  # True: Ray must know the transport when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
-    missing_library: Callable[[], str | None] = _nothing  # says what this process lacks, or None
+    missing_library: Callable[[], str | None] = _nothing  # returns what this process lacks, or None
     cost: str = ""  # a cost that a user should know before choosing it
 
     def __post_init__(self) -> None:
@@ -74,7 +76,7 @@ class Transport:
         return self.missing_library()
 
     def missing_on_machine(self) -> str | None:
-        """Return what this machine lacks, or None. Call it in a process that sees all GPUs."""
+        """Return what this machine lacks, or None. Call this in a process that sees all GPUs."""
         missing = self.missing()
         if missing is None and self.gpus == "own" and _gpus_seen() < 2:
             return "needs a GPU for each actor, but there is only one"
@@ -91,11 +93,12 @@ class Transport:
         """Return why the transport does not suit the trial's actors and GPUs, or None."""
         if num_learners > 1 and (self.two_sided or self.gpus == "shared"):
             return (
-                f"works with only one learner, got resources.num_learners={num_learners}; use auto"
+                f"works with only one learner, got resources.num_learners={num_learners}; use "
+                "transport=auto"
             )
         both = (generator_gpus, learner_gpus)
         if self.gpus == "none" and max(both) > 0:
-            return "moves only weights in main memory; on GPUs use nccl, or auto"
+            return "moves only weights in main memory; on GPUs, use transport=nccl or auto"
         if self.gpus in ("shared", "own") and min(both) == 0:
             return (
                 "needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
@@ -103,7 +106,7 @@ class Transport:
             )
         asked = generator_gpus * num_generators + learner_gpus
         if self.gpus == "shared" and asked > 1:
-            return f"all actors must share one GPU, but they request {asked:g}"
+            return f"all actors must share one GPU, but they request {asked:g} GPUs"
         if self.gpus == "own" and min(both) < 1:
             return (
                 "every actor needs its own GPU, got "
@@ -119,7 +122,7 @@ def _gpus_seen() -> int:
 
 def _no_memfd() -> str | None:
     return (
-        None if hasattr(os, "memfd_create") else "this system has no memfd_create, which Linux has"
+        None if hasattr(os, "memfd_create") else "this system has no memfd_create; it needs Linux"
     )
 
 
@@ -204,13 +207,15 @@ def transport_named(key: str) -> Transport:
     """Return the record of a transport: one of TRANSPORTS, or a user's, named as `file.py:NAME`.
 
     Raises:
-        PluginError: The user's record cannot be loaded, is not a `Transport`, or does not pull.
+        PluginError: The user's record cannot be loaded, is not a `Transport`, or has another
+            sidedness than pull.
     """
     if key in TRANSPORTS:
         return TRANSPORTS[key]
     found = load_instance("transport", key, Transport)
     if found.sidedness != "pull":
         raise PluginError(
-            f"transport={key}: sidedness={found.sidedness} is for built-in transports; use pull"
+            f"transport={key}: sidedness={found.sidedness} is only for built-in transports; "
+            "use pull"
         )
     return found

@@ -35,7 +35,7 @@ from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
 from grpo_trainable.plugins import is_reference
 
-# The checks for settings that contradict each other. The first conflict that applies is reported.
+# Checks for settings that contradict each other. Only the first conflict found is reported.
 CONFLICTS = (
     schema.placement_conflicts,
     resources.conflicts,
@@ -61,13 +61,13 @@ class GRPOConfig(TrialSettings):
     """The settings of one trial, checked against each other.
 
     Raises:
-        ConfigError: A value is invalid, is not read by the chosen combination, or contradicts
-            another.
+        ConfigError: A value is invalid, is not read by the chosen combination of settings, or
+            contradicts another value.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._put_defaults_in("task")  # they decide which keys are read
+        self._put_defaults_in("task")  # these defaults decide which keys are read
         self._refuse_unread()
         self.parts  # noqa: B018  # refuses a mix with a task that is invalid as a trial's only task
         for name in SECTIONS:
@@ -78,9 +78,9 @@ class GRPOConfig(TrialSettings):
                     raise ConfigError(f"{key}={shown(self[key])}: {reason}")
 
     def _put_defaults_in(self, name: str) -> None:
-        """Replace general defaults by defaults that depend on other settings.
+        """Replace general defaults with defaults that depend on other settings.
 
-        A trial's files then show the values that it uses.
+        As a result, the files of a trial show the values that the trial uses.
         """
         section = self[name]
         settled = {
@@ -111,7 +111,7 @@ class GRPOConfig(TrialSettings):
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
         """Return the config that nested plain data describes.
 
-        A missing key has its default, or the default of its task.
+        A missing key gets the default of the task if the task has one, else the general default.
 
         Raises:
             ConfigError: A key is unknown, or the settings are invalid.
@@ -129,10 +129,11 @@ class GRPOConfig(TrialSettings):
 
     def reads(self, key: str) -> bool:
         """Return True if the combination of settings reads this key."""
-        return key not in CHECKS or not CHECKS[key].unmet(self)  # a user's task reads its settings
+        # A key that is not in CHECKS belongs to a user's task, which always reads it.
+        return key not in CHECKS or not CHECKS[key].unmet(self)
 
     def effective(self, key: str) -> Any:
-        """Return the value of a setting, derived from other settings if it is none."""
+        """Return the value of a setting, or the value that replaces none when the key is read."""
         value, follows = self[key], CHECKS[key].default_at("read")
         return follows.beside(self) if value is None and follows else value
 
@@ -148,16 +149,16 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """Config of a trial with one task alone, for each label of the mix.
+        """Config of a trial whose only task is the one with this label, for each label of the mix.
 
         Raises:
-            ConfigError: Such a trial would be refused.
+            ConfigError: Such a trial is invalid.
         """
         return {label: self._part(label, entry) for label, entry in mix_of(self.task.mix).items()}
 
     @property
     def alone(self) -> list[GRPOConfig]:
-        """One config for each task: this config, or the parts of its mix."""
+        """One config per task: the parts of the mix, or only this config if there is no mix."""
         return list(self.parts.values()) or [self]
 
     def _part(self, label: str, entry: Entry) -> GRPOConfig:
@@ -165,12 +166,14 @@ class GRPOConfig(TrialSettings):
         shared = [name for name in _SHARED if name in given]
         if shared:
             raise ConfigError(
-                f"task.mix, {label}: {shared[0]} is the same for all tasks: set task.{shared[0]}"
+                f"task.mix, {label}: {shared[0]} is the same for all tasks; set task.{shared[0]}"
             )
         if given["name"] == MIX:
-            raise ConfigError(f"task.mix, {label}: a mix cannot be part of another")
+            raise ConfigError(f"task.mix, {label}: a mix cannot be part of another mix")
         if given["name"] == CONTROL:
-            raise ConfigError(f"task.mix, {label}: {CONTROL} has no text, so it cannot be mixed")
+            raise ConfigError(
+                f"task.mix, {label}: {CONTROL} has no text, so it cannot be part of a mix"
+            )
         try:
             own = replace(self, task=_section("task", given))
             common = {f"task.{name}": self[f"task.{name}"] for name in _SHARED}
@@ -191,13 +194,13 @@ class GRPOConfig(TrialSettings):
 
     @property
     def reference_role(self) -> str | None:
-        """Actor that keeps the frozen reference, learner or generator, or None without one."""
+        """Actor that runs the frozen reference: learner or generator. None without a reference."""
         asked = self.loss.kl_coef > 0 or self.loss.kl_monitor
         return self.resources.reference if asked else None
 
     @property
     def teacher(self) -> ModelSettings | None:
-        """Policy that `loss.teacher` names, in the precision of the policy in training."""
+        """Settings of the teacher, in the precision of the trained policy, or None without one."""
         if self.loss.teacher is None:
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32
@@ -212,8 +215,8 @@ class GRPOConfig(TrialSettings):
     def adapters_apart(self) -> bool:
         """Return True if the engine samples with LoRA adapters kept apart from the model.
 
-        The learner computes the same way. Merging into bfloat16 weights would round off most of a
-        small update. `auto` chooses `hf` for a model with adapters.
+        The learner also keeps them apart. Merging the adapters into bfloat16 weights would round
+        off most of a small update. `auto` chooses `hf` for a model with adapters.
         """
         lora = self.model.lora_rank is not None and self.model.dtype == "bfloat16"
         return lora and self.engine in ("auto", "hf")
@@ -227,8 +230,8 @@ class GRPOConfig(TrialSettings):
     def ratio_sees_sampler(self) -> bool:
         """Return True if the ratio has to show how the sampler differs from the learner.
 
-        This is so for losses whose ratio measures that difference, and if weights are rounded in
-        transit.
+        This is the case if weights are rounded in transit. It is also the case for a loss whose
+        ratio measures that difference, unless the engine promises the learner's log-probs.
         """
         rounded = self.transport_dtype != "float32" and self.model.dtype == "float32"
         return rounded or (self.corrects_itself and not self.samples_as_it_learns)
@@ -237,8 +240,8 @@ class GRPOConfig(TrialSettings):
     def corrects_itself(self) -> bool:
         """Return True if the ratio of the loss measures how far the policy is from the sampler.
 
-        With importance weights, the ratio would measure how far the policy is from the start of the
-        round.
+        With importance weights, the ratio would measure how far the policy has moved since the
+        start of the round.
         """
         return self.loss.type in TO_THE_SAMPLER
 
@@ -247,7 +250,7 @@ class GRPOConfig(TrialSettings):
         """Return True if a group teaches only through differences between its task rewards."""
         shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
         shaped = shaped or self.rollout.overlong == "penalty"
-        # The rewards of groups that are left out because of their rewards are never shaped.
+        # A group that zero_advantage leaves out is left out before its rewards are shaped.
         otherwise = self.loss.teacher is not None or (
             shaped and self.rollout.zero_advantage == "keep"
         )
@@ -255,7 +258,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Number of tokens before the length limit that are penalised or kept for an answer."""
+        """Number of tokens before the length limit that are penalised or reserved for an answer."""
         return self.effective("rollout.overlong_buffer")
 
     @property
@@ -266,7 +269,7 @@ class GRPOConfig(TrialSettings):
     @property
     def clip_low(self) -> float:
         """Limit on how far the ratio may be below 1."""
-        assert self.loss.clip is not None, "resolved when constructed"
+        assert self.loss.clip is not None, "resolved on construction"
         return self.loss.clip
 
     @property
@@ -286,13 +289,14 @@ class GRPOConfig(TrialSettings):
 
     @property
     def importance_cap(self) -> float | None:
-        """Cap of truncated importance sampling, or None without importance weights."""
+        """Largest importance weight, or None without importance weights."""
         return self.loss.importance_cap or None
 
 
 def defaults_with(task_name: str) -> dict[str, Any]:
-    """Return the value that each dotted key has in a trial of this task unless it is set."""
-    resolved = flatten(GRPOConfig().to_dict())  # some defaults, like `loss.clip`, depend on others
+    """Return the default of each dotted key in a trial of this task."""
+    # The constructor resolves defaults, like that of `loss.clip`, that depend on other settings.
+    resolved = flatten(GRPOConfig().to_dict())
     return {
         key: check.of_tasks.get(task_name, resolved.get(key, check.default))
         for key, check in CHECKS.items()
@@ -317,9 +321,9 @@ def _is_custom(name: Any) -> bool:
 
 
 def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
-    """Return the section of a user's task.
+    """Return the `task` section for a user's task.
 
-    Settings that not every task has are kept for the task itself.
+    Settings that are not common to all tasks go to `own`, and the user's task checks them.
     """
     common = checks_of(CommonTaskSettings)
     own = {str(name): value for name, value in given.items() if name not in common}
@@ -332,7 +336,7 @@ def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
 
 
 def _frozen(key: str, value: Any) -> Any:
-    """Return plain data, with lists as tuples and numbers of other libraries as Python numbers."""
+    """Return `value` with lists as tuples and numbers of other libraries as Python numbers."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, list | tuple):
@@ -341,4 +345,6 @@ def _frozen(key: str, value: Any) -> Any:
         return int(value)
     if isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
-    raise ConfigError(f"{key}={shown(value)}: must be text, a number, true, false, none or a list")
+    raise ConfigError(
+        f"{key}={shown(value)}: must be a string, a number, true, false, none or a list"
+    )

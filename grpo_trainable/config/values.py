@@ -7,8 +7,8 @@ meaning and a check. A user's task declares its settings with the same functions
     class SumSettings:
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
 
-The package's own settings also declare how they depend on others. For that they pass `read_if`,
-`default_by` and the attributes after them in `Check` as keyword arguments.
+The package's own settings also declare how they depend on other settings. To do so, they pass
+`read_if`, `default_by` and the later attributes of `Check` as keyword arguments.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Check:
     meaning: str  # whole sentences, in one line
     expected: str  # completes "must be …"
     convert: Callable[[Any], Any]  # returns the stored value; raises ValueError or TypeError
-    type: str  # one word, for the reference of all keys
+    type: str  # a short name, for the reference of all keys
     optional: bool = False  # None is valid
-    is_text: bool = False  # any text is a value, so "7" stays text on the command line
+    is_text: bool = False  # any string is a value, so 7 stays a string on the command line
     choices: tuple[str, ...] = ()  # the valid values, if they can be listed
     advice: str = ""  # a clause that follows the valid values in an error
     # The kind of thing outside the config that a value names: a file or directory, a model, a
@@ -56,10 +56,10 @@ class Check:
     default_by: tuple[DefaultBy, ...] = ()  # defaults that depend on other settings
     also_called: tuple[ForeignName, ...] = ()  # its names in other libraries
     # Other values that the key may have when it is not read: values that its default resolves to,
-    # and defaults of earlier versions, which are written in the files of old experiments.
+    # and defaults of earlier versions, which the files of old experiments contain.
     harmless: tuple[Any, ...] = ()
-    # True: the key affects only training, not the sampled tokens or their rewards. Only the
-    # sections `task`, `rollout` and `model` declare it.
+    # True: the key affects only training, not the sampled tokens or their rewards. Only keys of the
+    # sections `task`, `rollout` and `model` set this.
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:
@@ -72,7 +72,7 @@ class Check:
 
     @property
     def of_tasks(self) -> Mapping[str, Any]:
-        """Default of each task whose default differs from the general one."""
+        """Default of each task whose default differs from the general default."""
         absent = self.default_at("absent")
         return absent.of_tasks if absent else {}
 
@@ -142,7 +142,7 @@ def number(
     maximum: float | None = None,
     **relations: Any,
 ) -> Any:
-    """Declare a finite number within bounds. `above` and `below` themselves are excluded."""
+    """Declare a finite number within bounds. The bounds `above` and `below` are exclusive."""
     bounds = ((">", above), (">=", minimum), ("<", below), ("<=", maximum))
     limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
@@ -169,7 +169,7 @@ def pair(
     valid: Callable[[float, float], bool],
     **relations: Any,
 ) -> Any:
-    """Declare two finite numbers for which `valid` holds; `expected` describes them in words."""
+    """Declare two finite numbers that satisfy `valid`. `expected` describes them in errors."""
 
     def convert(value: Any) -> tuple[float, float]:
         if not isinstance(value, list | tuple):
@@ -337,7 +337,7 @@ def text(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """Declare a text for which `valid` holds; `expected` describes it in words."""
+    """Declare a string that satisfies `valid`. `expected` describes it in errors."""
     return _text(default, meaning, expected, valid, "text", **relations)
 
 
@@ -345,11 +345,11 @@ def texts(
     default: Sequence[str] | None,
     meaning: str = "",
     *,
-    expected: str = "a list of texts",
+    expected: str = "a list of strings",
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """Declare a list of texts for which `valid` holds. A single text counts as a list of one."""
+    """Declare a list of strings that each satisfy `valid`. A string counts as a list of one."""
 
     def convert(value: Any) -> tuple[str, ...]:
         listed = [value] if isinstance(value, str) else value
@@ -360,7 +360,7 @@ def texts(
         return tuple(listed)
 
     stored = None if default is None else tuple(default)
-    return _checked(stored, meaning, expected, convert, type="list of texts", **relations)
+    return _checked(stored, meaning, expected, convert, type="list of strings", **relations)
 
 
 def _text(
@@ -397,7 +397,7 @@ def task_mix(meaning: str = "", **relations: Any) -> Any:
 
 
 def gpus(default: float, meaning: str = "", **relations: Any) -> Any:
-    """Declare the GPUs of an actor. Ray assigns a fraction of one GPU, or whole GPUs."""
+    """Declare the number of GPUs of an actor. Ray allows a fraction of one GPU, or whole GPUs."""
 
     def convert(value: Any) -> float:
         converted = _finite(value)
@@ -429,7 +429,7 @@ def converted(key: str, value: Any, check: Check) -> Any:
 
 
 class Settings:
-    """Base class of each section. It checks and converts every field on construction."""
+    """Base class of all sections. It checks and converts every field on construction."""
 
     SECTION: ClassVar[str] = ""
 
@@ -444,7 +444,7 @@ class Settings:
                 raise ConfigError(f"{item.name}={shown(value)}: {section_expected(item.default)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-able data with every key.
+        """Return the value of every key as data that JSON can store.
 
         `from_dict` turns the data back into an equal config.
         """
@@ -458,7 +458,7 @@ def _plain(value: Any) -> Any:
 
 
 def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
-    """Return the check of each key, for a dataclass whose fields these functions declare."""
+    """Return the check of each key of a dataclass whose fields this module's functions declare."""
     return {
         prefix + item.name: item.metadata["check"]
         for item in fields(settings)
@@ -467,14 +467,14 @@ def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
 
 
 def section_expected(section: Any) -> str:
-    """Return the end of an error for a value that should be a `section`."""
+    """Return the end of the error message for a value that should be a `section`."""
     return "must be a mapping with keys from " + ", ".join(checks_of(section))
 
 
 def shown(value: Any) -> str:
     """Return a value as an error prints it: in one line of at most 80 characters.
 
-    The text "1" looks different from the number 1.
+    The string "1" looks different from the number 1.
     """
     if value is None:
         return "none"
@@ -485,7 +485,7 @@ def shown(value: Any) -> str:
         try:
             line = json.dumps(value, ensure_ascii=False, default=repr)
         except (TypeError, ValueError, RecursionError):
-            # A key that is not text, a circular reference, or an integer too long to print.
+            # A key that is not a string, a circular reference, or an integer too long to print.
             line = f"<{type(value).__name__}>"
     line = " ".join(line.split())
     return line if len(line) <= 80 else line[:79] + "…"

@@ -386,8 +386,8 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         *(
             (
                 nested(rollout__stop=stop),
-                f"rollout.stop={said}: must be none or a text that is not empty, or a JSON list of "
-                "such texts",
+                f"rollout.stop={said}: must be none or a string that is not empty, or a JSON list "
+                "of such strings",
             )
             for stop, said in (
                 ([""], '[""]'),
@@ -577,8 +577,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART
             | nested(resources__num_learners=2, resources__learner_gpus=1, resources__elastic=True),
-            "resources.elastic=true: must be false with resources.learner_gpus=1: NCCL connects "
-            "learners on GPUs, and they have not yet been shown to continue after one is lost",
+            "resources.elastic=true: must be false with resources.learner_gpus=1: learners on GPUs "
+            "use NCCL, with which continuing after the loss of a learner has not been tested",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -588,7 +588,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART
             | nested(transport="cuda_ipc", resources__generator_gpus=1, resources__learner_gpus=1),
-            "transport=cuda_ipc: all actors must share one GPU, but they request 2",
+            "transport=cuda_ipc: all actors must share one GPU, but they request 2 GPUs",
         ),
         (
             APART
@@ -598,7 +598,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             APART | nested(transport="gloo", resources__generator_gpus=1),
-            "transport=gloo: moves only weights in main memory; on GPUs use nccl, or auto",
+            "transport=gloo: moves only weights in main memory; on GPUs, use transport=nccl or "
+            "auto",
         ),
         (
             APART | nested(transport="cuda_ipc"),
@@ -628,14 +629,14 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(loss__type="ppo"),
             "loss.type=ppo: needs loss.advantage=gae or vine, got group_std; with that advantage, "
-            "use loss.type=grpo_clip, which is the same",
+            "use loss.type=grpo_clip, which computes the same loss",
         ),
         *(
             (
                 nested(loss__type=loss, loss__advantage="gae"),
                 f"loss.type={loss}: treats a response as a whole, but loss.advantage=gae treats "
-                "each token separately; valid: dapo, cispo, sapo, and others with a ratio for "
-                "each token",
+                "each token separately; valid: dapo, cispo, sapo, and other losses with one ratio "
+                "per token",
             )
             for loss in ("gspo", "gmpo", "topr")
         ),
@@ -643,7 +644,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             (
                 nested(loss__type=loss, loss__advantage=advantage, loss__teacher="/a/policy"),
                 f"loss.type={loss}: treats a response as a whole, but loss.teacher treats each "
-                "token separately; valid: dapo, cispo, sapo, and others with a ratio for each "
+                "token separately; valid: dapo, cispo, sapo, and other losses with one ratio per "
                 "token",
             )
             for loss in ("gspo", "gmpo", "topr")
@@ -686,8 +687,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
                 task__mix={"math": 1, "keyword": 1},
                 loss__advantage="gae",
             ),
-            "loss.whiten=true: would compare rewards of different tasks with task.mix; set it to "
-            "false",
+            "loss.whiten=true: must be false with task.mix, because whitening would compare "
+            "rewards of different tasks",
         ),
         (
             APART | nested(lag=1, weight_update="in_flight", loss__advantage="vine"),
@@ -720,8 +721,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(rollout__slots=64),
             "rollout.slots=64: must be < 64, the number of responses in the largest call of a "
-            "generator: otherwise no response would wait; set it to none to decode all of them "
-            "together",
+            "generator: otherwise no response would wait; set rollout.slots to none to decode all "
+            "responses together",
         ),
         (
             nested(rollout__slots=8, engine="hf"),
@@ -733,13 +734,14 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             APART | nested(rollout__unit_prompts=8, resources__num_generators=3),
-            "resources.num_generators=3: only 2 can work at the same time, on one chunk each; set "
-            "it to 2, or set rollout.unit_prompts to none, which shares each round evenly",
+            "resources.num_generators=3: only 2 generators can work at the same time, on one "
+            "chunk each; set resources.num_generators to 2, or set rollout.unit_prompts to none, "
+            "which shares each round evenly",
         ),
         (
             APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
-            "resources.num_generators=5: only 4 can work at the same time, on one chunk each; set "
-            "it to 4, or raise rollout.prompts",
+            "resources.num_generators=5: only 4 generators can work at the same time, on one "
+            "chunk each; set resources.num_generators to 4, or raise rollout.prompts",
         ),
         (
             nested(optim__epochs=2, k=2),
@@ -751,7 +753,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(optim__epochs=2, k=10, k_mode="minibatches", rollout__prompts=4),
-            "k=10: must be <= optim.epochs × rollout.prompts, 8 here: each minibatch needs a group",
+            "k=10: must be <= optim.epochs × rollout.prompts (8 here), because each minibatch "
+            "needs a group",
         ),
         (
             nested(optim__microbatch_tokens=59),
@@ -1353,7 +1356,7 @@ def test_the_keyword_task_has_no_settings_but_its_own():
 def test_a_setting_of_a_custom_task_is_plain_data(value):
     line = error({"task": {"name": "my:Task", "setting": value}})
     assert line.startswith("task.setting=")
-    assert line.endswith(": must be text, a number, true, false, none or a list")
+    assert line.endswith(": must be a string, a number, true, false, none or a list")
 
 
 def test_numbers_of_other_libraries_are_numbers_for_a_custom_task_too():
@@ -1378,7 +1381,7 @@ def test_set_dotted_makes_sections_and_replaces_values():
 
 @pytest.mark.parametrize("section", [{"grid_search": [{"lr": 1}]}, 3])
 def test_a_key_inside_a_section_that_is_searched_whole_is_refused(section):
-    with pytest.raises(ConfigError, match=r"^optim\.lr=3: optim is searched as a whole, not by"):
+    with pytest.raises(ConfigError, match=r"^optim\.lr=3: optim is searched as a whole, so"):
         set_dotted({"optim": section}, "optim.lr", 3)
 
 

@@ -281,7 +281,7 @@ def test_a_made_up_microbatch_runs_through_the_policy(spaces: Spaces):
         ({"task": {"name": "control"}, "loss": {"advantage": "vine"}}, "must not be vine"),
         ({"task": {"name": "control"}, "rollout": {"stop": ["."]}}, "has no text"),
         ({"task": {"name": "control"}, "model": {"path": "here"}}, "has no text"),
-        ({"task": {"mix": '{"math": 1, "control": 1}'}}, "so it cannot be mixed"),
+        ({"task": {"mix": '{"math": 1, "control": 1}'}}, "so it cannot be part of a mix"),
     ],
 )
 def test_what_contradicts_a_control_policy_is_refused(settings, message):

@@ -140,7 +140,7 @@ def test_an_evaluation_of_other_prompts_is_no_comparison(command, policy, tmp_pa
     assert command("--model", policy, *short, *files, "--out", "other")[0] == 0
     status, _, error = command("--model", policy, *SHORT, "--out", "mine", "--against", "other")
     assert status == 2
-    assert "--against other: it has none of the prompts of this evaluation" in error
+    assert "--against other: has no prompt in common with this evaluation" in error
     assert not (tmp_path / "mine").exists()
 
 
@@ -157,7 +157,7 @@ def test_help_tells_the_default_temperature_of_each_task(capsys):
     with pytest.raises(SystemExit):
         evaluate.parse_arguments(["--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "the most likely token (the trial's, or 0.8; 1 for math, guess, calculator)" in out
+    assert "likely token (default: the trial's, or 0.8; 1 for math, guess, calculator)" in out
 
 
 class Stream(io.StringIO):

@@ -144,7 +144,8 @@ def test_pools_go_on_from_a_state_as_they_would_have(stop: int) -> None:
     [
         (
             {"enabled": True, "easy": 0, "mid": 0, "hard": 0},
-            "pools.mid=0.0: the shares of all pools are 0, so no prompt could be drawn; raise one",
+            "pools.mid=0.0: the shares of all pools are 0, so no prompt could be drawn; raise one "
+            "of them",
         ),
         (
             {"enabled": True, "hard_below": 0.6, "easy_above": 0.5},

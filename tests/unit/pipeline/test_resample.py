@@ -83,8 +83,8 @@ def test_how_many_prompts_are_drawn_at_most() -> None:
         ),
         (
             {"rollout": rollout(zero_advantage="resample", oversample=1.2)},
-            "rollout.oversample=1.2: allows no prompt beyond rollout.prompts=4; raise it, or set "
-            "rollout.zero_advantage=filter",
+            "rollout.oversample=1.2: allows no prompt beyond rollout.prompts=4; raise "
+            "rollout.oversample, or set rollout.zero_advantage=filter",
         ),
         (
             {"rollout": rollout(zero_advantage="filter", redraws=3)},

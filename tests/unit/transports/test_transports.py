@@ -334,7 +334,7 @@ def test_auto_does_without_memory_files_where_the_system_has_none(
     choice = choose_transport(GRPOConfig.from_dict(APART), ["a"])
     assert (choice.key, choice.why) == (
         "object_store",
-        "this system has no memfd_create, which Linux has",
+        "this system has no memfd_create; it needs Linux",
     )
 
 
@@ -405,7 +405,7 @@ def test_the_ends_of_a_users_transport_are_made_by_its_record(mine: Path) -> Non
             PluginError,
             "must be a grpo_trainable.config.transport_catalog.Transport, got a type",
         ),
-        ("PAIR", ["a"], PluginError, "sidedness=two_sided is for built-in transports; use pull"),
+        ("PAIR", ["a"], PluginError, "sidedness=two_sided is only for built-in transports; use "),
         ("ONE_GPU", ["a"], TransportError, "needs resources.generator_gpus > 0 and"),
         ("HERE", ["a", "b"], TransportError, "on 2 machines, which do not share memory"),
     ],
