@@ -30,7 +30,7 @@ from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memor
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
 
-Scores = list[Score | RewardError]  # of a group: one per response, then one per completion
+Scores = list[Score | RewardError]  # scores of a group: one per response, then one per completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Generator:
         Args:
             config: The trial's settings.
             receiver: Fetches published weights.
-            clock: The clock of the process, if another role runs in it too.
+            clock: The clock of the process, if another role runs in the same process.
         """
         keep_freed_memory()
         r = config.resources
@@ -87,8 +87,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         self._fetched: dict[str, torch.Tensor] = {}  # the weights of the last fetch
-        # Another thread puts weights into the mailbox. Newer weights replace those that were not
-        # taken out.
+        # Another thread puts weights into the mailbox. Newer weights replace older ones that were
+        # not taken out.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
@@ -130,9 +130,9 @@ class Generator:
         """Fetch published weights and put them into a mailbox.
 
         The sampling loop checks the mailbox before every token. This method runs in a separate
-        thread, concurrently with any other call. Its arguments are those of `load`.
+        thread, concurrently with any other call. The arguments are those of `load`.
         """
-        mailbox = self._mailbox  # `reset` replaces it
+        mailbox = self._mailbox  # `reset` replaces the attribute
         called = now()
         start = min(called, sent_at)
         fetched = self._fetch(handle, received, called - start)
@@ -174,9 +174,9 @@ class Generator:
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         """Sample responses to requests of one stream, and score them if that is quick.
 
-        A reward that may take long is computed by `score`, while the next requests are sampled. The
-        answer is then `Sampled`. Episodes are rewarded while they are played. In an evaluation, all
-        of this counts as the stage `eval`.
+        A reward that may take long is computed by `score`, while the next requests are sampled. In
+        that case, the answer is a `Sampled`. Episodes are rewarded while they are played. In an
+        evaluation, both sampling and scoring count as the stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():
@@ -207,11 +207,11 @@ class Generator:
     def score(self, number: int) -> Scored:
         """Score what `generate` has sampled.
 
-        This runs in a separate thread, concurrently with any other call. The weights that were
-        loaded during sampling are in the answer to `generate`.
+        This runs in a separate thread, concurrently with any other call. The answer to `generate`
+        already lists the weights that were loaded during sampling.
 
         Args:
-            number: The number in that answer, a `Sampled`.
+            number: The number in the `Sampled` that `generate` has returned.
         """
         rollouts = self._to_score.pop(number)
         start = now()
@@ -223,8 +223,8 @@ class Generator:
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Sample once and drop the responses, so that memory and code are warm in the first round.
 
-        Random draws are keyed by the request, so none is used up. Nothing is scored, because a
-        user's reward function may count its calls or cost money.
+        Random draws are keyed by the request, so the warm-up does not change later draws. Nothing
+        is scored, because a user's reward function may count its calls or cost money.
         """
         with self._context.call():
             if isinstance(self.engine, EarningEngine):
@@ -246,7 +246,7 @@ class Generator:
             return self._completer.completions(groups, requests[0].limits)
 
     def _complete(self, requests: Sequence[Request]) -> list[RolloutGroup]:
-        """Sample completions with the weights that have sampled the responses."""
+        """Sample completions with the same weights as the responses."""
         return self._sample(requests, advance)
 
     def _sample_or_play(
@@ -297,7 +297,7 @@ class Generator:
     def between_tokens(self) -> None:
         """Load weights that have arrived in the mailbox.
 
-        The engine calls this before every token.
+        The engine calls this method before every token.
         """
         advance()
         if not self._mailbox:

@@ -49,7 +49,7 @@ class CriticTargets:
 class Estimated:
     """The advantages of one rollout batch."""
 
-    advantages: list[Tensor]  # one per group: (G,), or (G, R) if tokens have their own
+    advantages: list[Tensor]  # one per group: (G,), or (G, R) with one advantage per token
     critic: CriticTargets | None = None  # None without a critic
 
     def of_responses(self, groups: Groups) -> Tensor:
@@ -64,7 +64,7 @@ class Estimated:
         return torch.cat(rows)
 
 
-# (groups of a rollout batch, weight of the KL in the reward) -> their advantages
+# (groups of a rollout batch, weight of the KL in the reward) -> advantages of the groups
 Estimator = Callable[[Groups, float], Estimated]
 Values = Callable[[Groups], list[Tensor]]  # a critic's values of the states, (G, R) for each group
 
@@ -204,7 +204,7 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
     """Return each action's discounted reward at its last token, (G, R); 0 elsewhere.
 
-    All are 0 if the responses are not episodes, or if the reward is composed of parts.
+    All rewards are 0 if the responses are not episodes, or if the reward is composed of parts.
     """
     if group.turn_rewards is None or config.task.part_weights:
         return torch.zeros(group.response_mask.shape)
@@ -218,7 +218,7 @@ def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float
     """Distribute the shaped rewards over the tokens, (G, R).
 
     Each token gets its own KL penalty. The last token of an action also gets the action's reward.
-    The last token of a response also gets everything else.
+    The last token of a response also gets the rest of the shaped reward.
     """
     rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
     earned = _earned(config, group)

@@ -1,7 +1,7 @@
-"""The communication of learners in separate processes, by a torch.distributed process group.
+"""The communication between learners in separate processes, with torch.distributed.
 
-It uses gloo on CPUs and nccl on GPUs. It is the default group of its process, because sharding
-needs a default group.
+The process group uses gloo on CPUs and nccl on GPUs. It is the default group of its process,
+because sharding needs a default group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rendezvous:
 
         Args:
             address: The address by which the other ranks reach this machine.
-            deadline_s: Seconds that an operation of the store may take.
+            deadline_s: Maximum number of seconds for one operation of the store.
         """
         self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             address,
@@ -50,8 +50,8 @@ class ProcessGroup:
 
         Args:
             device: The device of the tensors.
-            deadline_s: Seconds that a rank waits for the others to join. The wait in a sum is a
-                multiple of it.
+            deadline_s: Maximum number of seconds that a rank waits for the others to join. The
+                maximum wait in a sum is a multiple of `deadline_s`.
             elastic: True if the group may lose ranks and continue.
         """
         self.device = device

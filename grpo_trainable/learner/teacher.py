@@ -15,10 +15,11 @@ from grpo_trainable.models.tokenizer import Tokenizer
 def build_teacher(
     config: GRPOConfig, tokenizer: Tokenizer, device: torch.device, ranks: Ranks = ALONE
 ) -> Reference | None:
-    """Build the configured teacher, or return None without one.
+    """Build the configured teacher, or return None if the config names no teacher.
 
-    Its log-probs are those of the distribution from which responses are sampled, with the same
-    temperature. The policy's log-probs are computed in the same way.
+    The teacher's log-probs are those of the distribution from which the teacher would sample
+    responses with the temperature of the rollouts. The policy's log-probs are computed in the same
+    way.
 
     Args:
         config: The trial's settings.

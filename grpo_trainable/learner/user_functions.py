@@ -1,8 +1,8 @@
 """The configured loss and advantage: built-in functions or user-defined ones.
 
 A user-defined function is tried on a small batch when the learner is built, and by `user_code`
-before any actor starts. Its result is checked at every call. Each mistake is a `PluginError` in one
-line that names the function.
+before any actor starts. The result of the function is checked at every call. Each mistake raises a
+`PluginError` of one line that names the function.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class UserLoss:
         self._function.require(
             token_loss, log_probs, "the loss, one number per token (loss.aggregation averages),"
         )
-        self._function.require(clipped, mask, "the clipped tokens")
+        self._function.require(clipped, mask, "the mask of clipped tokens")
         if not token_loss.requires_grad:
             raise self._function.error(
                 "the loss carries no gradient: compute it from log_probs, without detach or no_grad"
@@ -161,7 +161,7 @@ class UserAdvantage:
         if not advantages.isfinite().all():
             raise self._function.error(
                 f"gives {_rounded(advantages)} for the rewards {_rounded(rewards)}; "
-                "add eps to what you divide by"
+                "add eps to every divisor"
             )
 
 
@@ -203,7 +203,7 @@ class _UserFunction:
             raise self.error(f"{what} must be {_described(like)}, but it is {_described(value)}")
 
     def error(self, reason: str) -> PluginError:
-        """Return the error for a mistake of the function."""
+        """Return the error for a mistake in the function."""
         return PluginError(f"{self._key}={self._reference}: {reason}")
 
     def _line_of(self, error: Exception) -> str:

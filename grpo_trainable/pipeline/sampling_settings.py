@@ -1,6 +1,6 @@
 """The settings that decide what a trial samples.
 
-Trials in which these settings differ may not use the rollouts of each other's checkpoints.
+Trials in which these settings differ must not use the rollouts in each other's checkpoints.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def is_same_sampling(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `work` that influence sampling, under dotted keys.
 
-    Settings that only training reads are left out. So are settings at their default, which the
-    state of an earlier version may lack.
+    Settings that only training reads are left out. So are settings at their default, because the
+    state of an earlier version may lack them.
     """
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"
