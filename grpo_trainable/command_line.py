@@ -163,9 +163,9 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for all writers, because nobody will read the stream again
+            _discard(self._stream)  # nobody will read the stream again
         except OSError:
-            return  # a full disk may have space later
+            return  # keep the stream, because a full disk may have space later
 
 
 def _discard(stream: IO[str]) -> None:

@@ -62,7 +62,7 @@ def load(key: str, reference: str) -> Callable[..., Any]:
     """Return the function or class that the setting `key` names.
 
     Raises:
-        PluginError: The object cannot be imported or called.
+        PluginError: The object cannot be imported, or is not callable.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, callable)

@@ -115,7 +115,8 @@ class GRPOTrainable(tune.Trainable):
                 result = self._save_to_storage()
             else:
                 result = super().save(checkpoint_dir)
-        # Tune stores the last row with every checkpoint, in every snapshot of the experiment.
+        # Tune stores the last row with every checkpoint, in every snapshot of the experiment, so
+        # the row must not contain the details.
         result.metrics.pop(DETAILS, None)
         return result
 
@@ -151,7 +152,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial.save(checkpoint_dir)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restore a checkpoint. If it is damaged, restore the trial's newest intact one.
+        """Restore a checkpoint. If it is damaged, restore the trial's newest intact checkpoint.
 
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
@@ -229,12 +230,13 @@ def register(
 
     Args:
         inputs: The result of `inputs.digests_of_all` for the trials. A trial fails if a file that
-            it would read has changed since then; the error names the file. None: each trial reads
-            the files as they are.
+            it would read has changed since the digests were computed; the error names the file.
+            None: each trial reads the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
         trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
-        trainable.__qualname__ = DetailedGRPO.__qualname__  # Ray names the trial's process after it
+        # Ray names the trial's process after `__qualname__`.
+        trainable.__qualname__ = DetailedGRPO.__qualname__
     register_trainable(NAME, trainable)

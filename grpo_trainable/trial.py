@@ -54,7 +54,7 @@ BUILT_INTO_ACTORS = ("placement", "resources", "transport")
 
 
 class Trial:
-    """Owns the actors of one trial and runs the pipeline over them."""
+    """Owns the actors of one trial and the pipeline that uses them."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Trial:
             raise
 
     def _new_pipeline(self) -> None:
-        """Create a pipeline at round 0, over actors that have not done any work yet."""
+        """Create a pipeline at round 0, for actors that are new or have been reset."""
         config, choice = self.config, self.actors.choice
         self._inputs = input_digests(config, self._inputs_at_start)
         self._tokenizer = policy_tokenizer(config.model)
@@ -133,8 +133,8 @@ class Trial:
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.
 
-        This happens only when the first round or evaluation begins. If a checkpoint was loaded
-        before, the generators get the weights of the checkpoint.
+        The first round or evaluation calls this method. If a checkpoint was loaded earlier, the
+        generators get the weights of the checkpoint.
         """
         if self._has_first_weights:
             return
@@ -205,8 +205,8 @@ class Trial:
     def _completed(self, report: RoundReport) -> RoundReport:
         """Complete the pipeline's report of a round with values that only the trial measures.
 
-        These are the load from other processes, time and cost, checkpoints and warnings. The
-        warnings are logged as well.
+        These values are the load from other processes, the times and costs, the checkpoints and the
+        warnings. Warnings are also logged.
         """
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         row["fleet/niceness"] = float(self._niceness)
@@ -435,8 +435,8 @@ class Trial:
 def resolved(config: Mapping[str, Any]) -> GRPOConfig:
     """Return a trial's config with absolute paths.
 
-    Relative paths refer to the directory in which Ray was started. Tune moves a trial's process to
-    another directory.
+    Relative paths refer to the directory in which Ray was started, not to the directory to which
+    Tune moves a trial's process.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
     return with_task_settings(GRPOConfig.from_dict(make_absolute(config, started)), started)

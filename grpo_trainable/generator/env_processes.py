@@ -93,7 +93,7 @@ class GroupProcess:
 
 
 class Episode:
-    """One episode in the process of its group. Call its methods in that group's thread.
+    """One episode in the process of its group. Call its methods in the thread of that process.
 
     `place` identifies the episode within its group.
     """

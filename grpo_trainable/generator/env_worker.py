@@ -31,7 +31,7 @@ METHODS = ("reset", "step", "close")
 
 
 class Environments:
-    """The environments of one process. Each is created when it is first used."""
+    """The environments of one process. Each environment is created when it is first used."""
 
     def __init__(self, reference: str) -> None:
         """Load the class of the environments.

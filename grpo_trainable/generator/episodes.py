@@ -151,7 +151,7 @@ class _Group:
 
 
 class _Call:
-    """The environments' side of one call of an engine. It implements `Partner`.
+    """The environments' side of one call of an engine, as a `Partner`.
 
     Answers are passed to the engine together, once all awaited answers have arrived, so a repeated
     call gives the same bits. `patience_s` limits these waits: it is the maximum time that a call

@@ -148,7 +148,7 @@ class Generator:
         start = time.perf_counter()
         weights = self._receiver.fetch(handle, received)
         seconds = waited_s + time.perf_counter() - start
-        # A tensor that was already here was not transferred.
+        # A tensor that was already in this process was not transferred.
         new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
         self._fetched = weights.tensors
         return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
@@ -172,7 +172,7 @@ class Generator:
         )
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
-        """Sample responses to requests of one stream, and score them if that is quick.
+        """Sample responses to requests of one stream, and score them if scoring is quick.
 
         A reward that may take long is computed by `score`, while the next requests are sampled. In
         that case, the answer is a `Sampled`. Episodes are rewarded while they are played. In an

@@ -192,7 +192,7 @@ class ProcessScorer:
             if self._closed:
                 raise EOFError("the scorer was closed while it waited for an answer")
             logger.warning("a reward process has ended; the spare takes over")
-            ended.kill()  # closes our ends of its pipes
+            ended.kill()  # closes this process's ends of the pipes
             self._processes.remove(ended)
             worker = self._processes[-1]
             if not worker.is_alive():

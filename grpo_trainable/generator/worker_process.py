@@ -48,7 +48,8 @@ class WorkerProcess:
         first, *rest = arguments
         self._mark = uuid.uuid4().hex
         program = [sys.executable, "-m", module, first]
-        # The worker ends when our end of this pipe closes, even if we are killed.
+        # The worker ends when this process's end of the pipe closes, even if this process is
+        # killed.
         lifeline, our_end = os.pipe()
         self._lifeline = os.fdopen(our_end, "wb", buffering=0)
         try:
@@ -65,8 +66,8 @@ class WorkerProcess:
                     MARK: self._mark,
                 },
                 pass_fds=[lifeline],
-                # In a separate process group, kill() also reaches the user's subprocesses. Ctrl-C
-                # does not reach them, because we handle it.
+                # Because of the separate process group, `kill` also reaches the user's
+                # subprocesses. Ctrl-C does not reach them, because this process handles it.
                 start_new_session=True,
             )
         finally:
@@ -110,7 +111,7 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Return True if the process accepts requests.
 
-        After `stop`, the process accepts none, even if it has not ended yet.
+        After `stop`, the process accepts no requests, even if it has not ended yet.
         """
         return not self._stopped and self._process.poll() is None
 

@@ -1,4 +1,4 @@
-"""Set-up of a worker process, which takes over the standard streams and ends with its parent."""
+"""Set-up of a worker process, which takes the standard streams and ends when its parent ends."""
 
 from __future__ import annotations
 

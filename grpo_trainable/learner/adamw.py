@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101) without `torch.optim.Optimizer`.
 
-The constructor of that class imports torch's compiler, which nothing here needs. The import takes
-more than a second of CPU time in every process that trains. The results equal those of
+The constructor of `torch.optim.Optimizer` imports torch's compiler, which nothing here needs. The
+import takes more than a second of CPU time in every process that trains. The results equal those of
 `torch.optim.AdamW`, because this code calls the same fused kernel on the same state.
 """
 

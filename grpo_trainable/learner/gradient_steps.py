@@ -77,7 +77,8 @@ class GradientSteps:
         """Take a step, and return it together with log-probs (B, S) of the policy before the step.
 
         Raises:
-            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
+                gradient that is not finite.
         """
         config, critic = self._config, self._state.critic
         denominator = loss_denominator(

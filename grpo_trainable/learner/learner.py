@@ -176,7 +176,8 @@ class Learner:
         per rollout batch, before any split. Behaviour log-probs are those of the sampler.
 
         Raises:
-            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
+                gradient that is not finite.
         """
         beta = self._state.kl_coefficient.value  # β of this round; `_train` may set the next one
         with self._context.call():
@@ -317,7 +318,7 @@ class Learner:
         """Return the weights to publish, without tensors if another rank publishes."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
-            # Tensors of lower precision are sent unchanged.
+            # Tensors of lower precision than float32 are sent unchanged.
             name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
             for name, tensor in self._ranks.weights(self.policy)
         }

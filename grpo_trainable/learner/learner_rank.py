@@ -1,4 +1,4 @@
-"""One of several learners of a trial, in its own process."""
+"""One of several learners of a trial, each in a separate process."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ class LearnerRank:
             return self.learner.update(rollout_batches)
         except RuntimeError as error:
             reason = f"{type(error).__name__}: {error}"
-        # Raise a new error. The frames of the caught error refer to the group. While they exist,
-        # `leave` cannot close the group's connections, and the other ranks might wait for this rank
-        # instead of the lost one.
+        # Raise a new error. The frames of the caught error refer to the group. While these frames
+        # exist, `leave` cannot close the group's connections, and the other ranks might wait for
+        # this rank instead of the lost one.
         raise RuntimeError(reason)
 
     def publish(self, needed_from: int = 0) -> Published:

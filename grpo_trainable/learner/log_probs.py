@@ -99,7 +99,7 @@ class BatchWithLogProbs:
     # Log-probs under the policy before the round. None if the round's first gradient step computes
     # them.
     start: Tensor | None = None
-    # Mask of the response tokens that the loss counts, bool (B, S). None if it counts all.
+    # Mask of the response tokens that the loss counts, bool (B, S). None if the loss counts all.
     counted: Tensor | None = None
     # Mask of the tokens that the loss treats differently from the others in this gradient step,
     # bool (B, S). None if the loss treats all tokens alike.

@@ -20,7 +20,7 @@ class StepTaken(NamedTuple):
     grad_norm: float  # norm of the policy's gradient, before clipping
     lr: float
     skipped: bool  # True: loss or gradient was not finite, so nothing changed
-    critic_grad_norm: float  # before clipping; 0 without a critic
+    critic_grad_norm: float  # norm of the critic's gradient, before clipping; 0 without a critic
 
 
 class PolicyOptimizer:
@@ -38,8 +38,8 @@ class PolicyOptimizer:
         Args:
             parameters: The policy's trained parameters, each once, by name.
             config: The trial's settings.
-            critic: The parameters that only a critic has, by name. They have their own learning
-                rate, and their gradient norm is clipped separately.
+            critic: The parameters that only a critic has, by name. These parameters have their own
+                learning rate, and their gradient norm is clipped separately.
             ranks: The ranks whose gradients add up to the step's gradient.
         """
         self._config = config
@@ -79,7 +79,8 @@ class PolicyOptimizer:
                 finite.
 
         Raises:
-            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
+                gradient that is not finite.
         """
         lr = self.learning_rate
         rates = (lr, self._scheduled(self._config.critic_lr))

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Maximum time that a rank waits for another in a sum, as a multiple of `resources.deadline_s`. The
-# pipeline gives up on a silent actor after one deadline, and that must happen first. In an elastic
-# group, waiting for a lost rank must end well before the deadline, because other ranks may be
-# waiting for the rank that waits.
+# pipeline gives up on a silent actor after one deadline, which must happen before the sum fails. In
+# an elastic group, waiting for a lost rank must end well before the deadline, because other ranks
+# may be waiting for the rank that waits.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 
@@ -23,7 +23,7 @@ class Rendezvous:
     """The meeting point of the ranks of a group: a store in the process of the first rank."""
 
     def __init__(self, address: str, deadline_s: float) -> None:
-        """Open the store. The system chooses its port.
+        """Open the store, on a port that the system chooses.
 
         Args:
             address: The address by which the other ranks reach this machine.
@@ -46,7 +46,7 @@ class ProcessGroup:
     size: int
 
     def __init__(self, device: torch.device, deadline_s: float, *, elastic: bool = False) -> None:
-        """Prepare the group. `join` creates it.
+        """Prepare the group, which `join` creates.
 
         Args:
             device: The device of the tensors.

@@ -37,7 +37,7 @@ class Communicator(Protocol):
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over the ranks, bit-identical on all ranks, and return it.
 
-        All ranks call this in the same order, with tensors of the same shape and type.
+        All ranks must call this in the same order, with tensors of the same shape and type.
         """
         ...
 
@@ -45,7 +45,7 @@ class Communicator(Protocol):
 class Ranks(Protocol):
     """The ranks of a trial as their learners see them.
 
-    All ranks call collective methods in the same order.
+    All ranks must call collective methods in the same order.
     """
 
     @property
@@ -211,7 +211,7 @@ def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _in_memory_order(parameter: Tensor) -> Tensor:
-    """Return a view of the gradient, with rows as in the parameter's memory layout.
+    """Return a view of the gradient whose rows match the parameter's memory layout.
 
     A matrix that is stored by column is transposed, because copying it across its columns is slow.
     """

@@ -115,9 +115,9 @@ class RoundBatches:
     ) -> list[BatchWithLogProbs]:
         """Return the batches with the log-probs that the gradient steps need.
 
-        These are log-probs under the reference and, if they are needed, under the policy before the
-        round. The latter are left out for a batch that the first gradient step processes as a
-        whole, because that step computes them.
+        The steps need log-probs under the reference and, with some settings, log-probs under the
+        policy before the round. For a batch that the first gradient step processes as a whole,
+        log-probs under the policy before the round are left out, because that step computes them.
 
         Args:
             batches: The round's batches.

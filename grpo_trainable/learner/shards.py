@@ -31,8 +31,8 @@ class Shards(ConnectedRanks):
         self._device = group.device
         self._mesh = init_device_mesh(group.device.type, (group.size,))
         self._divided: WeakSet[NamedWeights] = WeakSet()
-        # Strides of each parameter before it was divided. They change, because FSDP2 does not
-        # accept matrices stored by column.
+        # Strides of each parameter before it was divided. `divide` changes the strides, because
+        # FSDP2 does not accept matrices stored by column.
         self._strides = WeakTensorKeyDictionary()
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:

@@ -50,7 +50,7 @@ def configured_loss(settings: LossSettings, device: torch.device) -> TokenLoss:
 
 
 def configured_selection(settings: LossSettings) -> Selection | None:
-    """Return the function that picks the tokens this loss treats differently, or None."""
+    """Return the function that selects the tokens that the loss treats differently, or None."""
     select = SELECTIONS.get(settings.type)
     return None if select is None else partial(select, **_own_settings(select, settings))
 

@@ -74,13 +74,13 @@ class FleetGenerator:
     """A generator as the pipeline sees it. Its actor changes when the generator is replaced."""
 
     actor: Actor
-    chunks: int = 0  # submitted and not yet scored
-    version: int = 0  # version of the weights that it last reported
+    chunks: int = 0  # number of chunks submitted and not yet scored
+    version: int = 0  # version of the weights that the generator last reported
     weights_round: int = 0  # a chunk submitted now starts with weights of this round or newer
-    fetching: int = 0  # loads and deposits submitted and not yet answered
-    needs_from: int = 0  # round of the oldest weights that it may still use or fetch
-    replaced: int = 0  # number of replacements since its last chunk came back
-    joining: bool = False  # True if its actor is a replacement that has not answered yet
+    fetching: int = 0  # number of loads and deposits submitted and not yet answered
+    needs_from: int = 0  # round of the oldest weights that the generator may still use or fetch
+    replaced: int = 0  # number of replacements since the generator's last chunk came back
+    joining: bool = False  # True if the actor is a replacement that has not answered yet
 
 
 # ---- Records of the calls of a generator ---------------------------------------------------------
@@ -181,8 +181,8 @@ class Fleet:
 
         A generator switches to the new weights after its current chunk or, with a mid-batch
         `weight_update`, between two tokens. A joining generator has no chunk, so it always loads
-        the weights with an ordinary call. Its next call starts with the new weights, but the
-        pipeline does not wait for the load.
+        the weights with an ordinary call. The next call of a joining generator starts with the new
+        weights, but the pipeline does not wait for the load.
         """
         self._publish_s = {r: s for r, s in self._publish_s.items() if r >= self.needs_from}
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
@@ -325,7 +325,7 @@ class Fleet:
 
         Args:
             generator: The generator whose actor was lost.
-            lost: The loss. Error messages quote it.
+            lost: The loss, which error messages quote.
 
         Raises:
             ActorFailed: The generator cannot be replaced, or its replacements have failed

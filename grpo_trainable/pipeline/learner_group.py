@@ -15,7 +15,7 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.storage.checkpointing import LearnerFiles, read_part, write_messages
 from grpo_trainable.text import plural
 
-# Seconds to wait for news that a learner has died. When a learner dies, its partners can fail
+# Seconds to wait for news that a learner has died. When a learner dies, the other learners can fail
 # before the death is known.
 LOOK_FOR_LOST_S = 5.0
 

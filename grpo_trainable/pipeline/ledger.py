@@ -189,7 +189,7 @@ class Ledger:
         self._plan_redraws()
 
     def put_back(self, chunk: Chunk) -> None:
-        """Record that a chunk was lost with its generator. It will be handed out again."""
+        """Record that a chunk was lost with its generator and must be handed out again."""
         self._in_flight.remove(chunk.prompt_indices)
         insort(self._lost, chunk.prompt_indices)
 

@@ -81,7 +81,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait for a call, at most until `_due_s` of an actor, and add the wait to all silences."""
+        """Wait for a call, at most the shortest `_due_s`, and add the wait to all silences."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()

@@ -1,4 +1,4 @@
-"""The loop that runs the rounds of a trial, both synchronous and asynchronous ones.
+"""The loop that runs the rounds of a trial, which may be synchronous or asynchronous.
 
 A trial with `lag = 0` is synchronous: the gate admits the rollouts of a round only when the
 generators have the weights that the previous round produced. With `lag >= 1`, generators sample the

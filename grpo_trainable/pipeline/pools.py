@@ -9,8 +9,8 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Last element of the key for draws from the pools. Numpy pads shorter keys with zeros. So that no
-# other draw has the same key, this key is longer than all others and does not end with a zero.
+# Last element of the key for draws from the pools. Numpy pads shorter keys with zeros. This key is
+# longer than all other keys and does not end with a zero, so no other draw has the same key.
 POOLS = 3
 
 NAMES = ("easy", "mid", "hard")
@@ -46,7 +46,7 @@ class DifficultyPools:
         self._settings, self._seed = config.pools, config.seed
         self._rates = np.full(size, np.nan)  # NaN: never scored
         self._times_picked = np.zeros(size, dtype=np.int64)
-        self._picks: dict[int, Pick] = {}  # by prompt index, until a round has reported them
+        self._picks: dict[int, Pick] = {}  # by prompt index, kept until a round has reported them
 
     # ---- Picking -----------------------------------------------------------------------------
 

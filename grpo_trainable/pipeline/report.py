@@ -17,9 +17,10 @@ from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 @dataclass(kw_only=True)
 class Counts:
-    """Counts over the whole trial. Each counts prompts, unless its name or comment says otherwise.
+    """Counts over the whole trial.
 
-    Each requested prompt becomes one group: requested = trained + dropped + waiting + in flight.
+    Each field counts prompts, unless its name or comment says otherwise. Each requested prompt
+    becomes one group: requested = trained + dropped + waiting + in flight.
     """
 
     requested: int = 0
@@ -284,5 +285,5 @@ def time_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean. Sort first, because the sum of floats depends on their order."""
+    """Return the mean of the sorted values, because a sum of floats depends on their order."""
     return sum(sorted(values)) / len(values)
