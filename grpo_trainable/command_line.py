@@ -163,7 +163,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # nobody will read the stream again
+            _discard(self._stream)  # for all its writers: nobody will read this stream again
         except OSError:
             return  # keep the stream, because a full disk may have space later
 

@@ -130,9 +130,9 @@ class GRPOTrainable(tune.Trainable):
             # would silently lose its last policy, so it raises an error.
             if ended:
                 raise PolicyNotSaved(
-                    f"{trial.config.arm}/{trial.config.seed}: its last policy, of round "
+                    f"{trial.config.arm}/{trial.config.seed}: the last policy, of round "
                     f"{trial.rounds_trained}, is not saved ({reason(error)}); fix the storage and "
-                    "resume (this repeats the rounds since the last checkpoint)"
+                    "resume (the rounds since the last checkpoint are repeated)"
                 ) from error
             note = (
                 f"the checkpoint could not be written ({reason(error)}); the previous one is kept"

@@ -196,7 +196,7 @@ class Generator:
             number = next(self._numbers)
             self._to_score[number] = rollouts
             return Sampled(number=number, loaded=loaded, spans=spans)
-        assert scores is not None, "episodes come with scores, an inline scorer has made them"
+        assert scores is not None, "episodes have scores, and so do responses scored inline"
         return _scored(rollouts, scores, self._parts, loaded, spans)
 
     @property
@@ -260,7 +260,7 @@ class Generator:
             return self._earn(self.engine, requests, self.between_tokens)
         if self._player is None:
             return self._sample(requests, self.between_tokens), None
-        assert isinstance(self.engine, PlayingEngine), "checked with the config"
+        assert isinstance(self.engine, PlayingEngine), "the config was checked"
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
         scores = [[self._with_every_part(score) for score in own] for own in scores]

@@ -174,7 +174,7 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
     rewards, rollout, task = _rewards(config, group), config.rollout, config.task
     sampled = group.response_mask.sum(dim=1)
     if kl_coefficient > 0:
-        assert group.reference_log_probs is not None, "the round begins with the reference's pass"
+        assert group.reference_log_probs is not None, "the reference's pass comes first"
         rewards = rewards - kl_coefficient * kl_penalty(
             group.behaviour_log_probs, group.reference_log_probs, group.response_mask
         )
@@ -183,7 +183,7 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
             group.extents, rollout.max_new_tokens, config.overlong_buffer
         )
     if task.length_penalty > 0:
-        assert task.length_target is not None, "checked with the config"
+        assert task.length_target is not None, "the config was checked"
         rewards = rewards - task.length_penalty * length_deviation(sampled, task.length_target)
     return rewards
 
@@ -224,7 +224,7 @@ def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float
     earned = _earned(config, group)
     rewards = at_the_end(rewards - earned.sum(dim=1), mask) + earned
     if kl_coefficient > 0:
-        assert group.reference_log_probs is not None, "the round begins with the reference's pass"
+        assert group.reference_log_probs is not None, "the reference's pass comes first"
         rewards = rewards - kl_coefficient * k1(
             group.behaviour_log_probs, group.reference_log_probs, group.response_mask
         )

@@ -126,8 +126,8 @@ class Critic:
             batch: The microbatch, with its returns and its values from before the round.
             tokens: Number of tokens in the gradient step.
         """
-        assert batch.values is not None, "the round begins with the critic's values"
-        assert batch.returns is not None, "the round begins with the critic's values"
+        assert batch.values is not None, "the critic's values are computed first"
+        assert batch.returns is not None, "the critic's values are computed first"
         mask = batch.loss_mask
         loss, clipped = value_loss(
             values, batch.values, batch.returns, mask, clip=self._config.critic.clip or None

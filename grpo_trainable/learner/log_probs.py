@@ -43,7 +43,7 @@ class LogProbs:
         """Return log-probs and entropy from the hidden states (T, D) that `states_of` computed."""
         if isinstance(model, ActingPolicy):
             return self._of_actions(model, states, batch)
-        assert isinstance(model, Policy), "there is no other kind"
+        assert isinstance(model, Policy), "there is no other kind of policy"
         return state_log_probs(
             model,
             states,
@@ -78,9 +78,9 @@ class LogProbs:
 def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
     """Return the hidden states (T, D) that predict the sampled tokens, row by row."""
     if isinstance(model, ActingPolicy):
-        assert batch.observations is not None, "an episode of control has them"
+        assert batch.observations is not None, "episodes of control have observations"
         return model.hidden(batch.observations[batch.response_mask])
-    assert isinstance(model, Policy), "there is no other kind"
+    assert isinstance(model, Policy), "there is no other kind of policy"
     return response_states(model, batch.input_ids, batch.response_mask)
 
 

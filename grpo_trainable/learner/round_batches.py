@@ -84,7 +84,7 @@ class RoundBatches:
 
     def values(self, groups: Groups) -> list[Tensor]:
         """Return the critic's values of the states, (G, R) for each group."""
-        assert self._state.critic is not None, "only gae needs values"
+        assert self._state.critic is not None, "only loss.advantage=gae needs values"
         batch = self.collate(groups, [torch.zeros(len(group.response_ids)) for group in groups])
         return by_group(groups, self._state.critic.values(batch).cpu())
 
@@ -170,7 +170,7 @@ class RoundBatches:
             return None
         if all(values is not None for values in known):
             return self._as_rows(batch.groups, cast("list[Tensor]", known))
-        assert self._reference is not None, "a generator made no reference pass"
+        assert self._reference is not None, "a generator computed no log-probs under the reference"
         return self._reference.log_probs(batch.train_batch)
 
     def _own_tokens(self, groups: Groups) -> Tensor:

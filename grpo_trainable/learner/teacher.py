@@ -59,6 +59,6 @@ def check_teacher(config: GRPOConfig) -> int | None:
 def _refuse_other_tokens(config: GRPOConfig, tokenizer: Tokenizer, teachers: Tokenizer) -> None:
     if not tokenizer.is_part_of(teachers):
         raise ValueError(
-            f"loss.teacher={config.loss.teacher}: its tokenizer differs from the "
-            "policy's, whose tokens the teacher must read; use a teacher with the same tokenizer"
+            f"loss.teacher={config.loss.teacher}: its tokenizer differs from the policy's, but the "
+            "teacher must read the policy's tokens; use a teacher with the same tokenizer"
         )

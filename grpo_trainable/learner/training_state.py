@@ -179,7 +179,7 @@ class TrainingState:
             policy = read_part(directory, digests, "policy", advance)
             optimizer = read_part(directory, digests, "optimizer", advance)
         except CheckpointError as error:
-            logger.warning("%s; the trial sends the state instead", error)
+            logger.warning("%s; the trial's process sends the state instead", error)
             return False
         self._take(policy, optimizer, counters)
         return True

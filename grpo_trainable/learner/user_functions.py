@@ -98,7 +98,9 @@ class UserLoss:
         if isinstance(returned, tuple) and len(returned) == 2:
             token_loss, clipped = returned
         self._function.require(
-            token_loss, log_probs, "the loss, one number per token (loss.aggregation averages),"
+            token_loss,
+            log_probs,
+            "the loss, one number per token (loss.aggregation averages them),",
         )
         self._function.require(clipped, mask, "the mask of clipped tokens")
         if not token_loss.requires_grad:
