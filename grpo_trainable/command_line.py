@@ -76,15 +76,15 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 def command(name: str) -> list[str]:
     """Return the first words of the command line that runs `name`.
 
-    They match how the current command was started: by its entry point, or as a file of the
-    repository.
+    These words match the way the current command was started: by its entry point, or as a file of
+    the repository.
     """
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
     return [f"grpo-{name.replace('_', '-')}"] if by_entry_point else ["python", f"launch/{name}.py"]
 
 
 def program(name: str) -> str:
-    """Return the prefix of messages of the command line `name`: `grpo-tune` or `tune.py`."""
+    """Return the prefix of messages from the command line `name`: `grpo-tune` or `tune.py`."""
     return Path(command(name)[-1]).name
 
 
@@ -96,7 +96,7 @@ def run(name: str, body: Callable[[], int | None]) -> int:
     """
     try:
         status = body()
-        if sys.stdout is not None:  # None if the shell closed it before the start: `>&-`
+        if sys.stdout is not None:  # None if the shell closed the stream before the start: `>&-`
             sys.stdout.flush()
         return OK if status is None else status
     except (UsageError, ConfigError, PluginError) as error:
@@ -119,7 +119,7 @@ def run(name: str, body: Callable[[], int | None]) -> int:
 def output_dropped_on_error() -> Iterator[None]:
     """Drop output that cannot be written, instead of raising an error, and continue.
 
-    Use it for work that must continue after Ctrl-C has ended `| tee`, or when the disk that holds
+    Use this for work that must continue even if Ctrl-C has ended `| tee`, or if the disk that holds
     the log is full.
     """
     with contextlib.ExitStack() as stack:
@@ -127,7 +127,7 @@ def output_dropped_on_error() -> Iterator[None]:
             (sys.stdout, contextlib.redirect_stdout),
             (sys.stderr, contextlib.redirect_stderr),
         ):
-            if stream is not None:  # None if the shell closed it before the start: `>&-`
+            if stream is not None:  # None if the shell closed the stream before the start: `>&-`
                 droppable = _Droppable(stream)
                 stack.callback(droppable.end)
                 stack.enter_context(redirect(cast("IO[str]", droppable)))
@@ -163,9 +163,9 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for all writers, because nobody will read the stream again
+            _discard(self._stream)  # for all its writers: nobody will read this stream again
         except OSError:
-            return  # a full disk may have space later
+            return  # keep the stream, because a full disk may have space later
 
 
 def _discard(stream: IO[str]) -> None:

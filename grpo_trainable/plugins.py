@@ -39,7 +39,7 @@ def split_reference(reference: str) -> tuple[str, str]:
     `my/file.py:name` gives `("my/file.py", "name")`, and `module:name` gives `("module", "name")`.
 
     Raises:
-        ValueError: The text has neither form.
+        ValueError: The reference has neither form.
     """
     where, _, name = reference.rpartition(":")
     is_file = where.endswith(".py") and "\0" not in where
@@ -62,7 +62,7 @@ def load(key: str, reference: str) -> Callable[..., Any]:
     """Return the function or class that the setting `key` names.
 
     Raises:
-        PluginError: The object cannot be imported or called.
+        PluginError: The object cannot be imported, or is not callable.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, callable)
@@ -72,10 +72,10 @@ def load(key: str, reference: str) -> Callable[..., Any]:
 
 
 def load_instance(key: str, reference: str, kind: type[T]) -> T:
-    """Return the object that the setting or option `key` names. It must be a `kind`.
+    """Return the object that the setting or option `key` names. It must be an instance of `kind`.
 
     Raises:
-        PluginError: The object cannot be imported, or is not a `kind`.
+        PluginError: The object cannot be imported, or is not an instance of `kind`.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, lambda value: isinstance(value, kind))
@@ -112,7 +112,7 @@ def _named(key: str, reference: str) -> str:
 def _import_name(reference: str, fits: Callable[[Any], bool]) -> Any:
     """Return the object that `reference` names.
 
-    If there is no such name, the error lists names that would fit.
+    If the module has no such name, the error lists names of the module that would fit.
     """
     where, name = split_reference(reference)
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
@@ -180,7 +180,7 @@ def _import_file(path: Path) -> ModuleType:
         raise FileNotFoundError(f"no file {path}")
     # The module gets a made-up name, because a user's json.py must not replace the standard json.
     # For the same reason, the file's directory comes last on `sys.path`. The name depends on the
-    # file's contents, so a process executes a file once, and again only if it has changed.
+    # file's contents, so a process executes the file again only if its contents have changed.
     digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
     name = f"_plugin_{path.stem}_{digest[:16]}"
     if name not in sys.modules:
@@ -191,8 +191,9 @@ def _import_file(path: Path) -> ModuleType:
 class _Uncached(SourceFileLoader):
     """Loader that always compiles the file.
 
-    Python considers a file in `__pycache__` up to date if the source has the recorded size and
-    modification time, in whole seconds. After a quick edit it could run the old code.
+    Python uses a compiled file in `__pycache__` if the source file still has the recorded size and
+    the recorded modification time, in whole seconds. So after a quick edit, Python could run the
+    old code.
     """
 
     def get_code(self, fullname: str) -> CodeType:

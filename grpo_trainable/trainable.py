@@ -28,10 +28,10 @@ class GRPOTrainable(tune.Trainable):
     """The Tune Trainable that runs a `Trial`.
 
     Its config is the plain data that `GRPOConfig.from_dict` reads. Each row that `step()` returns
-    contains the metrics of one round, under the names of `metrics.NAMES`.
+    contains the metrics of one round, keyed by the names in `metrics.NAMES`.
     """
 
-    last_pauses_s: Sequence[float] = PAUSES_S  # pauses between attempts to save the last policy
+    last_pauses_s: Sequence[float] = PAUSES_S  # seconds between attempts to save the last policy
     followed = False  # True if callbacks write the rows to files
 
     @classmethod
@@ -66,8 +66,8 @@ class GRPOTrainable(tune.Trainable):
         if files:
             lay_down(files)
             shipped = ray.put(files)
-        # This import is not at the top, because the command imports this class but does not need
-        # the libraries of a trial, such as torch.
+        # This import is not at the top, because a command that starts trials imports this class but
+        # does not need the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
         self.trial = Trial(resolved(config), self._storage, inputs, shipped)
@@ -82,8 +82,8 @@ class GRPOTrainable(tune.Trainable):
             self._restore_newest()
         report = self.trial.run_round()
         if report is None:
-            # The trial was restored from its final checkpoint, but Tune did not know that it was
-            # final. No round follows, and the last row stays valid.
+            # Tune restored the trial from its final checkpoint without knowing that no round
+            # follows. The row of the last round stays valid.
             return {RESULT_DUPLICATE: True, "done": True}
         return {
             **report.metrics,
@@ -99,11 +99,10 @@ class GRPOTrainable(tune.Trainable):
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
-        """Save a checkpoint, and record how long Tune takes for it.
+        """Save a checkpoint, and record how long saving takes.
 
-        The time includes writing the checkpoint and copying it to the storage path.
-
-        If the checkpoint of a running trial cannot be written, the trial continues with a warning.
+        The recorded time includes writing the checkpoint and copying it to the storage path. If the
+        checkpoint of a running trial cannot be written, the trial continues with a warning.
 
         Args:
             checkpoint_dir: The directory to write to. None: Tune's storage path.
@@ -116,7 +115,8 @@ class GRPOTrainable(tune.Trainable):
                 result = self._save_to_storage()
             else:
                 result = super().save(checkpoint_dir)
-        # Tune stores the last row with every checkpoint, in every snapshot of the experiment.
+        # Tune stores the last row with every checkpoint, in every snapshot of the experiment, so
+        # the row must not contain the details.
         result.metrics.pop(DETAILS, None)
         return result
 
@@ -126,15 +126,17 @@ class GRPOTrainable(tune.Trainable):
             result = save_persistently(self._write_to_storage, self.last_pauses_s if ended else ())
         except OSError as error:
             # The disk is full, permission is missing, or an object store fails or does not answer.
-            # None of these may end a trial that can continue. If the trial has ended, its last
-            # policy would be lost silently, so an error is raised.
+            # A trial that can continue must survive such a failure. A trial after its last round
+            # would silently lose its last policy, so it raises an error.
             if ended:
                 raise PolicyNotSaved(
-                    f"{trial.config.arm}/{trial.config.seed}: its last policy, of round "
+                    f"{trial.config.arm}/{trial.config.seed}: the last policy, of round "
                     f"{trial.rounds_trained}, is not saved ({reason(error)}); fix the storage and "
-                    "resume (this repeats the rounds since the last checkpoint)"
+                    "resume (the rounds since the last checkpoint are repeated)"
                 ) from error
-            note = f"the checkpoint could not be written ({reason(error)}); the last one is kept"
+            note = (
+                f"the checkpoint could not be written ({reason(error)}); the previous one is kept"
+            )
             trial.note_checkpoints([note], failed=True)
             return _TrainingResult(checkpoint=None, metrics={})
         trial.note_checkpoints(trial.stored.remove_older(rows_follow=self.followed))
@@ -150,7 +152,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial.save(checkpoint_dir)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restore a checkpoint. If it is damaged, restore the trial's newest intact one.
+        """Restore a checkpoint. If it is damaged, restore the trial's newest intact checkpoint.
 
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
@@ -170,14 +172,14 @@ class GRPOTrainable(tune.Trainable):
         self._looked_for_checkpoint = True
         notes = self.trial.stored.go_on(noted, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
-        # Tune may know of another checkpoint, or of none.
+        # Tune's counters may belong to another checkpoint, or to none.
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
     def _restore(self, checkpoint_path: Any) -> int:
         """Restore this checkpoint, unless it contains a foreign file, and return its round.
 
-        Tune's own `restore` would unpickle such a file.
+        Tune's own `restore` would unpickle a foreign file.
         """
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         if isinstance(checkpoint, str):
@@ -187,7 +189,8 @@ class GRPOTrainable(tune.Trainable):
                 refuse_foreign_files(directory)
                 self.load_checkpoint(directory)
             except DamagedCheckpoint as error:
-                # A checkpoint in an object store is read from a local copy, which has another path.
+                # A checkpoint in an object store is read from a local copy. The message must name
+                # the path of the checkpoint, not of the copy.
                 raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
         return self.trial.rounds_trained
 
@@ -208,10 +211,10 @@ class GRPOTrainable(tune.Trainable):
 
 
 class DetailedGRPO(GRPOTrainable):
-    """A GRPOTrainable whose rows also contain, under `DETAILS`, what the callbacks write to files.
+    """A GRPOTrainable whose rows contain, under `DETAILS`, the data that callbacks write to files.
 
-    Run it with `callbacks.grpo_callbacks`. Otherwise Tune logs each row with its details, and an
-    object store keeps every checkpoint that is newer than the rows stored there.
+    Run it with `callbacks.grpo_callbacks`. Without these callbacks, Tune logs each row with its
+    details, and an object store keeps every checkpoint that is newer than the rows stored there.
     """
 
     followed = True
@@ -227,12 +230,13 @@ def register(
 
     Args:
         inputs: The result of `inputs.digests_of_all` for the trials. A trial fails if a file that
-            it would read has different content; the error names the file. None: each trial reads
-            the files as they are.
+            it would read has changed since the digests were computed; the error names the file.
+            None: each trial reads the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
         trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
-        trainable.__qualname__ = DetailedGRPO.__qualname__  # Ray names the process like this
+        # Ray names the trial's process after `__qualname__`.
+        trainable.__qualname__ = DetailedGRPO.__qualname__
     register_trainable(NAME, trainable)

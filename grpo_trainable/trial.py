@@ -1,6 +1,6 @@
 """One trial: its actors and the pipeline that runs its rounds.
 
-Tune's Trainable and RLlib's Algorithm are thin shells around it.
+Tune's Trainable and RLlib's Algorithm are thin shells around `Trial`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BUILT_INTO_ACTORS = ("placement", "resources", "transport")
 
 
 class Trial:
-    """Owns the actors of one trial and runs the pipeline over them."""
+    """Owns the actors of one trial and the pipeline that uses them."""
 
     def __init__(
         self,
@@ -68,8 +68,9 @@ class Trial:
         Args:
             config: The settings, with absolute paths, as `resolved` returns them.
             storage: Tune's storage of the trial's checkpoints. None: Tune stores none.
-            inputs: The result of `digests_of_all` for the trials when the experiment started. The
-                files that this trial reads must still match. None: nothing is compared.
+            inputs: The result of `digests_of_all` for the trials at the start of the experiment.
+                The files that this trial reads must still have these digests. None: nothing is
+                compared.
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
 
         Raises:
@@ -96,7 +97,7 @@ class Trial:
             raise
 
     def _new_pipeline(self) -> None:
-        """Create a pipeline at round 0, over actors that have not done any work yet."""
+        """Create a pipeline at round 0, for actors that are new or have been reset."""
         config, choice = self.config, self.actors.choice
         self._inputs = input_digests(config, self._inputs_at_start)
         self._tokenizer = policy_tokenizer(config.model)
@@ -119,21 +120,21 @@ class Trial:
             f"engine {engine.name}: {engine.promise}",
         ]
         self._wall_clock = WallClock()
-        self._checkpoints: list[Span] = []  # written since the last round
+        self._checkpoints: list[Span] = []  # spans of the checkpoints since the last round
         self._saved_round: int | None = None
-        self._failures = 0  # consecutive checkpoints that could not be written
+        self._failures = 0  # number of consecutive checkpoints that could not be written
         self._retry_at = math.inf  # round after which the next attempt is made
         self.due = False  # True if the trial requests a checkpoint of this round
         self._has_first_weights = False
-        self._disturbed = False  # True once the user was warned of a disturbed round
+        self._disturbed = False  # True once the user has been warned about a disturbed round
         self._lost_actor = False  # True if an actor was replaced since the meter was last read
         self._niceness = 0  # the largest niceness of the trial's processes
 
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.
 
-        This happens late, because a checkpoint may be loaded first, and then its weights must be
-        sent.
+        The first round or evaluation calls this method. If a checkpoint was loaded earlier, the
+        generators get the weights of the checkpoint.
         """
         if self._has_first_weights:
             return
@@ -155,7 +156,8 @@ class Trial:
             return
         start = now()
         chunk = range(schedule.unit_prompts(self.config))
-        # With difficulty pools, each request of a round names its example, so these do too.
+        # With difficulty pools, each request of a round names its example, so the requests of the
+        # warm-up do too.
         pools = self.config.pools.enabled
         requests = [self._prompts.request("train", i, i if pools else None) for i in chunk]
         self.actors.warm_up(requests)
@@ -203,8 +205,8 @@ class Trial:
     def _completed(self, report: RoundReport) -> RoundReport:
         """Complete the pipeline's report of a round with values that only the trial measures.
 
-        These are the load from other processes, time and cost, checkpoints and warnings. The
-        warnings are logged as well.
+        These values are the load from other processes, the times and costs, the checkpoints and the
+        warnings. Warnings are also logged.
         """
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         row["fleet/niceness"] = float(self._niceness)
@@ -222,9 +224,9 @@ class Trial:
         return report
 
     def evaluate(self) -> Evaluation:
-        """Return the held-out rewards under the current weights. Call it between two rounds.
+        """Return the held-out rewards under the current weights.
 
-        The trial's wall clock does not count the evaluation.
+        Call this method between two rounds. The trial's wall clock does not count the evaluation.
         """
         self._send_first_weights()
         start = now()
@@ -245,7 +247,7 @@ class Trial:
         taken = self.meter.take()
         if taken is None:
             return {}
-        # After an actor was killed, its CPU time cannot be separated from that of other processes.
+        # Once an actor is killed, its CPU time cannot be separated from that of other processes.
         lost, self._lost_actor = self._lost_actor, False
         if taken.fraction > DISTURBED_ABOVE and not lost and not self._disturbed:
             self._disturbed = True
@@ -268,7 +270,7 @@ class Trial:
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
         """Return the round's times, throughput and cost.
 
-        Throughput counts the groups that were trained on for the first time.
+        Throughput counts only the groups that this round trained on for the first time.
         """
         eval_s = report.metrics["time/eval_s"]
         seconds = self._wall_clock.round_ended(report.start, report.end, eval_s)
@@ -285,7 +287,7 @@ class Trial:
         }
 
     def details(self, report: RoundReport) -> RoundDetails:
-        """Return what the callbacks write: responses, steps, version changes and every span."""
+        """Return the data that callbacks write: responses, steps, version changes and all spans."""
         updated, decode = report.updated, self._tokenizer.decode
         evaluations: Columns = {}
         for held_out in report.evaluations:
@@ -322,7 +324,7 @@ class Trial:
     def checkpointing(self) -> Iterator[None]:
         """Count the enclosed time as checkpoint time, and leave it out of the wall clock.
 
-        Enclose everything that a checkpoint needs: writing it and copying it to its storage.
+        Enclose both the writing of a checkpoint and the copying to its storage.
         """
         start = now()
         try:
@@ -354,8 +356,8 @@ class Trial:
         response, token). So the seed in the config and the prompt indices in the pipeline's state
         make up the entire random state.
         """
-        # If the trial did not request this checkpoint, or has already saved this round, Tune
-        # requested it: under PBT another trial may start from it.
+        # If the trial did not request this checkpoint, or has already saved this round, then Tune
+        # requested the checkpoint. Under PBT, another trial may start from such a checkpoint.
         if not self.due or self.rounds_trained == self._saved_round:
             self.stored.share(self.rounds_trained)
         with begun(directory) as seen_by:
@@ -420,7 +422,7 @@ class Trial:
             self._new_pipeline()
         except ActorFailed as error:
             # Tune does not retry a trial whose reset fails.
-            logger.warning("%s; starting other actors", error)
+            logger.warning("%s; starting new actors", error)
             self.end()
             self._start_actors(new)
         return True
@@ -433,8 +435,8 @@ class Trial:
 def resolved(config: Mapping[str, Any]) -> GRPOConfig:
     """Return a trial's config with absolute paths.
 
-    Relative paths refer to the directory in which Ray was started. Tune moves a trial's process to
-    another directory.
+    Relative paths refer to the directory in which Ray was started, not to the directory to which
+    Tune moves a trial's process.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
     return with_task_settings(GRPOConfig.from_dict(make_absolute(config, started)), started)

@@ -62,7 +62,7 @@ class GroupProcess:
             EpisodeError: The process has ended, or the environment failed.
         """
         if self._process is None or not self._process.is_alive():
-            raise EpisodeError("the process of its group has ended")
+            raise EpisodeError("the process of this group has ended")
         try:
             reply = self._process.ask(message, deadline_s)
         except EOFError as death:
@@ -93,7 +93,7 @@ class GroupProcess:
 
 
 class Episode:
-    """One episode in the process of its group. Call its methods in that group's thread.
+    """One episode in the process of its group. Call its methods in the thread of that process.
 
     `place` identifies the episode within its group.
     """
@@ -156,8 +156,8 @@ def _reference(settings: EnvSettings) -> str:
     """Return the reference to an environment's class.
 
     Raises:
-        ValueError: The environment runs code that the policy writes, which cannot be contained
-            here.
+        ValueError: The environment runs code that the policy writes, and this machine cannot
+            contain such code.
     """
     if settings.allow_unsafe:
         _warn_of_unsafe_code()

@@ -1,8 +1,8 @@
 """The process that plays the episodes of a group: `python -m … REFERENCE LIFELINE_FD`.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true}`. If the class cannot be loaded, it is `{"error": …}` instead, and the process
-ends. After the first line, each request gets one reply:
+`{"ready": true}`. If the class cannot be loaded, the first line is `{"error": …}` instead, and the
+process ends. After the first line, each request gets one reply:
 
     {"reset": PLACE, "spec": …}      {"text": …}
     {"step": PLACE, "action": …}     {"text", "reward", "done", "info"}
@@ -31,7 +31,7 @@ METHODS = ("reset", "step", "close")
 
 
 class Environments:
-    """The environments of one process. Each is created when it is first used."""
+    """The environments of one process. Each environment is created when it is first used."""
 
     def __init__(self, reference: str) -> None:
         """Load the class of the environments.
@@ -75,7 +75,7 @@ def main(reference: str, lifeline_fd: int) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    # User code runs here. Nothing that it raises may end the conversation silently.
+    # User code runs below. An exception in it must not end the conversation silently.
     try:
         places = Environments(reference)
     except ValueError as error:

@@ -26,9 +26,10 @@ class Played:
 
     episode: Episode
     process: GroupProcess
-    rewards: list[tuple[int, float]] = field(default_factory=list)  # (last token of action, reward)
+    # (index of the action's last token, reward)
+    rewards: list[tuple[int, float]] = field(default_factory=list)
     info: dict[str, float] = field(default_factory=dict)  # sums over the turns
-    error: str | None = None  # why the environment failed
+    error: str | None = None  # the reason, if the environment failed
 
     def add(self, end: int, turn: Turn) -> None:
         """Record the environment's answer to the action that ends with token `end`."""
@@ -75,7 +76,7 @@ class EpisodePlayer:
 
         Returns:
             A group for each request, and a list of its episodes' scores for each group. The groups
-            contain the rewards of turns but not yet those of responses.
+            contain the rewards of turns but not yet the rewards of responses.
         """
         episodes = self._begun(requests)
         call = _Call(self._settings, self._prompts.reply, self._tokenizer.decode, episodes)
@@ -150,11 +151,11 @@ class _Group:
 
 
 class _Call:
-    """The environments' side of one call of an engine. It implements `Partner`.
+    """The environments' side of one call of an engine, as a `Partner`.
 
-    Answers are passed on together, once all awaited ones have arrived, so a repeated call gives the
-    same bits. `patience_s` limits these waits: it is the total time that a call may spend on them
-    while other rows could continue.
+    Answers are passed to the engine together, once all awaited answers have arrived, so a repeated
+    call gives the same bits. `patience_s` limits these waits: it is the maximum time that a call
+    spends, in total, on waits during which other rows could continue.
     """
 
     def __init__(
@@ -220,8 +221,8 @@ class _Call:
     def _next(self, *, waits: bool) -> Observation | BaseException | None:
         """Return the next answer, or None if it does not come in time.
 
-        If `waits` is True, wait for as long as it takes. Otherwise wait at most for the remaining
-        patience.
+        If `waits` is True, wait for as long as it takes. Otherwise, wait at most for the rest of
+        `patience_s`.
         """
         if waits:
             return self._answers.get()

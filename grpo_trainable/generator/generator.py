@@ -30,7 +30,7 @@ from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memor
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
 
-Scores = list[Score | RewardError]  # of a group: one per response, then one per completion
+Scores = list[Score | RewardError]  # scores of a group: one per response, then one per completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Generator:
         Args:
             config: The trial's settings.
             receiver: Fetches published weights.
-            clock: The clock of the process, if another role runs in it too.
+            clock: The clock of the process, if another role runs in the same process.
         """
         keep_freed_memory()
         r = config.resources
@@ -87,8 +87,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         self._fetched: dict[str, torch.Tensor] = {}  # the weights of the last fetch
-        # Another thread puts weights into the mailbox. Newer weights replace those that were not
-        # taken out.
+        # Another thread puts weights into the mailbox. Newer weights replace older ones that were
+        # not taken out.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
@@ -130,9 +130,9 @@ class Generator:
         """Fetch published weights and put them into a mailbox.
 
         The sampling loop checks the mailbox before every token. This method runs in a separate
-        thread, concurrently with any other call. Its arguments are those of `load`.
+        thread, concurrently with any other call. The arguments are those of `load`.
         """
-        mailbox = self._mailbox  # `reset` replaces it
+        mailbox = self._mailbox  # `reset` replaces the attribute
         called = now()
         start = min(called, sent_at)
         fetched = self._fetch(handle, received, called - start)
@@ -148,7 +148,7 @@ class Generator:
         start = time.perf_counter()
         weights = self._receiver.fetch(handle, received)
         seconds = waited_s + time.perf_counter() - start
-        # A tensor that was already here was not transferred.
+        # A tensor that was already in this process was not transferred.
         new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
         self._fetched = weights.tensors
         return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
@@ -172,11 +172,11 @@ class Generator:
         )
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
-        """Sample responses to requests of one stream, and score them if that is quick.
+        """Sample responses to requests of one stream, and score them if scoring is quick.
 
-        A reward that may take long is computed by `score`, while the next requests are sampled. The
-        answer is then `Sampled`. Episodes are rewarded while they are played. In an evaluation, all
-        of this counts as the stage `eval`.
+        A reward that may take long is computed by `score`, while the next requests are sampled. In
+        that case, the answer is a `Sampled`. Episodes are rewarded while they are played. In an
+        evaluation, both sampling and scoring count as the stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():
@@ -196,7 +196,7 @@ class Generator:
             number = next(self._numbers)
             self._to_score[number] = rollouts
             return Sampled(number=number, loaded=loaded, spans=spans)
-        assert scores is not None, "episodes come with scores, an inline scorer has made them"
+        assert scores is not None, "episodes have scores, and so do responses scored inline"
         return _scored(rollouts, scores, self._parts, loaded, spans)
 
     @property
@@ -207,11 +207,11 @@ class Generator:
     def score(self, number: int) -> Scored:
         """Score what `generate` has sampled.
 
-        This runs in a separate thread, concurrently with any other call. The weights that were
-        loaded during sampling are in the answer to `generate`.
+        This runs in a separate thread, concurrently with any other call. The answer to `generate`
+        already lists the weights that were loaded during sampling.
 
         Args:
-            number: The number in that answer, a `Sampled`.
+            number: The number in the `Sampled` that `generate` has returned.
         """
         rollouts = self._to_score.pop(number)
         start = now()
@@ -223,8 +223,8 @@ class Generator:
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Sample once and drop the responses, so that memory and code are warm in the first round.
 
-        Random draws are keyed by the request, so none is used up. Nothing is scored, because a
-        user's reward function may count its calls or cost money.
+        Random draws are keyed by the request, so the warm-up does not change later draws. Nothing
+        is scored, because a user's reward function may count its calls or cost money.
         """
         with self._context.call():
             if isinstance(self.engine, EarningEngine):
@@ -246,7 +246,7 @@ class Generator:
             return self._completer.completions(groups, requests[0].limits)
 
     def _complete(self, requests: Sequence[Request]) -> list[RolloutGroup]:
-        """Sample completions with the weights that have sampled the responses."""
+        """Sample completions with the same weights as the responses."""
         return self._sample(requests, advance)
 
     def _sample_or_play(
@@ -260,7 +260,7 @@ class Generator:
             return self._earn(self.engine, requests, self.between_tokens)
         if self._player is None:
             return self._sample(requests, self.between_tokens), None
-        assert isinstance(self.engine, PlayingEngine), "checked with the config"
+        assert isinstance(self.engine, PlayingEngine), "the config was checked"
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
         scores = [[self._with_every_part(score) for score in own] for own in scores]
@@ -297,7 +297,7 @@ class Generator:
     def between_tokens(self) -> None:
         """Load weights that have arrived in the mailbox.
 
-        The engine calls this before every token.
+        The engine calls this method before every token.
         """
         advance()
         if not self._mailbox:

@@ -1,17 +1,17 @@
 """The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK]`.
 
-REFERENCE names a function `f(response, ground_truth)`. If TASK is given, a JSON object with
-`settings` and `seed`, REFERENCE names a task whose `reward` is called. The task is a built-in one
-or a user's class.
+REFERENCE names a function `f(response, ground_truth)`. TASK is a JSON object with `settings` and
+`seed`. If TASK is given, REFERENCE names a task, which is a built-in one or a user's class, and the
+task's `reward` is called.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true}`. If the function cannot be imported, it is `{"error": …}` instead, and the process
-ends. After the first line, each request, `{"response", "ground_truth"}`, gets one reply:
-`{"error"}` or `{"reward", "format_reward", "answer_reward"}`.
+`{"ready": true}`. If the function cannot be imported, the first line is `{"error": …}` instead, and
+the process ends. After the first line, each request, `{"response", "ground_truth"}`, gets one
+reply: `{"error"}` or `{"reward", "format_reward", "answer_reward"}`.
 
-The process ends when its parent does. An idle process sees the end of standard input. A busy one
-gets SIGIO when the parent's end of the LIFELINE_FD pipe closes; that works even if a function never
-returns.
+The process ends when its parent does. An idle process sees the end of standard input. A busy
+process gets SIGIO when the parent's end of the LIFELINE_FD pipe closes. The signal ends the process
+even if a function never returns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from grpo_trainable.plugins import load, one_line
 from grpo_trainable.tasks import REWARDS, as_score
 from grpo_trainable.tasks.custom import CustomTask
 
-# Memory limit of a built-in reward, in bytes: the number in an answer can be too large for any
-# memory.
+# Limit on the address space of a process with a built-in reward. A number in an answer can be too
+# large for any memory.
 MEMORY_BYTES = 2 << 30
 
 
@@ -70,7 +70,7 @@ def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    # User code runs here. Nothing that it raises may end the conversation silently.
+    # User code runs below. An exception in it must not end the conversation silently.
     try:
         function = reward_function(reference, task)
     except ValueError as error:

@@ -26,7 +26,7 @@ HANGS_A_CHUNK = 10  # number of missing answers after which the rest of a chunk 
 class Scorer(Protocol):
     """Computes the rewards of responses."""
 
-    is_inline: bool  # scoring takes hardly any time and never hangs
+    is_inline: bool  # True if scoring takes hardly any time and never hangs
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
         """Return one answer for each request, in order."""
@@ -38,7 +38,7 @@ class Scorer(Protocol):
 
 
 class InlineScorer:
-    """Scores with a built-in function that never hangs. An exception in it is a bug of ours."""
+    """Scores with a built-in function that never hangs and, unless it has a bug, never raises."""
 
     is_inline = True
 
@@ -57,25 +57,26 @@ class InlineScorer:
 class ProcessScorer:
     """Scores with a function that may hang, in `workers` parallel processes that can be killed.
 
-    `reward` is `module:function` or `path/to/file.py:function`. It is looked up in `directory`
-    (None: the current one) and on this process's `sys.path`. The function is
+    `reward` is `module:function` or `path/to/file.py:function`. The module or file is looked up in
+    `directory` (None: the current one) and on this process's `sys.path`. The function is
     `f(response, ground_truth)`. It returns a number, or a dict with `reward` and optionally
     `format_reward` and `answer_reward`. If `task` is given, with the task's `settings` and `seed`,
-    `reward` names a task instead: a built-in one or a user's class. The function is then the task's
-    method `reward`.
+    `reward` names a task instead: a built-in one or a user's class. In that case, the function is
+    the task's method `reward`.
 
     Every failure becomes the `RewardError` of its response: an exception, a value that is not a
     finite number, no answer within `deadline_s`, or the death of the process. If no answer comes
-    and `unverified` is given, the result of `unverified` is the score instead, because then the
-    response is at fault, not the function. A spare process, already warm, replaces one that was
-    killed or died.
+    and `unverified` is given, the result of `unverified` is the score instead: in that case, the
+    response is at fault, not the function. A spare process, already warm, replaces a process that
+    was killed or died.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial whose rewards all hang ends soon. Responses that other processes are already
     scoring are still awaited.
 
-    Requests start in order, each in the first process that is free. Which one is free first depends
-    on timing, so rewards are reproducible only if the function keeps no state between calls.
+    Requests start in order, each in the first process that is free. The choice of the process
+    depends on timing, so rewards are reproducible only if the function keeps no state between
+    calls.
     """
 
     is_inline = False
@@ -124,7 +125,7 @@ class ProcessScorer:
         def score_one(request: ScoreRequest) -> Score | RewardError:
             if len(hung) >= HANGS_A_CHUNK:
                 return RewardError(
-                    f"not scored: the reward hung on {len(hung)} other responses of its chunk"
+                    f"not scored: the reward hung on {len(hung)} other responses of the same chunk"
                 )
             try:
                 return self._ask(request)
@@ -191,7 +192,7 @@ class ProcessScorer:
             if self._closed:
                 raise EOFError("the scorer was closed while it waited for an answer")
             logger.warning("a reward process has ended; the spare takes over")
-            ended.kill()  # closes our ends of its pipes
+            ended.kill()  # closes this process's ends of the pipes
             self._processes.remove(ended)
             worker = self._processes[-1]
             if not worker.is_alive():

@@ -19,8 +19,8 @@ from grpo_trainable.config import VineSettings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
 STREAM = "vine"  # part of the key of the completions' random draws
-# The end of a token that ends a sentence: a punctuation mark, then any closing quotes or brackets,
-# then any spaces.
+# Pattern of a token that ends a sentence. The token ends with a punctuation mark, then any closing
+# quotes or brackets, then any spaces.
 SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
 
 Sample = Callable[[Sequence[Request]], list[RolloutGroup]]
@@ -62,7 +62,7 @@ class Completer:
 
         Args:
             groups: The groups.
-            limits: The limits with which their responses were sampled.
+            limits: The limits with which the responses of these groups were sampled.
         """
         found = [Completions(states=[], texts=[], samples=self._settings.samples) for _ in groups]
         for tokens, states in sorted(self._by_tokens(groups).items()):
@@ -78,7 +78,7 @@ class Completer:
         return found
 
     def _by_tokens(self, groups: Sequence[RolloutGroup]) -> dict[int, list[tuple[int, int]]]:
-        """Return the states of all groups by their number of tokens.
+        """Return the states of all groups, keyed by their number of response tokens.
 
         Each state is given as (index of the group, index of the response).
         """
@@ -109,7 +109,7 @@ class Completer:
                 last = tokens
 
     def _ends_sentence(self, pair: list[int]) -> bool:
-        """Return True if a sentence or line ends between two tokens. None ends within "3.14"."""
+        """Return True if a sentence or line ends between two tokens. "3.14" has no such end."""
         piece, following = self._decode(pair[:1]), self._decode(pair[1:])
         if "\n" in piece:
             return True
@@ -145,7 +145,7 @@ def state_values(group: RolloutGroup, completions: Completions, rewards: Sequenc
 
     Args:
         group: The group.
-        completions: Completions of its states.
+        completions: Completions of the group's states.
         rewards: The rewards of `completions.texts`.
     """
     values = torch.full(group.response_mask.shape, torch.nan)
@@ -153,7 +153,7 @@ def state_values(group: RolloutGroup, completions: Completions, rewards: Sequenc
     for (response, tokens), mean in zip(completions.states, means.tolist(), strict=True):
         if tokens == 0:
             first = group.response_mask.int().argmax(dim=1)
-            values[torch.arange(len(first)), first] = mean  # all responses begin with the prompt
+            values[torch.arange(len(first)), first] = mean  # all responses share the prompt
         else:
             place = group.response_mask[response].nonzero()[tokens]
             values[response, place] = mean

@@ -1,6 +1,6 @@
 """A process that runs user code and exchanges JSON lines, with a deadline for each reply.
 
-It can be killed at any time, together with everything that it has started.
+The process can be killed at any time, together with everything that it has started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from grpo_trainable.telemetry.progress import advance
 
-WAIT_S = 0.5  # a wait counts as progress after each such interval
+WAIT_S = 0.5  # each interval of a wait counts as progress
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
 # This environment variable marks every process that a worker has started, even one that has left
 # the process group.
@@ -48,7 +48,8 @@ class WorkerProcess:
         first, *rest = arguments
         self._mark = uuid.uuid4().hex
         program = [sys.executable, "-m", module, first]
-        # The worker ends when our end of this pipe closes, even if we are killed.
+        # The worker ends when this process's end of the pipe closes, even if this process is
+        # killed.
         lifeline, our_end = os.pipe()
         self._lifeline = os.fdopen(our_end, "wb", buffering=0)
         try:
@@ -65,8 +66,8 @@ class WorkerProcess:
                     MARK: self._mark,
                 },
                 pass_fds=[lifeline],
-                # In a separate process group, kill() also reaches the user's subprocesses. Ctrl-C
-                # does not reach them, because we handle it.
+                # Because of the separate process group, `kill` also reaches the user's
+                # subprocesses. Ctrl-C does not reach them, because this process handles it.
                 start_new_session=True,
             )
         finally:
@@ -82,8 +83,8 @@ class WorkerProcess:
         """Wait until the process is ready for requests.
 
         Raises:
-            ValueError: The process cannot start. The message contains the setting or the process's
-                own error.
+            ValueError: The process cannot start. The message is the process's own error, or names
+                the setting and the reason.
         """
         try:
             reply = self._converse(b"", START_DEADLINE_S)
@@ -110,14 +111,14 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Return True if the process accepts requests.
 
-        After `stop` it does not, even if it has not ended yet.
+        After `stop`, the process accepts no requests, even if it has not ended yet.
         """
         return not self._stopped and self._process.poll() is None
 
     def stop(self) -> None:
         """Kill the process from a thread other than the one that talks to it.
 
-        The talking thread gets EOFError and must still call `kill`.
+        The thread that talks to the process gets EOFError and must still call `kill`.
         """
         self._stopped = True
         if self._process.poll() is None:
@@ -129,7 +130,7 @@ class WorkerProcess:
         return [pid for pid in _processes_with(mark) if pid != self._process.pid]
 
     def kill(self) -> None:
-        """Kill the process and everything it started, and wait for it.
+        """Kill the process and everything that it has started, and wait until it has ended.
 
         Repeated calls are harmless.
         """
@@ -150,10 +151,10 @@ class WorkerProcess:
     def _kill_strays(self) -> None:
         """Kill processes that have left the group, such as daemons.
 
-        A process that hides its environment escapes.
+        A process that hides its environment is not found.
         """
         mark = f"{MARK}={self._mark}".encode()
-        for _ in range(MOST_SWEEPS):  # a stray may start another one while it is killed
+        for _ in range(MOST_SWEEPS):  # a stray may start another process before it is killed
             strays = list(_processes_with(mark))
             if not strays:
                 return
@@ -169,7 +170,8 @@ class WorkerProcess:
             self._send(data, deadline)
             return self._receive(deadline)
         except BaseException:
-            # After any interruption, a late reply must not be taken for the next one.
+            # After any interruption, a late reply must not be taken for the reply to the next
+            # message.
             self.kill()
             raise
 
@@ -206,8 +208,8 @@ class WorkerProcess:
     def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
         """Wait until `pipe` is ready or closed at the other end.
 
-        Each interval of the wait counts as progress, because the wait ends at the deadline and so
-        is not a hang.
+        A wait that ends at a deadline is not a hang, so each interval of the wait counts as
+        progress.
 
         Raises:
             TimeoutError: The deadline has passed.

@@ -1,4 +1,4 @@
-"""Set-up of a worker process: it takes over the standard streams and ends with its parent."""
+"""Set-up of a worker process, which takes the standard streams and ends when its parent ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def die_with_parent(lifeline_fd: int) -> None:
     """Have the kernel kill this process and its group when the other end of the pipe is closed."""
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
-    # If the pipe was closed before this point, no signal comes. Nothing is ever written to it, so
-    # readable means closed.
+    # If the pipe was closed before this point, no signal comes. Nothing is ever written to the
+    # pipe, so it is readable only if it is closed.
     if select.select([lifeline_fd], [], [], 0)[0]:
         sys.exit()
 
@@ -22,7 +22,8 @@ def die_with_parent(lifeline_fd: int) -> None:
 def take_standard_streams() -> tuple[TextIO, TextIO]:
     """Return the streams of the protocol, and detach the user's code from them.
 
-    From then on, the user's code reads empty input, and its prints go to standard error.
+    After this call, the user's code reads empty input, and everything that it prints goes to
+    standard error.
     """
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)

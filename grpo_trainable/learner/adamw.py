@@ -1,8 +1,8 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101) without `torch.optim.Optimizer`.
 
-The constructor of that class imports torch's compiler, which nothing here needs. The import takes
-more than a second of CPU time in every process that trains. The results are the same, because this
-code calls the same fused kernel on the same state.
+The constructor of `torch.optim.Optimizer` imports torch's compiler, which nothing here needs. The
+import takes more than a second of CPU time in every process that trains. The results equal those of
+`torch.optim.AdamW`, because this code calls the same fused kernel on the same state.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class AdamW:
         self._betas = betas
         self._weight_decay = weight_decay
         # The state that a checkpoint stores for each parameter, under the names of
-        # torch.optim.AdamW: `step`, `exp_avg`, `exp_avg_sq`. It is empty before the parameter's
-        # first step.
+        # torch.optim.AdamW: `step`, `exp_avg`, `exp_avg_sq`. A parameter's state is empty before
+        # its first step.
         self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
 
     @torch.no_grad()
@@ -55,7 +55,7 @@ class AdamW:
             [each.grad for each in parameters if each.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],  # maxima; only AMSGrad has them
+            [],  # maxima of `exp_avg_sq`, which only AMSGrad has
             [state["step"] for state in states],
             fused=True,
             amsgrad=False,

@@ -49,7 +49,7 @@ class CriticTargets:
 class Estimated:
     """The advantages of one rollout batch."""
 
-    advantages: list[Tensor]  # one per group: (G,), or (G, R) if tokens have their own
+    advantages: list[Tensor]  # one per group: (G,), or (G, R) with one advantage per token
     critic: CriticTargets | None = None  # None without a critic
 
     def of_responses(self, groups: Groups) -> Tensor:
@@ -64,7 +64,7 @@ class Estimated:
         return torch.cat(rows)
 
 
-# (groups of a rollout batch, weight of the KL in the reward) -> their advantages
+# (groups of a rollout batch, weight of the KL in the reward) -> advantages of the groups
 Estimator = Callable[[Groups, float], Estimated]
 Values = Callable[[Groups], list[Tensor]]  # a critic's values of the states, (G, R) for each group
 
@@ -174,7 +174,7 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
     rewards, rollout, task = _rewards(config, group), config.rollout, config.task
     sampled = group.response_mask.sum(dim=1)
     if kl_coefficient > 0:
-        assert group.reference_log_probs is not None, "the round begins with the reference's pass"
+        assert group.reference_log_probs is not None, "the reference's pass comes first"
         rewards = rewards - kl_coefficient * kl_penalty(
             group.behaviour_log_probs, group.reference_log_probs, group.response_mask
         )
@@ -183,7 +183,7 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
             group.extents, rollout.max_new_tokens, config.overlong_buffer
         )
     if task.length_penalty > 0:
-        assert task.length_target is not None, "checked with the config"
+        assert task.length_target is not None, "the config was checked"
         rewards = rewards - task.length_penalty * length_deviation(sampled, task.length_target)
     return rewards
 
@@ -204,7 +204,7 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
     """Return each action's discounted reward at its last token, (G, R); 0 elsewhere.
 
-    All are 0 if the responses are not episodes, or if the reward is composed of parts.
+    All rewards are 0 if the responses are not episodes, or if the reward is composed of parts.
     """
     if group.turn_rewards is None or config.task.part_weights:
         return torch.zeros(group.response_mask.shape)
@@ -218,13 +218,13 @@ def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float
     """Distribute the shaped rewards over the tokens, (G, R).
 
     Each token gets its own KL penalty. The last token of an action also gets the action's reward.
-    The last token of a response also gets everything else.
+    The last token of a response also gets the rest of the shaped reward.
     """
     rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
     earned = _earned(config, group)
     rewards = at_the_end(rewards - earned.sum(dim=1), mask) + earned
     if kl_coefficient > 0:
-        assert group.reference_log_probs is not None, "the round begins with the reference's pass"
+        assert group.reference_log_probs is not None, "the reference's pass comes first"
         rewards = rewards - kl_coefficient * k1(
             group.behaviour_log_probs, group.reference_log_probs, group.response_mask
         )

@@ -1,4 +1,4 @@
-"""The critic, which learns state values alongside the policy. It never leaves the learner."""
+"""The critic, which learns state values alongside the policy and never leaves the learner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREFIX = "critic/"  # prefix of the critic's tensors in a checkpoint; no policy 
 
 
 class ValueHead(nn.Module):
-    """Maps each hidden state to a value, in float32 regardless of the body's type.
+    """Maps each hidden state to a value, in float32 regardless of the body's dtype.
 
     The weights start at 0, so an untrained critic leaves the returns unchanged. Shapes: T
     positions, D width.
@@ -53,7 +53,7 @@ def trained_body(policy: NamedWeights) -> dict[str, Tensor]:
 class Critic:
     """A value head on the policy's body, or on a separate body with the same initial weights.
 
-    `critic.body` chooses between them.
+    The setting `critic.body` chooses between the two.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Critic:
     def values(self, batch: TrainBatch) -> Tensor:
         """Return the values of the states before the response tokens, (B, S); 0 off the mask.
 
-        They are computed in the same microbatches as a gradient step.
+        The values are computed in the same microbatches as a gradient step.
         """
         values = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
@@ -119,15 +119,15 @@ class Critic:
     def loss(
         self, values: Tensor, batch: BatchWithLogProbs, tokens: float
     ) -> tuple[Tensor, Tensor]:
-        """Return a microbatch's share of the mean token loss, and the clipped tokens, (B, S).
+        """Return a microbatch's share of the mean token loss, and a mask (B, S) of clipped tokens.
 
         Args:
             values: The current values, (B, S).
             batch: The microbatch, with its returns and its values from before the round.
             tokens: Number of tokens in the gradient step.
         """
-        assert batch.values is not None, "the round begins with the critic's values"
-        assert batch.returns is not None, "the round begins with the critic's values"
+        assert batch.values is not None, "the critic's values are computed first"
+        assert batch.returns is not None, "the critic's values are computed first"
         mask = batch.loss_mask
         loss, clipped = value_loss(
             values, batch.values, batch.returns, mask, clip=self._config.critic.clip or None
@@ -138,8 +138,8 @@ class Critic:
     def weight(self) -> float:
         """Weight of the value loss relative to the policy loss.
 
-        With a separate body, it is 1. Then only the critic gets the gradient, and AdamW's steps do
-        not depend on the gradient's scale.
+        With a separate body, the weight is 1. Another weight would change nothing there: only the
+        critic gets this gradient, and AdamW's steps do not depend on the gradient's scale.
         """
         return self._config.critic.coef if self.shares_body else 1.0
 
@@ -170,8 +170,8 @@ class CriticStatistics:
 
         Args:
             loss: The microbatch's share of the step's loss, a scalar.
-            clipped: The clipped tokens, (B, S).
-            mask: The tokens that count, (B, S).
+            clipped: Mask of the clipped tokens, (B, S).
+            mask: Mask of the tokens that count, (B, S).
         """
         self.loss += float(loss)
         self._tokens += int(mask.sum())

@@ -1,4 +1,4 @@
-"""One gradient step: the objective, one microbatch at a time, and then the optimizer."""
+"""One gradient step: the gradient of each microbatch, then a step of the optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from grpo_trainable.protocol.messages import GradientStep
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.metrics import RATIO_EDGES
 
-SELECTION = 2  # last number of the key for random draws of losses that select tokens
+SELECTION = 2  # last element of the key for random draws of losses that select tokens
 
 
 class GradientSteps:
@@ -74,10 +74,11 @@ class GradientSteps:
         self._select = configured_selection(config.loss)
 
     def take(self, batch: BatchWithLogProbs) -> tuple[GradientStep, Tensor]:
-        """Take one step. Return it with the log-probs (B, S) of the policy before the step.
+        """Take a step, and return it together with log-probs (B, S) of the policy before the step.
 
         Raises:
-            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
+                gradient that is not finite.
         """
         config, critic = self._config, self._state.critic
         denominator = loss_denominator(
@@ -147,18 +148,19 @@ class GradientSteps:
     def _old_log_probs(self, batch: BatchWithLogProbs, present: Tensor) -> Tensor:
         """Return the log-probs (B, S) of the policy in the ratio's denominator.
 
-        With importance weights, this is the policy before the round. Without them, it is the policy
-        that sampled the token. If that was the policy before the round, its log-prob is recomputed
-        by the learner, unless the ratio must show the difference between sampler and learner
-        (`ratio_sees_sampler`). An engine may round differently, and the rounding error of a
-        bfloat16 body exceeds the clip range of some losses.
+        With importance weights, that policy is the one before the round. Otherwise, it is the
+        policy that sampled the token. If the policy before the round sampled the token, the learner
+        uses its own log-prob of that policy instead of the sampler's, unless the ratio must show
+        the difference between sampler and learner (`ratio_sees_sampler`). The two log-probs differ
+        because an engine may round differently, and the rounding error of a bfloat16 body exceeds
+        the clip range of some losses.
 
         Args:
             batch: The rows.
             present: Log-probs of the policy in training, (B, S).
         """
-        # Only the rows of the round's first step lack `start`: the policy is then still the one
-        # before the round.
+        # Only the rows of the round's first step lack `start`. In that step, the policy in training
+        # is still the policy before the round.
         start = present if batch.start is None else batch.start
         if self._config.importance_cap is not None:
             return start
@@ -168,7 +170,9 @@ class GradientSteps:
         return torch.where(batch.own_tokens, start, behaviour)
 
     def _weights_bounded(self, batch: BatchWithLogProbs, start: Tensor) -> Tensor | None:
-        """Return the tokens whose importance weight is bounded, (B, S); None without such weights.
+        """Return a mask (B, S) of the tokens with a bounded importance weight.
+
+        Without importance weights, return None.
 
         Args:
             batch: The rows.
@@ -187,7 +191,7 @@ class GradientSteps:
         )
 
     def _with_selected(self, batch: BatchWithLogProbs) -> BatchWithLogProbs:
-        """Mark the tokens of a gradient step that the loss treats differently.
+        """Mark the tokens of a gradient step that the loss treats differently from the others.
 
         A loss that selects tokens needs a forward pass over the whole step before the step is split
         into microbatches. For other losses, return the batch unchanged.
@@ -237,12 +241,12 @@ class StepStatistics:
 
         Args:
             loss: The microbatch's share of the step's loss, a scalar.
-            clipped: The clipped tokens, (B, S).
+            clipped: Mask of the clipped tokens, (B, S).
             entropy: Entropy of the policy, (B, S).
             log_probs: Log-probs of the policy in training, (B, S).
             old_log_probs: Log-probs in the ratio's denominator, (B, S).
-            mask: The tokens that the loss counts, (B, S).
-            weights_bounded: The tokens whose importance weight was bounded, (B, S), or None.
+            mask: Mask of the tokens that the loss counts, (B, S).
+            weights_bounded: Mask of the tokens with a bounded importance weight, (B, S), or None.
         """
         self.loss += float(loss)
         self._entropy += float(masked_sum(entropy, mask))
@@ -257,7 +261,7 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Replace the sums by sums over all ranks."""
-        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one per rank; a sum keeps NaN
+        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one per rank; summing keeps NaN
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
         own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]
@@ -278,7 +282,7 @@ class StepStatistics:
             entropy_nats=self._entropy / tokens,
             clip_fraction=self._clipped / tokens,
             weights_bounded_fraction=self._weights_bounded / tokens,
-            ratio_max=float(torch.stack(self._ratio_max).max()),  # NaN if any is
+            ratio_max=float(torch.stack(self._ratio_max).max()),  # NaN if any ratio is NaN
             bounded_tokens=self._bounded,
             ratio_counts=tuple(self._ratio_counts.tolist()),
             lr=taken.lr,

@@ -17,8 +17,8 @@ from grpo_trainable.protocol.messages import Drift
 def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dict[str, Drift]:
     """Return the KL from the policy to three other policies, by name.
 
-    They are the frozen first policy ("reference"), the policy before the round ("previous") and the
-    policy that sampled ("behaviour").
+    The other policies are the frozen first policy ("reference"), the policy before the round
+    ("previous") and the policy that sampled the tokens ("behaviour").
 
     Args:
         policy: Log-probs of the policy, (B, S) for each batch.

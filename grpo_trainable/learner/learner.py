@@ -63,10 +63,10 @@ class _Trained:
 class Learner:
     """Takes k gradient steps per round and publishes snapshots of the policy.
 
-    With `loss.advantage=gae` it also trains a critic, which is never published.
+    With `loss.advantage=gae`, the learner also trains a critic, which is never published.
 
-    It holds the reference only if a setting needs it (`loss.kl_coef` or `loss.kl_monitor`) and the
-    generators do not hold it (`resources.reference`).
+    The learner holds the reference only if a setting needs the reference (`loss.kl_coef` or
+    `loss.kl_monitor`) and the generators do not hold it (`resources.reference`).
     """
 
     CONCURRENT = ("progress",)
@@ -82,8 +82,8 @@ class Learner:
 
         Args:
             config: The trial's settings.
-            sender: Publishes the weights. None: another rank publishes.
-            clock: The clock of the process, if another role runs in it too.
+            sender: Publishes the weights. None: another rank publishes them.
+            clock: The clock of the process, if another role runs in the same process.
             ranks: All learners of the trial, including this one.
         """
         keep_freed_memory()
@@ -142,11 +142,11 @@ class Learner:
         return self._state.round
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Run once everything that is slow the first time.
+        """Run the operations that are slow the first time.
 
-        This runs one microbatch forward and backward, and one step of a throw-away optimizer. Each
-        row of the microbatch has a prompt of `prompt_tokens` and the longest response. The
-        gradients are dropped; only warm code and allocated memory remain.
+        These are one forward and backward pass of a microbatch, and one step of a throw-away
+        optimizer. Each row of the microbatch has a prompt of `prompt_tokens` tokens and the longest
+        response. The gradients are dropped; only warm code and allocated memory remain.
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
@@ -154,7 +154,7 @@ class Learner:
                 micro = with_observations(micro, self.policy)
             micro = micro.to(self._context.device)
             # In a shared pass, every rank needs a microbatch. If the policy is divided among the
-            # ranks, they would wait for a rank without one.
+            # ranks, the other ranks would wait for a rank without a microbatch.
             shared = micro.select(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
                 self.reference.log_probs(shared)
@@ -171,14 +171,15 @@ class Learner:
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
         """Take k gradient steps on the rollout batches of a round.
 
-        There is one batch, or k with `fresh_batches`. Batches without groups have been left out. If
-        no batch is left, the weights stay unchanged. Advantages are computed once per rollout
-        batch, before any split. Behaviour log-probs are those of the sampler.
+        A round has one batch, or k batches with `k_mode=fresh_batches`. Batches without groups have
+        been left out. If no batch is left, the weights stay unchanged. Advantages are computed once
+        per rollout batch, before any split. Behaviour log-probs are those of the sampler.
 
         Raises:
-            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
+                gradient that is not finite.
         """
-        beta = self._state.kl_coefficient.value  # β of this round; the round may change it
+        beta = self._state.kl_coefficient.value  # β of this round; `_train` may set the next one
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self._ranks.settle()
@@ -212,8 +213,8 @@ class Learner:
         if self._teacher is not None:
             with clock("reference"):
                 made, teacher_nats = self._batches.taught(self._teacher, made)
-        # This must run before the first gradient step: with k > 1 the later steps reuse these
-        # log-probs.
+        # Compute these log-probs before the first gradient step, because they are those of the
+        # policy before the round. With k > 1, the later steps reuse them.
         with clock("reference"):
             batches = self._batches.with_log_probs(made, plan)
             nll = _mean_nll(batches)
@@ -254,9 +255,10 @@ class Learner:
 
         Return the steps, and the batches with complete `start` log-probs.
 
-        `start` holds log-probs of the policy before the round. That policy takes the first step, so
-        the step's forward pass computes `start` for its rows, and they need no separate pass. All
-        later steps, and the KL of the first, compare with these log-probs.
+        `start` holds log-probs of the policy before the round. The forward pass of the first step
+        still uses that policy, so it computes `start` for the rows of the first step, and these
+        rows need no separate pass. All later steps, and the KL of the first step, compare with the
+        log-probs in `start`.
 
         Args:
             batches: The round's batches.
@@ -278,8 +280,8 @@ class Learner:
 
         Args:
             step: The step.
-            batch: The rows that it trained on.
-            seen: The log-probs that it computed for them, (rows, S).
+            batch: The rows that the step trained on.
+            seen: The log-probs that the step computed for these rows, (rows, S).
         """
         if not self.config.loss.kl_monitor:
             return step
@@ -296,7 +298,7 @@ class Learner:
         """
         with self._context.call():
             with self._context.clock("sync"):
-                weights, handle = self._weights(), None  # other ranks have only their parts
+                weights, handle = self._weights(), None  # the handle stays None on other ranks
                 if self._sender is not None:
                     self._sender.release(needed_from)
                     handle = self._sender.publish(weights, self.policy.frozen())
@@ -316,7 +318,7 @@ class Learner:
         """Return the weights to publish, without tensors if another rank publishes."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
-            # Tensors of lower precision are sent unchanged.
+            # Tensors of lower precision than float32 are sent unchanged.
             name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
             for name, tensor in self._ranks.weights(self.policy)
         }
@@ -342,7 +344,7 @@ class Learner:
         return self._state.write(directory, seen_by)
 
     def next_message(self) -> tuple[str, bytes] | None:
-        """Return the next piece that `write` left, as `TrainingState.next_message` does."""
+        """Return the next unwritten piece, as `TrainingState.next_message` does."""
         return self._state.next_message()
 
     def read_state(
@@ -375,7 +377,7 @@ def _mean_nll(batches: Sequence[BatchWithLogProbs]) -> float | None:
 
 
 def _response_sums(log_probs: Sequence[Tensor | None]) -> np.ndarray | None:
-    """Return the sum of log-probs over each response, (N,). They are 0 off the mask."""
+    """Return the sum of log-probs over each response, (N,). Log-probs are 0 off the mask."""
     known = [values for values in log_probs if values is not None]
     if not known:
         return None

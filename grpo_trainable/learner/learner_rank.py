@@ -1,4 +1,4 @@
-"""One of several learners of a trial, in its own process."""
+"""One of several learners of a trial, each in a separate process."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class LearnerRank:
         """Create the meeting point of the ranks in this process, and return its address and port.
 
         Args:
-            address: The address by which the other ranks reach this process. Empty: the address
-                given last.
+            address: The address by which the other ranks reach this process. Empty: the address of
+                the previous call.
         """
         self._address = address or self._address
         self._rendezvous = Rendezvous(self._address, self._config.resources.deadline_s)
@@ -71,7 +71,7 @@ class LearnerRank:
     def _ranks(self) -> Ranks:
         if self._config.resources.learner_strategy == "replicated":
             return Replicas(self._group)
-        from grpo_trainable.learner.shards import Shards  # loads much of torch
+        from grpo_trainable.learner.shards import Shards  # this import loads much of torch
 
         return Shards(self._group)
 
@@ -113,9 +113,9 @@ class LearnerRank:
             return self.learner.update(rollout_batches)
         except RuntimeError as error:
             reason = f"{type(error).__name__}: {error}"
-        # Raise a new error. The frames of the caught one refer to the group, so `leave` could not
-        # close the group's connections, and the other ranks might wait for this rank instead of the
-        # lost one.
+        # Raise a new error. The frames of the caught error refer to the group. While these frames
+        # exist, `leave` cannot close the group's connections, and the other ranks might wait for
+        # this rank instead of the lost one.
         raise RuntimeError(reason)
 
     def publish(self, needed_from: int = 0) -> Published:

@@ -43,7 +43,7 @@ class LogProbs:
         """Return log-probs and entropy from the hidden states (T, D) that `states_of` computed."""
         if isinstance(model, ActingPolicy):
             return self._of_actions(model, states, batch)
-        assert isinstance(model, Policy), "there is no other kind"
+        assert isinstance(model, Policy), "there is no other kind of policy"
         return state_log_probs(
             model,
             states,
@@ -78,9 +78,9 @@ class LogProbs:
 def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
     """Return the hidden states (T, D) that predict the sampled tokens, row by row."""
     if isinstance(model, ActingPolicy):
-        assert batch.observations is not None, "an episode of control has them"
+        assert batch.observations is not None, "episodes of control have observations"
         return model.hidden(batch.observations[batch.response_mask])
-    assert isinstance(model, Policy), "there is no other kind"
+    assert isinstance(model, Policy), "there is no other kind of policy"
     return response_states(model, batch.input_ids, batch.response_mask)
 
 
@@ -92,24 +92,24 @@ class BatchWithLogProbs:
     """
 
     train_batch: TrainBatch
-    # The tokens that the weights before the round sampled, bool (B, S).
+    # Mask of the tokens that the weights before the round sampled, bool (B, S).
     own_tokens: Tensor
-    # Log-probs under the frozen first policy. None if not needed.
+    # Log-probs under the frozen first policy. None if no setting needs them.
     reference: Tensor | None = None
     # Log-probs under the policy before the round. None if the round's first gradient step computes
     # them.
     start: Tensor | None = None
-    # The response tokens that the loss counts, bool (B, S); None: all.
+    # Mask of the response tokens that the loss counts, bool (B, S). None if the loss counts all.
     counted: Tensor | None = None
-    # The tokens that the loss treats differently in this gradient step, bool (B, S). None if it
-    # treats all alike.
+    # Mask of the tokens that the loss treats differently from the others in this gradient step,
+    # bool (B, S). None if the loss treats all tokens alike.
     selected: Tensor | None = None
     # The critic's values before the round, and its targets, (B, S). None without a critic.
     values: Tensor | None = None
     returns: Tensor | None = None
 
     def select(self, rows: Tensor) -> BatchWithLogProbs:
-        """Return some of the rows, cut to the longest of them."""
+        """Return some of the rows, cut to the length of the longest selected row."""
         train_batch = self.train_batch.select(rows)
         width = train_batch.input_ids.shape[1]
         apart = ("train_batch", "own_tokens")
@@ -132,7 +132,7 @@ class BatchWithLogProbs:
 
         Args:
             rows: The rows of the round's first step.
-            seen: Their log-probs in that step, (rows, S).
+            seen: The log-probs of these rows in that step, (rows, S).
         """
         start = self.start
         if start is None:
@@ -144,14 +144,14 @@ class BatchWithLogProbs:
 
     @property
     def loss_mask(self) -> Tensor:
-        """The tokens that the loss counts, bool (B, S)."""
+        """Mask of the tokens that the loss counts, bool (B, S)."""
         return self.train_batch.response_mask if self.counted is None else self.counted
 
 
 class Reference:
     """A policy that is never trained and gives log-probs of sampled tokens.
 
-    It is the policy that the config starts from, or one that is passed in.
+    This is the policy that the config starts from, unless another policy is passed in.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Reference:
             config: The trial's settings.
             tokenizer: The tokenizer of the policy in training.
             device: The device of the policy.
-            policy: A policy on the device. None: build the one that the config starts from.
+            policy: A policy on the device. None: build the policy that the config starts from.
             ranks: The ranks that hold the policy and share its passes.
         """
         if policy is None:
@@ -185,8 +185,8 @@ class Reference:
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Return the groups of one chunk with `reference_log_probs` filled in.
 
-        The groups run through the model together. So the results for a chunk have the same bits in
-        every process of a machine that uses the same number of threads.
+        The groups run through the model together. So all processes on a machine that use the same
+        number of threads compute the same bits for a chunk.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]
         batch = collate(groups, no_advantages, self._pad_id).to(self._device)

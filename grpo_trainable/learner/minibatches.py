@@ -20,10 +20,10 @@ from grpo_trainable.telemetry.progress import advance
 def step_rows(
     config: GRPOConfig, round_: int, batches: Sequence[TrainBatch]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index of a batch and its rows for each gradient step, as `k_mode` says.
+    """Yield, for each gradient step, the index of a batch and its rows, as `k_mode` says.
 
-    `minibatches` shuffles the groups and splits them into parts, without splitting a group. If
-    there are fewer groups than parts, the empty parts are left out.
+    With `k_mode=minibatches`, the groups of the batch are shuffled and split into parts. No group
+    is split. If there are fewer groups than parts, the empty parts are left out.
     """
     match config.k_mode:
         case "fresh_batches":
@@ -55,8 +55,8 @@ def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) ->
     With `model.packing`, rows stay in order instead, so the rows of a prompt are processed together
     and share the prompt.
 
-    If there are several `ranks`, each runs its own microbatches. Together, these contain every row
-    once.
+    If there are several `ranks`, each rank gets different microbatches. Together, the microbatches
+    of all ranks contain every row once.
     """
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
@@ -110,7 +110,7 @@ def largest_microbatch(
 
 
 def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
-    """Turn a made-up batch into one for an acting policy, with zero observations and actions."""
+    """Turn a made-up batch into a batch for an acting policy. Observations and actions are 0."""
     shape, numbers = batch.input_ids.shape, policy.action_numbers
     return replace(
         batch,

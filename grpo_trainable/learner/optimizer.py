@@ -1,4 +1,4 @@
-"""AdamW over the policy and its critic, with schedules, gradient clipping and skipped steps."""
+"""AdamW for the policy and its critic, with schedules, gradient clipping and skipped steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StepTaken(NamedTuple):
     grad_norm: float  # norm of the policy's gradient, before clipping
     lr: float
     skipped: bool  # True: loss or gradient was not finite, so nothing changed
-    critic_grad_norm: float  # before clipping; 0 without a critic
+    critic_grad_norm: float  # norm of the critic's gradient, before clipping; 0 without a critic
 
 
 class PolicyOptimizer:
@@ -38,8 +38,8 @@ class PolicyOptimizer:
         Args:
             parameters: The policy's trained parameters, each once, by name.
             config: The trial's settings.
-            critic: The parameters that only a critic has, by name. They have their own learning
-                rate, and their gradient norm is clipped separately.
+            critic: The parameters that only a critic has, by name. These parameters have their own
+                learning rate, and their gradient norm is clipped separately.
             ranks: The ranks whose gradients add up to the step's gradient.
         """
         self._config = config
@@ -57,7 +57,7 @@ class PolicyOptimizer:
     def learning_rate(self) -> float:
         """Learning rate of the next step.
 
-        It depends only on the number of steps taken, so there is no scheduler whose state must be
+        The rate depends only on the number of steps taken, so no state of a scheduler must be
         saved.
         """
         return self._scheduled(self._config.optim.lr)
@@ -75,10 +75,12 @@ class PolicyOptimizer:
         """Take a step with the parameters' gradients, then drop the gradients.
 
         Args:
-            loss: The step's loss. The step is skipped if it is not finite.
+            loss: The step's loss. The step is skipped if this loss or a gradient norm is not
+                finite.
 
         Raises:
-            RuntimeError: More than `optim.max_skipped_steps` consecutive steps were not finite.
+            RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
+                gradient that is not finite.
         """
         lr = self.learning_rate
         rates = (lr, self._scheduled(self._config.critic_lr))
@@ -125,9 +127,9 @@ class PolicyOptimizer:
     def warm_up(self) -> None:
         """Run clipping and a step of AdamW once, then drop the gradients.
 
-        The gradients that exist are clipped. A second AdamW, whose only parameter is a single
-        number, takes the step. So neither a copy of a large policy nor moments for it are made. The
-        first real step still allocates the policy's moments.
+        All existing gradients are clipped. A second AdamW, whose only parameter is a single scalar,
+        takes the step. So neither a copy of a large policy nor moments for it are made. The first
+        real step still allocates the policy's moments.
         """
         self._limited(self._policy)
         self._limited(self._critic)
@@ -139,7 +141,10 @@ class PolicyOptimizer:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return live tensors by parameter/name: AdamW's moments and counters, master weights."""
+        """Return AdamW's moments and counters, and the master weights, keyed by parameter/name.
+
+        The result contains the live tensors, not copies.
+        """
         return self._masters.tensors() | {
             f"{name}/{key}": value
             for name, parameter in self._parameters.items()
@@ -190,15 +195,15 @@ def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-MASTER = "master"  # the name of a master weight in a checkpoint; other names are AdamW's
+MASTER = "master"  # the name of a master weight in a checkpoint; the other names are AdamW's
 
 
 class MasterWeights:
     """The float32 tensors that an optimizer trains.
 
-    They are the float32 parameters themselves and float32 copies of all others. As soon as the
-    backward pass has computed the gradient of a copied parameter, that gradient is added, in
-    float32, to the gradient of the copy.
+    These tensors are the float32 parameters themselves, and float32 copies of all other parameters.
+    As soon as the backward pass has computed the gradient of a copied parameter, that gradient is
+    added, in float32, to the gradient of the copy.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -217,14 +222,14 @@ class MasterWeights:
 
     @torch.no_grad()
     def round_off(self) -> None:
-        """Write the copies, rounded, into the policy."""
+        """Round the copies, and write them into the policy."""
         for name, parameter in self._rounded.items():
             parameter.copy_(self.copies[name])
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the copies under parameter/master."""
+        """Return the copies, keyed by parameter/master."""
         return {f"{name}/{MASTER}": copy for name, copy in self.copies.items()}
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
-"""The communication of learners in separate processes, by a torch.distributed process group.
+"""The communication between learners in separate processes, with torch.distributed.
 
-It uses gloo on CPUs and nccl on GPUs. It is the default group of its process, because sharding
-needs a default group.
+The process group uses gloo on CPUs and nccl on GPUs. It is the default group of its process,
+because sharding needs a default group.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Maximum time that a rank waits for another in a sum, as a multiple of `resources.deadline_s`. The
-# pipeline gives up on a silent actor after one deadline, and that must happen first. In an elastic
-# group, waiting for a lost rank must end well before the deadline, because other ranks may be
-# waiting for the rank that waits.
+# pipeline gives up on a silent actor after one deadline, which must happen before the sum fails. In
+# an elastic group, waiting for a lost rank must end well before the deadline, because other ranks
+# may be waiting for the rank that waits.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 
@@ -23,11 +23,11 @@ class Rendezvous:
     """The meeting point of the ranks of a group: a store in the process of the first rank."""
 
     def __init__(self, address: str, deadline_s: float) -> None:
-        """Open the store. The system chooses its port.
+        """Open the store, on a port that the system chooses.
 
         Args:
             address: The address by which the other ranks reach this machine.
-            deadline_s: Seconds that an operation of the store may take.
+            deadline_s: Maximum number of seconds for one operation of the store.
         """
         self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             address,
@@ -46,12 +46,12 @@ class ProcessGroup:
     size: int
 
     def __init__(self, device: torch.device, deadline_s: float, *, elastic: bool = False) -> None:
-        """Prepare the group. `join` creates it.
+        """Prepare the group, which `join` creates.
 
         Args:
             device: The device of the tensors.
-            deadline_s: Seconds that a rank waits for the others to join. The wait in a sum is a
-                multiple of it.
+            deadline_s: Maximum number of seconds that a rank waits for the others to join. The
+                maximum wait in a sum is a multiple of `deadline_s`.
             elastic: True if the group may lose ranks and continue.
         """
         self.device = device

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from grpo_trainable.models.policy import NamedWeights
 
-# Maximum size of a message in which gradients are summed. A message is a second copy of the
-# gradients in it.
+# Maximum size of a message in which gradients are summed. Each message is a second copy of its
+# gradients.
 MESSAGE_BYTES = 32 << 20
 
 
@@ -37,7 +37,7 @@ class Communicator(Protocol):
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over the ranks, bit-identical on all ranks, and return it.
 
-        All ranks call this in the same order, with tensors of the same shape and type.
+        All ranks must call this in the same order, with tensors of the same shape and type.
         """
         ...
 
@@ -45,7 +45,7 @@ class Communicator(Protocol):
 class Ranks(Protocol):
     """The ranks of a trial as their learners see them.
 
-    All ranks call collective methods in the same order.
+    All ranks must call collective methods in the same order.
     """
 
     @property
@@ -99,7 +99,7 @@ class Ranks(Protocol):
     def settle(self) -> None:
         """Release the parameters that a pass has gathered, so the next pass gathers them again.
 
-        This is necessary after parameters were changed by anything but a gradient step.
+        This is necessary after anything but a gradient step has changed parameters.
         """
         ...
 
@@ -157,7 +157,7 @@ class Replicas(ConnectedRanks):
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
         """Yield the policy's weights on the first rank."""
-        if self.rank == 0:  # merging adapters would make a second copy on every rank
+        if self.rank == 0:  # merging adapters would copy the weights on every rank
             yield from policy.weights().items()
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -195,7 +195,7 @@ class Replicas(ConnectedRanks):
 def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield runs of parameters of one type, each at most `MESSAGE_BYTES` in size.
 
-    A larger parameter is a run of its own.
+    A larger parameter is yielded alone.
     """
     message: list[Tensor] = []
     size = 0
@@ -211,7 +211,7 @@ def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _in_memory_order(parameter: Tensor) -> Tensor:
-    """Return a view of the gradient, with rows as in the parameter's memory layout.
+    """Return a view of the gradient whose rows match the parameter's memory layout.
 
     A matrix that is stored by column is transposed, because copying it across its columns is slow.
     """
@@ -239,15 +239,18 @@ ALONE: Ranks = Replicas(_Alone())
 def deal(
     parts: Sequence[Tensor], tokens: Callable[[Tensor], int], ranks: int
 ) -> list[list[Tensor]]:
-    """Distribute microbatches over ranks, equally many to each, without changing their order.
+    """Distribute microbatches over ranks, equally many to each rank.
 
-    The largest microbatches are dealt first, each to the least loaded rank that may have one more
-    (longest processing time first, Graham 1969). If the number of microbatches is not a multiple of
-    the number of ranks, the largest ones are cut in two until it is. If only single rows are left
-    to cut, some ranks get one microbatch fewer.
+    The largest microbatches are dealt first, each to the least loaded rank that has not yet got its
+    full number (longest processing time first, Graham 1969). Each rank keeps its microbatches in
+    their original order.
+
+    If the number of microbatches is not a multiple of the number of ranks, the largest microbatches
+    are cut in two until the number is a multiple. If only single rows are left to cut, some ranks
+    get one microbatch fewer than others.
 
     Args:
-        parts: The microbatches, as rows of a batch.
+        parts: The microbatches, each as the indices of its rows.
         tokens: Returns the cost of a microbatch.
         ranks: Number of ranks.
     """

@@ -21,7 +21,7 @@ Groups = Sequence[RolloutGroup]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundBatch:
-    """A rollout batch of the round: its groups, their advantages, and both as rows to train on."""
+    """A rollout batch of the round: its groups, their advantages, and the rows to train on."""
 
     groups: Groups
     estimated: Estimated
@@ -47,7 +47,8 @@ class RoundBatches:
             config: The trial's settings.
             state: The policy in training, its critic and counters.
             log_probs: Computes log-probs of the policy.
-            reference: The reference. None if groups contain its log-probs or no setting needs them.
+            reference: The reference policy. None if the groups already contain its log-probs, or if
+                no setting needs them.
             pad_id: The token that pads the rows.
             device: The device of the rows.
 
@@ -67,7 +68,7 @@ class RoundBatches:
     def batch(self, groups: Groups) -> RoundBatch:
         """Return a rollout batch with its rows.
 
-        Its advantages are computed here, once, before any split.
+        The batch's advantages are computed only here, before any split.
         """
         estimated = self.estimate(groups)
         train_batch = self.collate(groups, estimated.advantages)
@@ -83,7 +84,7 @@ class RoundBatches:
 
     def values(self, groups: Groups) -> list[Tensor]:
         """Return the critic's values of the states, (G, R) for each group."""
-        assert self._state.critic is not None, "only gae needs values"
+        assert self._state.critic is not None, "only loss.advantage=gae needs values"
         batch = self.collate(groups, [torch.zeros(len(group.response_ids)) for group in groups])
         return by_group(groups, self._state.critic.values(batch).cpu())
 
@@ -114,9 +115,9 @@ class RoundBatches:
     ) -> list[BatchWithLogProbs]:
         """Return the batches with the log-probs that the gradient steps need.
 
-        These are log-probs under the reference and, if they are needed, under the policy before the
-        round. The latter are left out for a batch that the first gradient step processes as a
-        whole, because that step computes them.
+        The steps need log-probs under the reference and, with some settings, log-probs under the
+        policy before the round. For a batch that the first gradient step processes as a whole,
+        log-probs under the policy before the round are left out, because that step computes them.
 
         Args:
             batches: The round's batches.
@@ -148,7 +149,7 @@ class RoundBatches:
         return any_own and not config.ratio_sees_sampler
 
     def _critic_targets(self, batch: RoundBatch) -> dict[str, Tensor]:
-        """Return the values and returns of a rollout batch, (B, S); empty without a critic."""
+        """Return the critic's values and returns as rows, (B, S) each, or {} without a critic."""
         critic = batch.estimated.critic
         if critic is None:
             return {}
@@ -156,7 +157,7 @@ class RoundBatches:
         return {name: self._as_rows(batch.groups, found) for name, found in targets.items()}
 
     def _counted(self, batch: RoundBatch) -> Tensor | None:
-        """Return the response tokens that the loss counts, (B, S), or None for all."""
+        """Return a mask (B, S) of the response tokens that the loss counts, or None for all."""
         if self._config.rollout.overlong != "filter":
             return None
         finished = torch.cat([group.finished for group in batch.groups]).to(self._device)
@@ -169,14 +170,15 @@ class RoundBatches:
             return None
         if all(values is not None for values in known):
             return self._as_rows(batch.groups, cast("list[Tensor]", known))
-        assert self._reference is not None, "a generator made no reference pass"
+        assert self._reference is not None, "a generator computed no log-probs under the reference"
         return self._reference.log_probs(batch.train_batch)
 
     def _own_tokens(self, groups: Groups) -> Tensor:
-        """Return the tokens that the learner's current weights have sampled, bool (B, S).
+        """Return a mask (B, S) of the tokens that the learner's current weights have sampled.
 
-        With `in_flight`, a row that older weights began continues with their key-value cache. So
-        its tokens do not count, even those that the current weights have sampled.
+        With `weight_update=in_flight`, a row that older weights began continues with the key-value
+        cache of the older weights. So no token of such a row counts, not even those that the
+        current weights have sampled.
         """
         own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":
@@ -194,7 +196,8 @@ def _unseen_by_the_first_step(
 ) -> list[int]:
     """Return the indices of the batches that the first gradient step does not process as a whole.
 
-    A batch processed as a whole gets the log-probs of the policy before the round from that step.
+    If the first step processes a batch as a whole, that step also computes the batch's log-probs
+    under the policy before the round.
 
     Args:
         batches: The round's batches.

@@ -1,9 +1,9 @@
 """Learners that divide a policy among them with torch's FSDP2 (`learner_strategy=fsdp2`).
 
-Each rank has some rows of every parameter and of its moments. A layer's whole parameters are
-gathered for its forward and its backward pass. As soon as the backward pass has computed the
-layer's gradients, they are summed on the ranks that hold their rows. So every pass is collective,
-and every rank must run the same number of microbatches.
+Each rank holds some rows of every parameter and of its moments. The whole parameters of a layer are
+gathered for the layer's forward pass and for its backward pass. As soon as the backward pass has
+computed the gradients of the layer, they are summed over the ranks, and each rank gets the sums for
+its own rows. So every pass is collective, and every rank must run the same number of microbatches.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Shards(ConnectedRanks):
         self._device = group.device
         self._mesh = init_device_mesh(group.device.type, (group.size,))
         self._divided: WeakSet[NamedWeights] = WeakSet()
-        # Strides of each parameter before it was divided: FSDP2 does not accept matrices stored by
-        # column.
+        # Strides of each parameter before it was divided. `divide` changes the strides, because
+        # FSDP2 does not accept matrices stored by column.
         self._strides = WeakTensorKeyDictionary()
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -63,7 +63,7 @@ class Shards(ConnectedRanks):
     def settle(self) -> None:
         """Release the parameters outside the layers.
 
-        They stay gathered after a pass without gradient.
+        These parameters stay gathered after a pass without gradient.
         """
         for policy in self._divided:
             for module in policy.modules():

@@ -15,10 +15,11 @@ from grpo_trainable.models.tokenizer import Tokenizer
 def build_teacher(
     config: GRPOConfig, tokenizer: Tokenizer, device: torch.device, ranks: Ranks = ALONE
 ) -> Reference | None:
-    """Build the configured teacher, or return None without one.
+    """Build the configured teacher, or return None if the config names no teacher.
 
-    Its log-probs are those of the distribution from which responses are sampled, with the same
-    temperature. The policy's log-probs are computed in the same way.
+    The teacher's log-probs are those of the distribution from which the teacher would sample
+    responses with the temperature of the rollouts. The policy's log-probs are computed in the same
+    way.
 
     Args:
         config: The trial's settings.
@@ -58,6 +59,6 @@ def check_teacher(config: GRPOConfig) -> int | None:
 def _refuse_other_tokens(config: GRPOConfig, tokenizer: Tokenizer, teachers: Tokenizer) -> None:
     if not tokenizer.is_part_of(teachers):
         raise ValueError(
-            f"loss.teacher={config.loss.teacher}: its tokenizer differs from the "
-            "policy's, whose tokens the teacher must read; use a teacher with the same tokenizer"
+            f"loss.teacher={config.loss.teacher}: its tokenizer differs from the policy's, but the "
+            "teacher must read the policy's tokens; use a teacher with the same tokenizer"
         )

@@ -49,7 +49,7 @@ class TrainingState:
             policy: The policy, as returned by `Ranks.divide`.
             device: The critic's device.
             reference_checksum: Checksum of the frozen first policy. A loaded state must have the
-                same one.
+                same checksum.
             ranks: The learners of the trial.
         """
         self._config = config
@@ -82,7 +82,7 @@ class TrainingState:
         )
 
     def own(self) -> LearnerState:
-        """Return copies of the state that this rank holds, without communication."""
+        """Return copies of this rank's part of the state, without communication."""
         return LearnerState(
             policy=_copies(self._parameters.items()),
             optimizer=_copies(self._optimizer_tensors().items()),
@@ -110,7 +110,7 @@ class TrainingState:
         return files
 
     def next_message(self) -> tuple[str, bytes] | None:
-        """Return the next of the `learner_messages`, or None after the last.
+        """Return the next message of `learner_messages`, or None after the last one.
 
         The state must not have changed since `write`.
         """
@@ -179,7 +179,7 @@ class TrainingState:
             policy = read_part(directory, digests, "policy", advance)
             optimizer = read_part(directory, digests, "optimizer", advance)
         except CheckpointError as error:
-            logger.warning("%s; the trial sends the state instead", error)
+            logger.warning("%s; the trial's process sends the state instead", error)
             return False
         self._take(policy, optimizer, counters)
         return True
@@ -192,8 +192,9 @@ class TrainingState:
     def _load_critic(self, stored: dict[str, Tensor]) -> None:
         """Restore the critic from `stored`.
 
-        If the critic starts afresh, its tensors in `stored` are replaced by the optimizer's current
-        ones, so its moments start afresh too.
+        If `stored` has no matching critic, the critic starts afresh. In that case, the critic's
+        tensors in `stored` are replaced by the optimizer's current ones, so that the moments of the
+        critic start afresh too.
         """
         if self.critic is not None and self.critic.load_state(stored):
             return
@@ -210,7 +211,7 @@ def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 class KLCoefficient:
     """The KL coefficient β of the current round.
 
-    With `loss.kl_target`, it changes from round to round and is saved in checkpoints.
+    With `loss.kl_target`, β changes from round to round and is saved in checkpoints.
     """
 
     def __init__(self, settings: LossSettings) -> None:
@@ -233,7 +234,7 @@ class KLCoefficient:
         return self.value if self._settings.kl_in == "reward" else 0.0
 
     def after_round(self, batches: Sequence[BatchWithLogProbs]) -> None:
-        """Adjust β by the KL of the policy that sampled the round's batches."""
+        """Adjust β according to the KL from the sampling policy to the reference."""
         target = self._settings.kl_target
         if target is not None:
             kl = _sampled_kl(batches)

@@ -1,9 +1,9 @@
-"""Tries a user's loss, advantage and engine in a separate process, before any actor starts.
+"""Test of a user's loss, advantage and engine in a separate process, before any actor starts.
 
 `python -m grpo_trainable.learner.user_code LOSS ADVANTAGE GROUP_SIZE ENGINE`
 
-A user's file may do anything when it is imported, and a mistake in it must not end the command. The
-last line on standard error says what is wrong.
+Importing a user's file can run any code, and a mistake in the file must not end the command that
+starts the trials. If the test fails, the last line on standard error says what is wrong.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def try_functions(loss: str, advantage: str, group_size: int) -> None:
     Raises:
         PluginError: A function cannot be loaded or fails its test call.
     """
-    import torch  # an engine alone does not need it
+    import torch  # a test of an engine alone does not need torch
 
     from grpo_trainable.learner.user_functions import advantage_function, loss_function
 

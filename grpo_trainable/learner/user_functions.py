@@ -1,8 +1,8 @@
 """The configured loss and advantage: built-in functions or user-defined ones.
 
 A user-defined function is tried on a small batch when the learner is built, and by `user_code`
-before any actor starts. Its result is checked at every call. Each mistake is a `PluginError` in one
-line that names the function.
+before any actor starts. The result of the function is checked at every call. Each mistake raises a
+`PluginError` of one line that names the function.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def configured_loss(settings: LossSettings, device: torch.device) -> TokenLoss:
 
 
 def configured_selection(settings: LossSettings) -> Selection | None:
-    """Return the function that picks the tokens this loss treats differently, or None."""
+    """Return the function that selects the tokens that the loss treats differently, or None."""
     select = SELECTIONS.get(settings.type)
     return None if select is None else partial(select, **_own_settings(select, settings))
 
@@ -98,9 +98,11 @@ class UserLoss:
         if isinstance(returned, tuple) and len(returned) == 2:
             token_loss, clipped = returned
         self._function.require(
-            token_loss, log_probs, "the loss, one number per token (loss.aggregation averages),"
+            token_loss,
+            log_probs,
+            "the loss, one number per token (loss.aggregation averages them),",
         )
-        self._function.require(clipped, mask, "the clipped tokens")
+        self._function.require(clipped, mask, "the mask of clipped tokens")
         if not token_loss.requires_grad:
             raise self._function.error(
                 "the loss carries no gradient: compute it from log_probs, without detach or no_grad"
@@ -161,7 +163,7 @@ class UserAdvantage:
         if not advantages.isfinite().all():
             raise self._function.error(
                 f"gives {_rounded(advantages)} for the rewards {_rounded(rewards)}; "
-                "add eps to what you divide by"
+                "add eps to every divisor"
             )
 
 
@@ -203,7 +205,7 @@ class _UserFunction:
             raise self.error(f"{what} must be {_described(like)}, but it is {_described(value)}")
 
     def error(self, reason: str) -> PluginError:
-        """Return the error for a mistake of the function."""
+        """Return the error for a mistake in the function."""
         return PluginError(f"{self._key}={self._reference}: {reason}")
 
     def _line_of(self, error: Exception) -> str:

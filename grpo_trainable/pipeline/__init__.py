@@ -1,6 +1,6 @@
 """The pipeline of one trial.
 
-It decides which prompts are sampled, when, by which generator and with which weights.
+The pipeline decides which prompts are sampled, when, by which generator and with which weights.
 
 `loop` runs the rounds. `ledger` assigns prompts to rollout batches. `fleet` gives work and weights
 to the generators. `open_calls` waits for the answers of the actors.

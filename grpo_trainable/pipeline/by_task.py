@@ -11,7 +11,7 @@ from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.tasks.mix import mixture_of
 
-# Name in `task/<label>/<name>` -> the metric of a round that it reports for one task.
+# Name in `task/<label>/<name>` -> the metric that reports the same quantity over all tasks.
 OF_A_ROUND = {
     "reward_mean": "reward/train_mean",
     "length_mean": "response/length_mean",

@@ -21,8 +21,8 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
 
-# Last number of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros,
-# but this number is not zero. So no other draw has the same key.
+# Last element of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros,
+# but this element is not zero. So no other draw has the same key.
 REPLAY = 1
 
 
@@ -157,7 +157,7 @@ class Collector:
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
             f"only {groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts "
-            "were drawn, but the others had equal rewards or failed ones "
+            "were drawn, but the rewards of the others were equal or failed "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 
@@ -177,7 +177,7 @@ class Collector:
         self._recorder.note(note)
 
     def evict(self) -> None:
-        """Drop the groups that the learner's next round may not train on."""
+        """Drop the groups that the learner's next round must not train on."""
         oldest_round = self._gate.learner_round - (self._config.buffer_capacity - 1)
         closed = self.ledger.close(oldest_round)
         self.counts.dropped_stale += self.buffer.evict(closed, self._gate)
@@ -197,7 +197,7 @@ class Collector:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the buffer's groups, as plain data."""
+        """Return the collector's state as plain data, without the groups in the buffer."""
         return {
             "ledger": self.ledger.state(),
             "counts": vars(self.counts).copy(),
@@ -213,9 +213,9 @@ class Collector:
         Args:
             state: The result of `state`, with the learner's round.
             groups: The buffer's groups.
-            same_sampling: False if the state's settings sample different rollouts from the current
-                ones. Then everything that was not trained on is dropped and counted, and new
-                prompts are requested.
+            same_sampling: False if the settings of the state sample other rollouts than the current
+                settings do. In that case, everything that was not trained on is dropped and
+                counted, and new prompts are requested.
         """
         self.counts = Counts(**state["counts"])
         if same_sampling:

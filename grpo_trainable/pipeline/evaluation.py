@@ -50,7 +50,7 @@ class HeldOut:
 def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
     """Return all held-out prompts in chunks of at most `responses` responses.
 
-    By default, a chunk is as large as a training chunk.
+    By default, `responses` is the number of responses in the largest training chunk.
     """
     if responses is None:
         responses = schedule.chunk_responses(config)

@@ -17,12 +17,12 @@ from grpo_trainable.protocol.versions import StalenessGate, Sync
 
 # Maximum number of chunks per generator that are submitted and not yet scored. While one chunk is
 # sampled, another waits or is scored, so the generator is never idle. A third chunk would only be
-# sampled with older weights than necessary. If a reward takes longer than sampling, generators wait
-# for it.
+# sampled with older weights than necessary. If scoring takes longer than sampling, generators wait
+# for the scores.
 CHUNKS_AHEAD = 2
 
-# After this many replacements without a finished chunk, the next loss of a generator ends the
-# trial.
+# Maximum number of consecutive replacements of a generator without a finished chunk. The next loss
+# of that generator ends the trial.
 REPLACEMENTS_IN_A_ROW = 3
 
 _BUSYNESS = operator.attrgetter("chunks")
@@ -47,7 +47,7 @@ class RequestSource(Protocol):
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         """Return the request for a prompt of a stream.
 
-        Without `example_index`, `prompt_index` is also the index of its example.
+        Without `example_index`, `prompt_index` is also the index of the example.
         """
         ...
 
@@ -74,13 +74,13 @@ class FleetGenerator:
     """A generator as the pipeline sees it. Its actor changes when the generator is replaced."""
 
     actor: Actor
-    chunks: int = 0  # submitted and not yet scored
-    version: int = 0  # version of the weights that it last reported
+    chunks: int = 0  # number of chunks submitted and not yet scored
+    version: int = 0  # version of the weights that the generator last reported
     weights_round: int = 0  # a chunk submitted now starts with weights of this round or newer
-    fetching: int = 0  # loads and deposits submitted and not yet answered
-    needs_from: int = 0  # round of the oldest weights that it may still use or fetch
-    replaced: int = 0  # number of replacements since its last chunk came back
-    joining: bool = False  # its actor is a replacement and has not answered yet
+    fetching: int = 0  # number of loads and deposits submitted and not yet answered
+    needs_from: int = 0  # round of the oldest weights that the generator may still use or fetch
+    replaced: int = 0  # number of replacements since the generator's last chunk came back
+    joining: bool = False  # True if the actor is a replacement that has not answered yet
 
 
 # ---- Records of the calls of a generator ---------------------------------------------------------
@@ -140,7 +140,7 @@ class Fleet:
             calls: Receives every call that is submitted.
             recorder: Receives spans, changes of weights and notes.
             spawn: Starts a generator in place of a lost one. The loss of a generator ends the trial
-                if this is None, or if it happens before `has_first_weights` is True.
+                if `spawn` is None, or if the loss happens before `has_first_weights` is True.
         """
         self.generators = [FleetGenerator(actor=actor) for actor in actors]
         # Lost generators that are not replaced yet, because no machine has room.
@@ -179,9 +179,10 @@ class Fleet:
     def publish(self, published: Published) -> None:
         """Send new weights to every generator.
 
-        A generator switches to the new weights after its current chunk or, in mid-batch, between
-        two tokens. A joining generator has no chunk, so it always loads them with an ordinary call.
-        Its next call starts with the new weights, but the pipeline does not wait for the load.
+        A generator switches to the new weights after its current chunk or, with a mid-batch
+        `weight_update`, between two tokens. A joining generator has no chunk, so it always loads
+        the weights with an ordinary call. The next call of a joining generator starts with the new
+        weights, but the pipeline does not wait for the load.
         """
         self._publish_s = {r: s for r, s in self._publish_s.items() if r >= self.needs_from}
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
@@ -274,7 +275,7 @@ class Fleet:
 
         Args:
             gate: Decides if a generator's weights are recent enough.
-            rounds_ahead: Number of rounds that will be trained before the chunk is.
+            rounds_ahead: Number of rounds that will be trained before the chunk is trained on.
         """
         free = (
             generator
@@ -286,7 +287,7 @@ class Fleet:
         return min(free, key=_BUSYNESS, default=None)
 
     def sample(self, generator: FleetGenerator, work: Work) -> None:
-        """Submit prompts to a generator. They count as its work until they are scored."""
+        """Submit prompts to a generator. The prompts count as its work until they are scored."""
         generator.chunks += 1
         indices = work.prompt_indices
         requests = [
@@ -324,7 +325,7 @@ class Fleet:
 
         Args:
             generator: The generator whose actor was lost.
-            lost: The loss. Error messages quote it.
+            lost: The loss, which error messages quote.
 
         Raises:
             ActorFailed: The generator cannot be replaced, or its replacements have failed
@@ -384,7 +385,7 @@ class Fleet:
         if actor is None:
             return False
         generator.actor, generator.chunks, generator.fetching, generator.joining = actor, 0, 0, True
-        # The new actor loads the newest weights, so it needs none that are in transit.
+        # The new actor loads the newest weights, so it needs no older weights.
         generator.needs_from = self._published.round
         self._load(generator)
         return True

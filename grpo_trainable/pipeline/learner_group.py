@@ -15,7 +15,7 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.storage.checkpointing import LearnerFiles, read_part, write_messages
 from grpo_trainable.text import plural
 
-# Seconds to wait for news that a learner has died. When a learner dies, its partners can fail
+# Seconds to wait for news that a learner has died. When a learner dies, the other learners can fail
 # before the death is known.
 LOOK_FOR_LOST_S = 5.0
 
@@ -23,9 +23,9 @@ LOOK_FOR_LOST_S = 5.0
 class LearnerGroup:
     """Calls the learners and waits for their answers.
 
-    Only the answers to `update` are collected by the pipeline. All learners get the same calls in
-    the same order, because their work is collective. The first learner publishes and answers on
-    behalf of all.
+    The pipeline collects the answers to `update`; this class collects all others. All learners get
+    the same calls in the same order, because their work is collective. The first learner publishes
+    and answers on behalf of all.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class LearnerGroup:
         Args:
             actors: The learners, in the order of their ranks.
             runtime: Waits for calls.
-            deadline_s: How long a learner that owes an answer may be silent.
+            deadline_s: Maximum number of seconds that a learner may be silent while it owes an
+                answer.
             staged: Returns a reference to the tensors published for a round, for transports in
                 which the learner sends them.
             elastic: True if the trial continues after the loss of a learner other than the first.
@@ -61,7 +62,7 @@ class LearnerGroup:
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> list[Call]:
         """Submit the round's k gradient steps to every learner.
 
-        The value of each call is an `Updated`. `agreed` combines them.
+        The value of each call is an `Updated`. `agreed` combines these values.
         """
         return self._submit("optimize", "update", self._shared(rollout_batches))
 
@@ -69,7 +70,7 @@ class LearnerGroup:
         """Return the first learner's answer to `update`, after comparing the answers of all.
 
         Raises:
-            ActorFailed: Two learners have not taken the same steps.
+            ActorFailed: Two learners have taken different steps.
         """
         first, *others = self._actors
         for other in others:
@@ -164,8 +165,8 @@ class LearnerGroup:
     ) -> None:
         """Have the learners continue from the files of a checkpoint.
 
-        If a learner cannot read the files, for example on another machine, their content is sent to
-        all.
+        If a learner cannot read the files, for example because it is on another machine, the
+        content of the files is sent to all learners.
 
         Args:
             directory: The checkpoint's directory.
@@ -182,12 +183,12 @@ class LearnerGroup:
         self.load_state(LearnerState(policy=policy, optimizer=optimizer, counters=counters))
 
     def load_state(self, state: LearnerState) -> None:
-        """Have the learners continue from `state`, written by any number of learners."""
+        """Have the learners continue from `state`, written by a group of any size."""
         self._await("restore", "load_state", self._shared(state))
 
     @contextmanager
     def naming_the_lost(self, stage: str) -> Iterator[None]:
-        """If a learner failed because another one died, raise the other's loss instead.
+        """If a learner failed because another one died, raise the loss of the dead one instead.
 
         Raises:
             ActorLost: A learner died while another one failed in this stage.
@@ -225,8 +226,8 @@ class LearnerGroup:
     def _await(self, stage: str, method: str, *args: Any) -> Any:
         """Return the first learner's answer, once all have answered.
 
-        In an elastic group, the loss of another learner is ignored here. It is noticed in the next
-        round at the latest, and the group can repeat that round.
+        In an elastic group, this ignores the loss of any learner but the first. The loss is noticed
+        in the next round at the latest, and the group can repeat that round.
         """
         with self.naming_the_lost(stage):
             first, *others = self._submit(stage, method, *args)
@@ -242,5 +243,5 @@ class LearnerGroup:
 
 
 def _steps(updated: Updated) -> str:
-    """Return the steps as text, in which NaN losses compare as equal."""
+    """Return the steps as a string, so that NaN losses compare as equal."""
     return repr((updated.version, updated.skipped_steps, updated.steps))

@@ -1,4 +1,4 @@
-"""The ledger, which assigns prompts to rollout batches and records how far each is filled."""
+"""The ledger, which assigns prompts to rollout batches and records how far each batch is filled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_trainable.config import GRPOConfig, schedule
 
 
 class BatchId(NamedTuple):
-    """Identifier of a rollout batch: the first round that trains on it, and its place there."""
+    """Identifier of a rollout batch: the first round that trains on it, and its place in it."""
 
     round: int
     place: int  # index among the rollout batches of that round
@@ -32,10 +32,10 @@ class Chunk:
 class BatchRule:
     """The rule that decides how many prompts of the stream a rollout batch takes.
 
-    A batch first draws `size` prompts. It then draws one new prompt for each that was left out,
-    then one for each of the new prompts that was left out, and so on. It draws again at most
-    `redraws` times and takes at most `most` prompts in all. Without redraws, it takes exactly
-    `size` prompts, even if some are left out.
+    A batch first draws `size` prompts, some of which may be left out of training. The batch then
+    draws one new prompt for each prompt that was left out, then one for each new prompt that was
+    left out, and so on. It draws again at most `redraws` times and takes at most `most` prompts in
+    all. With `redraws` = 0, it takes exactly `size` prompts, even if some are left out.
     """
 
     size: int
@@ -45,18 +45,18 @@ class BatchRule:
     def end(self, start: int, left_out: Sequence[int]) -> int:
         """Return the index after the last prompt of a batch that begins at prompt `start`.
 
-        `left_out` lists the prompts that are left out, in ascending order. All others count as
-        accepted.
+        `left_out` lists the prompts that are left out, in ascending order. All other prompts count
+        as accepted.
 
         Let T(0) = size, and let R(T) be the number of prompts that are left out among the batch's
         first T. The batch takes T(redraws) prompts, with T(n + 1) = min(size + R(T(n)), most).
         Leaving out one more prompt, or starting later, never makes the batch end earlier. So a
         prompt may count as accepted until its result is known.
 
-        Example: size 4, most 8, redraws 2, and prompts 1, 3 and 5 are left out. A batch that begins
-        at prompt 0 takes T(0) = 4 prompts; 2 of these are left out. So T(1) = 4 + 2 = 6; 3 of these
-        are left out. So T(2) = 4 + 3 = 7. The batch ends before prompt 7, and its accepted prompts
-        are 0, 2, 4 and 6.
+        Example: size 4, most 8, redraws 2, and prompts 1, 3 and 5 are left out. A batch begins at
+        prompt 0. Of its first T(0) = 4 prompts, 2 are left out, so T(1) = 4 + 2 = 6. Of its first 6
+        prompts, 3 are left out, so T(2) = 4 + 3 = 7. The batch ends before prompt 7, and its
+        accepted prompts are 0, 2, 4 and 6.
         """
         first, end = bisect_left(left_out, start), start + self.size
         for _ in range(self.redraws):
@@ -79,25 +79,25 @@ class FilledBatch:
 class Ledger:
     """Hands out prompts in chunks, and assigns the accepted ones to rollout batches.
 
-    Prompts are handed out round by round, in the order of their stream. Batches take prompts in
-    that order too, and each begins where the one before ends. So a prompt's batch depends on which
-    earlier prompts were accepted (`BatchRule`), never on timing. The ledger waits for slow prompts
-    and never skips them.
+    Prompts are handed out round by round, in the order of their stream. Batches take prompts in the
+    same order, and each batch begins where the previous one ends. So a prompt's batch depends on
+    which earlier prompts were accepted (`BatchRule`), never on timing. The ledger waits for slow
+    prompts and never skips them.
 
-    A prompt counts as accepted until it is known to be left out. It is then replaced by the next
-    new prompt of the stream. At lag 0, replacements are drawn once all other prompts have come
-    back, so the chunks do not depend on timing. With a lag, they are drawn as soon as a whole chunk
-    is missing.
+    A prompt counts as accepted until it is known to be left out. A prompt that is left out is
+    replaced by the next new prompt of the stream. At lag 0, replacements are drawn once all other
+    prompts have come back, so the chunks do not depend on timing. With a lag, replacements are
+    drawn as soon as enough prompts for a whole chunk are missing.
 
     Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0. The right-hand column shows the
-    end of the batch (`_ends`), as far as it is known:
+    index at which the batch ends (`_ends`), as known after each call:
 
         take()                            gives (0, 1)              4
         take()                            gives (2, 3)              4
-        settle((0, 1), accepted=[0])      (2, 3) is waited for      5
-        settle((2, 3), accepted=[2])      two are missing           6
+        settle((0, 1), accepted=[0])      waits for (2, 3)          5
+        settle((2, 3), accepted=[2])      two prompts are missing   6
         take()                            gives (4, 5)              6
-        settle((4, 5), accepted=[4])      one is missing            7
+        settle((4, 5), accepted=[4])      one prompt is missing     7
         take()                            gives (6,)                7
         settle((6,), accepted=[6])        `_fill`: the batch has the prompts 0, 2, 4 and 6
     """
@@ -118,7 +118,7 @@ class Ledger:
         self._sizes_of_a_round = sizes * schedule.batches_per_round(config)
         self._filled: dict[BatchId, FilledBatch] = {}
         self._filling = BatchId(first_round, 0)  # the first batch that is not filled
-        self._start = next_prompt  # the first prompt of that batch
+        self._start = next_prompt  # the first prompt of the batch that is being filled
         self._next_round = first_round  # the first round that has not been planned yet
         self._next_prompt = next_prompt
         self._to_ask: list[int] = []  # sizes of the next chunks of new prompts
@@ -179,7 +179,7 @@ class Ledger:
     def settle(self, chunk: Chunk, accepted: Iterable[int]) -> None:
         """Record that a chunk came back.
 
-        Prompts in `accepted` are trained on; the others are left out.
+        Prompts in `accepted` are trained on; the chunk's other prompts are left out.
         """
         self._in_flight.remove(chunk.prompt_indices)
         taken = set(accepted)
@@ -189,7 +189,7 @@ class Ledger:
         self._plan_redraws()
 
     def put_back(self, chunk: Chunk) -> None:
-        """Record that a chunk was lost with its generator. It will be handed out again."""
+        """Record that a chunk was lost with its generator and must be handed out again."""
         self._in_flight.remove(chunk.prompt_indices)
         insort(self._lost, chunk.prompt_indices)
 
@@ -209,7 +209,7 @@ class Ledger:
     def _ends(self) -> list[int]:
         """Return, for each batch that has begun but is not filled, the index after its last prompt.
 
-        These indices may still increase: prompts that have not come back count as accepted.
+        These indices may still increase, because prompts that have not come back count as accepted.
         """
         a_round = schedule.batches_per_round(self._config)
         begun = (self._next_round - self._filling.round) * a_round - self._filling.place
@@ -258,7 +258,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of all kept batches that had this place in earlier rounds."""
+        """Return the accepted prompts of all kept batches at the same place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()
@@ -274,7 +274,7 @@ class Ledger:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return the state of the ledger as plain data."""
         return {
             "next_prompt": self._next_prompt,
             "next_round": self._next_round,
@@ -295,7 +295,7 @@ class Ledger:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state` under equal settings.
+        """Continue from the result of `state`, which a ledger with equal settings has returned.
 
         Chunks that were in flight count as lost.
         """

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import Actor, ActorLost, Call, Runtime, no_answer
 
-# An actor is asked about its progress this many times per deadline. An actor that answers its call
-# within `deadline / QUESTIONS` is never asked.
+# Number of times per deadline that an actor is asked about its progress. An actor that answers its
+# call within `deadline / QUESTIONS` is never asked.
 QUESTIONS = 4
 
 
@@ -19,16 +19,17 @@ class _Silence:
 
     ask_at_s: float  # seconds of silence after which a question is due
     seconds: float = 0.0
-    question: Call | None = None  # not yet answered
-    progress: Any = None  # the last answer
+    question: Call | None = None  # the question that is not yet answered
+    progress: Any = None  # the last progress that the actor reported
 
 
 class Watch:
     """Waits for calls and detects silent actors.
 
-    An actor is heard from when it answers a call or when its progress has changed. It is silent if
-    it owes an answer and was not heard from for `deadline_s`, regardless of other actors. Only time
-    spent waiting for the actor counts, because nothing is received between two rounds.
+    An actor is heard from when it answers a call or when its progress has changed. An actor is
+    silent if it owes an answer and has not been heard from for `deadline_s`, regardless of other
+    actors. Only time spent waiting for the actor counts, because nothing is received between two
+    rounds.
     """
 
     def __init__(self, runtime: Runtime, deadline_s: float) -> None:
@@ -59,7 +60,7 @@ class Watch:
         """Return the value of one call.
 
         Raises:
-            ActorLost: Its actor is silent or gone.
+            ActorLost: The actor of the call is silent or gone.
             ActorFailed: The call raised an exception.
         """
         answered, _ = self.wait([call])
@@ -80,7 +81,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait until a call is done or an actor is due, and add the wait to the silences."""
+        """Wait for a call, at most the shortest `_due_s`, and add the wait to all silences."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()

@@ -1,8 +1,8 @@
-"""The loop that runs the rounds of a trial, both synchronous and asynchronous ones.
+"""The loop that runs the rounds of a trial, which may be synchronous or asynchronous.
 
-Synchronous means `lag = 0`: the gate then admits the rollouts of a round only when the generators
-have the weights of the previous round. With `lag >= 1`, generators already sample the next rounds
-while the learner trains, and continue between calls of `run_round`.
+A trial with `lag = 0` is synchronous: the gate admits the rollouts of a round only when the
+generators have the weights that the previous round produced. With `lag >= 1`, generators sample the
+rollouts of later rounds while the learner trains, and continue between calls of `run_round`.
 
 This module does not import Ray. Actors, runtime and clock are passed in as arguments.
 """
@@ -66,7 +66,7 @@ class Update:
 class Pipeline:
     """Runs the rounds of a trial.
 
-    It decides what is sampled, trained on and evaluated, and when.
+    The pipeline decides what is sampled, trained on and evaluated, and when.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Pipeline:
             runtime: Waits for calls.
             clock: Returns seconds since 1970, by the clock of the trial's process.
             spawn: Starts a generator in place of a lost one. None: any loss of a generator ends the
-                trial. This is necessary if the learner is lost with it.
+                trial. Pass None if the learner is lost together with a generator.
         """
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
         self.evaluation: Evaluation | None = None
-        # Actor -> seconds that its machine's clock is ahead of ours. Actors on our machine are
-        # missing.
+        # Actor -> number of seconds by which the clock of its machine is ahead of this machine's.
+        # An actor without an entry counts as 0.
         self.clock_offsets: dict[str, float] = {}
         self._recorder = Recorder(self.clock_offsets)
         self._by_task = ByTask(config)
@@ -107,7 +107,7 @@ class Pipeline:
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
         self._clock = clock
-        self._first_sync_s = 0.0  # seconds of the first publication, including set-up
+        self._first_sync_s = 0.0  # seconds of the first publication, with the transport's set-up
         self._version = 0  # version of the newest weights
         self._dispatching = False  # True: submit more work after every answer
         self._updated: dict[Actor, Updated] = {}  # the learners' answers in this round
@@ -127,7 +127,7 @@ class Pipeline:
     def abandon(self) -> None:
         """Forget all calls in flight, because another pipeline takes over the actors.
 
-        This waits only for calls that run concurrently with others. Otherwise, such calls could end
+        This waits only for calls that run concurrently with others, because such calls could end
         after the actor's next calls.
         """
         self._calls.abandon(lambda call: isinstance(call, Deposit | Score))
@@ -150,12 +150,12 @@ class Pipeline:
         self._finish_everything()
         syncs = [change.sync for change in self._recorder.versions if change.sync is not None]
         self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
-        # The first round reports these weights, but their transfer is not part of its time.
+        # The first round reports the first weights, but its time does not include their transfer.
         self._recorder.forget_transfers()
         self._fleet.has_first_weights = True
 
     def run_round(self) -> RoundReport:
-        """Run one round: rollouts in, k gradient steps, weights out, and an evaluation if due.
+        """Run a round: collect rollouts, take k gradient steps, publish weights, evaluate if due.
 
         Raises:
             ActorFailed: An actor died, raised an exception or did not answer in time.
@@ -167,9 +167,9 @@ class Pipeline:
         self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()
-        # Submit no chunks before this point: the wall clock excludes evaluations, so it would miss
-        # the time of chunks that are sampled during one. From here on, chunks are submitted after
-        # every answer, also while the learner trains.
+        # Submit no chunks before this point: the wall clock excludes evaluations, so it would not
+        # count the time of chunks that are sampled during an evaluation. From here on, chunks are
+        # submitted after every answer, even while the learner trains.
         self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
         batches = self._collector.make_batches(round_)
@@ -180,8 +180,8 @@ class Pipeline:
         self.gate.learner_round += 1
         self._collector.evict()
         self._publish()
-        # A synchronous run has no calls in flight between two rounds. In any run, an evaluation
-        # starts before further rollouts do.
+        # A synchronous run has no calls in flight between two rounds. In every run, an evaluation
+        # is submitted before further rollouts.
         self._dispatching = False
         if self.config.lag == 0:
             self._finish_everything()
@@ -207,7 +207,7 @@ class Pipeline:
         return row
 
     def _drifted(self, updated: Updated) -> bool:
-        """Return True if the policy is so far from the reference that the trial ends."""
+        """Return True if the policy is so far from the reference that the trial must end."""
         limit = self.config.callbacks.kl_stop
         drift = updated.kl.get("reference")  # None in a skipped round
         return limit is not None and drift is not None and drift.k1 > limit
@@ -272,9 +272,10 @@ class Pipeline:
     # ---- Evaluation --------------------------------------------------------------------------
 
     def evaluate(self) -> Evaluation:
-        """Return the held-out rewards under the current weights. Call it between two rounds.
+        """Return the held-out rewards under the current weights.
 
-        If the rewards have been measured since the last round, nothing is sampled again.
+        Call this method between two rounds. If the rewards have already been measured since the
+        last round, nothing is sampled again.
 
         Raises:
             ActorFailed: As in `run_round`.
@@ -282,7 +283,7 @@ class Pipeline:
         if self.evaluation is None or self.evaluation.round != self.gate.learner_round:
             was_dispatching, self._dispatching = self._dispatching, False
             self._evaluate()
-            self._recorder.forget_spans(HeldOutChunk.stage)  # they do not belong to a round
+            self._recorder.forget_spans(HeldOutChunk.stage)  # these spans belong to no round
             if was_dispatching:
                 self._start_dispatching()
         assert self.evaluation is not None
@@ -348,7 +349,8 @@ class Pipeline:
     def _replace(self, generator: FleetGenerator, lost: ActorLost) -> None:
         """Replace a generator, and submit its unfinished work again.
 
-        Training chunks return to the ledger. Held-out chunks go to the least busy generators.
+        Training chunks return to the ledger. Held-out chunks are submitted to the least busy
+        generators.
         """
         before = self.counts.redispatched
         for work in self._fleet.replace(generator, lost):
@@ -396,7 +398,10 @@ class Pipeline:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the buffer's groups, as plain data. Call it between two rounds."""
+        """Return the pipeline's state as plain data, without the groups in the buffer.
+
+        Call this method between two rounds.
+        """
         return {
             "work": sampling_settings(self.config),
             **self._collector.state(),
@@ -407,13 +412,13 @@ class Pipeline:
         }
 
     def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
-        """Continue from a state, before `send_first_weights`.
+        """Continue from a saved state. Call this method before `send_first_weights`.
 
         Prompts that were in flight are requested again.
 
-        If the state's settings sample different rollouts from the current ones, for example after
-        PBT has changed `k`, then groups that waited or were in flight are dropped and counted, and
-        new prompts are requested.
+        The settings of the state may sample other rollouts than the current settings do, for
+        example after PBT has changed `k`. In that case, groups that waited or were in flight are
+        dropped and counted, and new prompts are requested.
 
         Args:
             state: The result of `state`.

@@ -20,7 +20,8 @@ class OpenCalls(Generic[Record]):
 
         Args:
             runtime: Waits for calls.
-            deadline_s: Seconds for which an actor that owes an answer may be silent.
+            deadline_s: Maximum number of seconds that an actor may be silent while it owes an
+                answer.
         """
         self._runtime = runtime
         self._deadline_s = deadline_s

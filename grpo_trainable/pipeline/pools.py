@@ -9,8 +9,8 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Last number of the key for draws from the pools. Numpy pads shorter keys with zeros, so this key
-# is longer than that of any other draw.
+# Last element of the key for draws from the pools. Numpy pads shorter keys with zeros. This key is
+# longer than all other keys and does not end with a zero, so no other draw has the same key.
 POOLS = 3
 
 NAMES = ("easy", "mid", "hard")
@@ -37,7 +37,7 @@ class DifficultyPools:
     """
 
     def __init__(self, config: GRPOConfig, size: int) -> None:
-        """Create pools in which no example was scored.
+        """Create pools in which no example has been scored.
 
         Args:
             config: The trial's settings.
@@ -46,7 +46,7 @@ class DifficultyPools:
         self._settings, self._seed = config.pools, config.seed
         self._rates = np.full(size, np.nan)  # NaN: never scored
         self._times_picked = np.zeros(size, dtype=np.int64)
-        self._picks: dict[int, Pick] = {}  # by prompt index, until a round has reported them
+        self._picks: dict[int, Pick] = {}  # by prompt index, kept until a round has reported them
 
     # ---- Picking -----------------------------------------------------------------------------
 
@@ -85,8 +85,8 @@ class DifficultyPools:
     def settle(self, drawn: Sequence[int], answers: Mapping[int, float]) -> dict[str, float]:
         """Update the rates with the results of a round's prompts, and return the pools' metrics.
 
-        The metrics count the prompts drawn from each pool, and the examples in each pool
-        afterwards.
+        The metrics count the prompts drawn from each pool, the examples in each pool after the
+        update, and the examples that have never been scored.
 
         Args:
             drawn: Indices of the prompts drawn for the round, in order.
@@ -110,7 +110,7 @@ class DifficultyPools:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return the state of the pools as plain data."""
         seen = self._times_picked.nonzero()[0]
         return {
             "size": len(self._rates),

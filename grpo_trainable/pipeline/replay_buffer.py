@@ -19,18 +19,18 @@ class ReplaySample:
     """The groups for one gradient step, or for all passes over one batch."""
 
     groups: Groups  # sorted by prompt index; `uses` includes this use
-    first_used: int  # groups used for the first time
-    stale: int  # groups that the gate refused and that were never trained on
+    first_used: int  # number of groups used for the first time
+    stale: int  # number of groups that the gate refused and that were never trained on
 
 
 class ReplayBuffer:
     """Scored groups, stored by prompt index.
 
     `sample` considers the round's fresh rollout batch and the older batches that are kept. The gate
-    first judges each of their groups once more. A group that it refuses is removed, and counted if
-    it was never trained on. From the others, `sample` selects up to `count` groups without
-    replacement, as `buffer_sampling` says. If only one rollout batch of `count` groups is kept, the
-    sample is that batch, so nothing is replayed.
+    first judges each group of these batches once more. A group that the gate refuses is removed. If
+    that group was never trained on, it is counted as stale. From the remaining groups, `sample`
+    selects up to `count` groups without replacement, as `buffer_sampling` says. If only one rollout
+    batch of `count` groups is kept, the sample is that batch, so nothing is replayed.
     """
 
     def __init__(self, sampling: str = "recency", fresh_fraction: float = 0.5) -> None:
@@ -60,7 +60,7 @@ class ReplayBuffer:
         gate: StalenessGate,
         rng: np.random.Generator,
     ) -> ReplaySample:
-        """Select groups to train on, and increase their number of uses by one.
+        """Select groups to train on, and increase each group's number of uses by one.
 
         Args:
             fresh: Prompt indices of the fresh rollout batch.
@@ -84,14 +84,15 @@ class ReplayBuffer:
 
         Args:
             closed: Prompt indices of the batches that are no longer kept.
-            gate: Groups that it refuses for the next round are removed as well.
+            gate: Judges the remaining groups. A group that the gate refuses for the next round is
+                removed as well.
         """
         removed = [self._groups.pop(index) for index in closed if index in self._groups]
         unused = sum(group.uses == 0 for group in removed)
         return unused + self._remove_not_admitted(list(self._groups), gate)
 
     def groups(self) -> Groups:
-        """Return all groups by prompt index, for a checkpoint."""
+        """Return all groups, sorted by prompt index, for a checkpoint."""
         return [self._groups[index] for index in sorted(self._groups)]
 
     def _held(self, prompt_indices: Sequence[int]) -> Groups:
@@ -100,7 +101,7 @@ class ReplayBuffer:
     def _remove_not_admitted(self, prompt_indices: Sequence[int], gate: StalenessGate) -> int:
         """Remove the groups that the gate refuses for the next round.
 
-        Return how many of them were never trained on.
+        Return how many of the removed groups were never trained on.
         """
         stale = 0
         for group in self._held(prompt_indices):
@@ -139,9 +140,9 @@ def uniform(
 def fresh_and_older(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """Return ceil(fraction · count) fresh groups, and the rest drawn uniformly from older ones.
+    """Draw ceil(fraction · count) groups from the fresh ones, and the rest from the older ones.
 
-    If there are too few groups of one kind, take more of the other.
+    Both draws are uniform. If there are too few groups of one kind, draw more of the other.
     """
     wanted = max(fresh_wanted(fraction, count), count - len(older))
     some_fresh = _some(fresh, wanted, rng)

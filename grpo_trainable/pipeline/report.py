@@ -17,9 +17,10 @@ from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 @dataclass(kw_only=True)
 class Counts:
-    """Counts over the whole trial. They count prompts unless a comment says otherwise.
+    """Counts over the whole trial.
 
-    Each requested prompt becomes one group: requested = trained + dropped + waiting + in flight.
+    Each field counts prompts, unless its name or comment says otherwise. Each requested prompt
+    becomes one group: requested = trained + dropped + waiting + in flight.
     """
 
     requested: int = 0
@@ -62,14 +63,14 @@ class Counts:
 class RoundReport:
     """The result of a round: the groups it trained on, its metrics, and a record of what happened.
 
-    `Pipeline.run_round` returns it. A trial adds its own measurements, spans and notes.
+    `Pipeline.run_round` returns the report. A trial adds its own measurements, spans and notes.
     """
 
     round: int  # number of rounds trained so far
-    last: bool  # no round follows
+    last: bool  # True if no round follows
     start: float  # seconds since 1970
     end: float
-    metrics: dict[str, float]  # keys are those of `metrics.NAMES`
+    metrics: dict[str, float]  # keyed by the names in `metrics.NAMES`
     groups: list[RolloutGroup]  # the groups that the round trained on
     updated: Updated
     spans: list[ActorSpan]
@@ -81,14 +82,15 @@ class RoundReport:
 class Recorder:
     """Collects spans, version changes, evaluations and notes until the round reports them.
 
-    Times are by the clock of the trial's process.
+    All times are those of the clock in the trial's process.
     """
 
     def __init__(self, offsets: Mapping[str, float] | None = None) -> None:
         """Create an empty record.
 
         Args:
-            offsets: Actor -> seconds that its clock is ahead of ours. A missing actor counts as 0.
+            offsets: Actor -> number of seconds by which its clock is ahead of the trial's. An actor
+                without an entry counts as 0.
         """
         self._offsets = {} if offsets is None else offsets
         self._begin()
@@ -128,16 +130,16 @@ class Recorder:
         return report
 
     def add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
-        """Add an actor's spans, converted to our clock."""
+        """Add an actor's spans, converted to the trial's clock."""
         ahead_s = self._ahead_s(actor)
         self.spans += [ActorSpan(role, actor, span.earlier(ahead_s)) for span in spans]
 
     def handle_for(self, actor: str, handle: Any) -> Any:
-        """Convert a handle from our clock to the actor's."""
+        """Convert a handle from the trial's clock to the actor's."""
         return handle.later(self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
 
     def handle_of(self, actor: str, handle: Any) -> Any:
-        """Convert a handle from the actor's clock to ours."""
+        """Convert a handle from the actor's clock to the trial's."""
         return handle.later(-self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
 
     def _ahead_s(self, actor: str) -> float:
@@ -168,7 +170,7 @@ class Recorder:
             role: "generator" or "learner".
             actor: The actor's name.
             answer: The actor's answer, which contains the version and the time.
-            sync: How the weights arrived; None for the learner.
+            sync: A description of how the weights arrived; None for the learner.
         """
         self.versions.append(
             VersionChange(
@@ -228,7 +230,7 @@ def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str
 
 
 def _critic_metrics(updated: Updated) -> dict[str, float]:
-    """Return metrics of the critic. Those of a gradient step are means over the round's steps."""
+    """Return metrics of the critic. Metrics of gradient steps are means over the round's steps."""
     figures, steps = updated.critic, [step.critic for step in updated.steps if step.critic]
     if figures is None or not steps:
         return {}
@@ -247,8 +249,8 @@ def _critic_metrics(updated: Updated) -> dict[str, float]:
 def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
     """Return metrics of a round's gradient steps.
 
-    They are means over the steps, with three exceptions: the ratio is a maximum, the bounded tokens
-    are a sum, and the learning rate is that of the last step.
+    The metrics are means over the steps, with three exceptions: the ratio is a maximum, the bounded
+    tokens are a sum, and the learning rate is that of the last step.
     """
     return {
         "loss/policy": _mean([step.loss for step in steps]),
@@ -283,5 +285,5 @@ def time_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean. Sort first, because the sum of floats depends on their order."""
+    """Return the mean of the sorted values, because a sum of floats depends on their order."""
     return sum(sorted(values)) / len(values)

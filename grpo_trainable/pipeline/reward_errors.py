@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import ActorFailed
 
-# The share of failed rewards is taken over the responses to at least this many prompts. A few
-# failures among few responses say little about the error rate.
+# Minimum number of prompts for judging the share of failed rewards. A few failures among few
+# responses say little about the error rate.
 JUDGED_PROMPTS = 32
 
 
@@ -27,8 +27,8 @@ def refuse_reward_errors(
         config: The trial's settings.
         told: The start of the message, with the numbers of failed rewards and of responses.
         errors: Number of responses on which the reward function failed.
-        responses: Number of responses that `errors` is divided by, from at least `JUDGED_PROMPTS`
-            prompts.
+        responses: Number of responses that `errors` is divided by. It must be at least the number
+            of responses to `JUDGED_PROMPTS` prompts.
         failed: Prompts that failed since the last check, each with the reason.
 
     Raises:

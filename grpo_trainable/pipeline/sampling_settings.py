@@ -1,6 +1,6 @@
 """The settings that decide what a trial samples.
 
-Trials in which these settings differ may not use the rollouts of each other's checkpoints.
+Trials in which these settings differ must not use the rollouts in each other's checkpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def sampling_settings(config: GRPOConfig) -> dict[str, Any]:
         "units_per_batch": len(schedule.chunks(config)),
         "groups_bring_reference": config.reference_role == "generator",
         **{section: settings[section] for section in SECTIONS},
-        # With `vine`, groups contain the values of their states. Other trials do not have this key.
+        # With `vine`, groups contain the values of their states. Trials without `vine` do not have
+        # this key.
         **({"vine": settings["vine"]} if config.loss.advantage == "vine" else {}),
     }
 
@@ -52,8 +53,8 @@ def is_same_sampling(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `work` that influence sampling, under dotted keys.
 
-    Settings that only training reads are left out. So are settings at their default, which the
-    state of an earlier version may lack.
+    Settings that only training reads are left out. Settings at their default are left out too,
+    because the state of an earlier version may lack them.
     """
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"

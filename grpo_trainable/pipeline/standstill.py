@@ -14,8 +14,8 @@ PATIENCE = 4  # consecutive rounds without signal before the warning
 class Standstill:
     """Counts consecutive rounds without a group whose rewards differ.
 
-    A trial that also learns from equal rewards never stands still (`loss.advantage=batch`, critics,
-    teachers, length penalties).
+    A trial that also learns from equal rewards never stands still. Such a trial has
+    `loss.advantage=batch`, a critic, a teacher or a length penalty.
     """
 
     def __init__(self, config: GRPOConfig) -> None:
@@ -29,7 +29,7 @@ class Standstill:
     def note(self, row: Mapping[str, float]) -> str | None:
         """Count the next round, and return a warning if one is due.
 
-        It is due once per standstill, after `PATIENCE` consecutive rounds without signal.
+        A warning is due once per standstill, after `PATIENCE` consecutive rounds without signal.
         """
         self.rounds = self.rounds + 1 if self._watched and without_signal(row) else 0
         if self.rounds != PATIENCE:
@@ -39,7 +39,7 @@ class Standstill:
         return (
             f"no signal for {plural(PATIENCE, 'round')}: all responses to each prompt earned the "
             f"same reward{earned} or could not be scored, so the rewards teach nothing. Read some "
-            "of evaluations/, check task.reward, use easier or harder prompts"
-            f"{self._or_draw}, or raise rollout.temperature: "
+            "responses in evaluations/, check task.reward, use easier or harder prompts"
+            f"{self._or_draw}, or raise rollout.temperature; see "
             "docs/running.md#when-nothing-is-learned"
         )

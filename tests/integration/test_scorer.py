@@ -179,7 +179,9 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.5)) as scorer:
         answers = scorer.score(requests(*["hang"] * 12, "x"))
         hung = RewardError("no reward within 0.5 s")
-        left_out = RewardError("not scored: the reward hung on 10 other responses of its chunk")
+        left_out = RewardError(
+            "not scored: the reward hung on 10 other responses of the same chunk"
+        )
         assert answers == [hung] * 10 + [left_out] * 3
         assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
 
@@ -217,7 +219,9 @@ def test_rest_of_a_unit_is_not_asked_for_once_many_hung_whatever_the_workers(spe
         hung = answers.count("no reward within 0.5 s")
         # Responses that the other workers were scoring when the tenth hung are still awaited.
         assert 10 <= hung <= 13
-        assert all("other responses of its chunk" in message for message in answers[hung + 4 :])
+        assert all(
+            "other responses of the same chunk" in message for message in answers[hung + 4 :]
+        )
 
 
 def test_scorer_that_is_closed_while_it_scores_leaves_no_process(spec):

@@ -242,4 +242,4 @@ def test_bombs_alone_become_errors_after_the_tenth(problems):
     # The answer that the other worker was judging when the tenth timed out is still awaited.
     assert refused in (10, 11)
     assert len(left_out) == 14 - refused
-    assert all("other responses of its chunk" in error.message for error in left_out)
+    assert all("other responses of the same chunk" in error.message for error in left_out)

@@ -131,8 +131,14 @@ def test_every_built_in_advantage_passes_the_trial_of_a_users(name):
         ),
         (LOSS + "    return (log_probs * mask).sum(-1, keepdim=True)", r"of shape \(3, 1\)"),
         (LOSS + "    return -advantages.double() * log_probs", "is a float64 tensor"),
-        (LOSS + "    return -log_probs, mask.float()", "the clipped tokens must be a bool tensor"),
-        (LOSS + "    return -log_probs, {}", "the clipped tokens must be .* but it is a dict"),
+        (
+            LOSS + "    return -log_probs, mask.float()",
+            "the mask of clipped tokens must be a bool tensor",
+        ),
+        (
+            LOSS + "    return -log_probs, {}",
+            "the mask of clipped tokens must be .* but it is a dict",
+        ),
         (LOSS + "    return -log_probs, mask, mask", "but it is a tuple"),
         (LOSS + "    return -advantages * log_probs.detach()", "carries no gradient"),
         (LOSS + "    return -torch.zeros_like(mask).float()", "carries no gradient"),
