@@ -21,7 +21,7 @@ from grpo_trainable.protocol.versions import VersionChange
 
 
 class RolloutsCallback(RoundWriter):
-    """Writes the responses of each round to `rollouts/`, and of each evaluation to `evaluations/`.
+    """Writes the responses of rounds to `rollouts/`, and those of evaluations to `evaluations/`.
 
     The held-out prompts are the same in every evaluation, so responses can be compared directly. If
     the trial sets `callbacks.verbose`, two responses are printed after each evaluation.
@@ -62,12 +62,13 @@ class GradientStepsCallback(RoundWriter):
 class VersionLogCallback(RoundWriter):
     """Writes version changes to `versions/part-*.parquet`.
 
-    In a verbose trial, it prints a line for each change, and a histogram of lags when a trial ends.
+    In a verbose trial, the callback also prints a line for each change, and a histogram of lags
+    when the trial ends.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._versions: dict[tuple[str, str], int] = {}  # (trial id, actor) -> its version
+        self._versions: dict[tuple[str, str], int] = {}  # (trial id, actor) -> version
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the parts after round `last`."""
@@ -77,7 +78,7 @@ class VersionLogCallback(RoundWriter):
             del self._versions[key]
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        """Write the part of a round, and print its changes in a verbose trial."""
+        """Write the part of a round. In a verbose trial, print the version changes."""
         versions = table("versions", version_columns(details.versions, details.round))
         write_part(trial_directory(trial) / "versions", iteration, versions)
         verbose = is_verbose(trial)
