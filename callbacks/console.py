@@ -28,11 +28,11 @@ SHOWN_TRIALS = 16
 STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
 LEFT = "left_s"  # key in a shown row: seconds until the trial ends
 
-_live: Live | None = None  # the live table; a process has at most one, because it has only one terminal
+_live: Live | None = None  # the live table; a process has only one terminal, so at most one table
 
 
 def stop_live_table() -> None:
-    """End the live table, if there is one. Its last state stays visible, and the cursor returns."""
+    """End the live table, if any, so that its last state stays visible and the cursor returns."""
     global _live
     live, _live = _live, None
     # The command must be able to end even if its terminal has closed.

@@ -17,8 +17,8 @@ class KLCallback(FailSafeCallback):
 
     The callback does nothing for trials that do not measure the KL (`loss.kl_monitor`).
 
-    - `callbacks.kl_band`: the callback warns when the KL rises above the band, or falls below it
-      after having been inside. It prints a line when the KL is back in the band.
+    - `callbacks.kl_band`: the callback warns when the KL rises above the band, or falls below the
+      band after having been inside. The callback prints a line when the KL is back in the band.
     - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The callback does not end
       the trial: the trial does so itself, after a last evaluation and a checkpoint.
     """

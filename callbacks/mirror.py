@@ -1,6 +1,6 @@
 """Copy the files that callbacks have written on this machine to the experiment's object store.
 
-A store cannot append to a file, may be slow, and may fail. So the callbacks still write the files
+A store cannot append to a file, may be slow, and may fail. So the callbacks first write the files
 of a trial to a directory on this machine. A thread copies changed files to the store, in one pass
 per second. Training waits for a store that answers but is behind. A file that the store refuses is
 copied in a later pass.
@@ -68,15 +68,15 @@ class Mirror:
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
-        self._cut_after: int | None = None  # last round whose parts stay in the store; None: all stay
+        self._cut_after: int | None = None  # last round whose parts the store keeps; None: all
         # For each row that the store lacks, the time at which it was written.
         self._rows: deque[float] = deque()
         self._failing = False
         self._answered_at = clock()  # last time that a pass began or the store accepted a file
         self._lock = threading.Lock()  # held during a pass
         self._passes = 0
-        self._news = False  # a row was written, which ends an idle pause
-        self._hurry = False  # somebody waits for a pass, which ends any pause
+        self._news = False  # True after a row was written, to end an idle pause
+        self._hurry = False  # True while somebody waits for a pass, to end any pause
         self._end = False
         self._changes = threading.Condition()  # guards the four attributes above
         # A daemon, because the program must be able to end while the store is silent.
@@ -106,7 +106,7 @@ class Mirror:
     @property
     def behind_s(self) -> float:
         """Age in seconds of the oldest row that the store lacks. 0 if it lacks none."""
-        with suppress(IndexError):  # the pass that copies the row may end right now
+        with suppress(IndexError):  # a pass in another thread may empty `_rows`
             return self._clock() - self._rows[0]
         return 0.0
 
@@ -175,7 +175,7 @@ class Mirror:
         """Make one pass: copy every file that has changed since it was last copied.
 
         Raises:
-            OSError: The store did not accept a file. It may have accepted other files.
+            OSError: The store did not accept a file. The store may have accepted other files.
         """
         with self._lock:
             self._answered_at = self._clock()
@@ -209,7 +209,7 @@ class Mirror:
                     return
                 try:
                     self._bring(name, state, _content(self.local / name))
-                except Exception as error:  # raised below, in the thread of the pass
+                except Exception as error:  # it is raised below, in the thread of the pass
                     errors.append(error)
 
         # The threads of a pool would keep the program from ending while the store is silent.
@@ -309,7 +309,7 @@ class MirrorCallback(RoundWriter):
             self._wait(trial, lambda mirror: mirror.has_work)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
-        """Wait for the store if it is too far behind. The mirror's thread copies the files."""
+        """Wait while the store is too far behind. The mirror's thread copies the files."""
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.row_written()
             self._wait(trial, lambda mirror: mirror.behind_s > MOST_BEHIND_S)
@@ -330,8 +330,8 @@ class MirrorCallback(RoundWriter):
             left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
             if mirror is not None and left:
                 print(
-                    f"{label(trial)}: {trial_path(trial)} did not accept {left} of its files; "
-                    f"they are in {mirror.local}",
+                    f"{label(trial)}: {trial_path(trial)} did not accept {left} of the trial's "
+                    f"files; they are in {mirror.local}",
                     flush=True,
                 )
 

@@ -73,7 +73,7 @@ class VersionLogCallback(RoundWriter):
     def cut(self, trial: Any, last: int) -> None:
         """Remove the parts after round `last`."""
         cut_parts(trial_directory(trial) / "versions", last)
-        # The trial has new actors now, so the versions of the old actors do not matter.
+        # The trial has new actors, so the versions of the old actors do not matter any more.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
@@ -97,7 +97,7 @@ class VersionLogCallback(RoundWriter):
 
 
 def lag_histogram(trial: Any) -> dict[int, int]:
-    """Return lag -> number of groups first trained at that lag, from all of a trial's rollouts."""
+    """Return lag -> number of groups first trained on at that lag, from all rollouts of a trial."""
     counts: Counter[int] = Counter()
     for part in read_parts(trial, "rollouts", ["cursor", "lag", "first_use"]):
         # Each row is a response. The responses to a prompt have the same lag.

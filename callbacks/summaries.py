@@ -34,7 +34,7 @@ def histogram(tag: str, values: np.ndarray, bins: int) -> Any:
     """Return the message of a histogram of values (N,), N > 0, in equal bins from min to max."""
     counts, edges = np.histogram(values, bins=bins)
     filled = np.flatnonzero(counts)
-    first, last = filled[0], filled[-1]  # numpy puts equal values in the middle of a wide range
+    first, last = filled[0], filled[-1]  # if all values are equal, numpy adds empty bins around
     return binned(
         tag,
         edges[first : last + 2],

@@ -119,7 +119,7 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # Close the array where it ended before. Later events can follow once there is space.
+            # Close the array at its previous end. Later events can follow once there is space.
             file.seek(place)
             file.write(END)
             file.truncate()

@@ -171,7 +171,7 @@ def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -
     Unreadable lines at the end are removed too, because they were cut short.
 
     Args:
-        path: The file. It need not exist.
+        path: The file, which need not exist.
         last: The last iteration to keep.
         iteration: Returns the iteration of a line, or None if the line belongs to no iteration.
     """

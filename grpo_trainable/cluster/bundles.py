@@ -21,7 +21,7 @@ POLL_S = 1.0
 
 
 def has_room(bundle: int, patience_s: float) -> bool:
-    """Wait up to `patience_s` until an actor can start in a bundle. Return True if it can."""
+    """Wait up to `patience_s` until an actor can start in a bundle, and return True if it can."""
     until = time.monotonic() + patience_s
     while not _has_room_now(bundle):
         left_s = until - time.monotonic()
@@ -47,7 +47,7 @@ def places_of_bundles() -> dict[int, str]:
 def node_of(
     bundle: int, places: Mapping[int, str], nodes: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return the machine of a bundle. None if it is dead or Ray has not found one with room.
+    """Return a bundle's machine, or None if it is dead or Ray has not found one with room.
 
     Args:
         bundle: Number of the bundle.

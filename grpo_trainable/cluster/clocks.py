@@ -15,7 +15,7 @@ ASKED = 6  # number of readings of a remote clock; the first one starts a proces
 
 
 class Answer(NamedTuple):
-    """A reading of a remote clock between two of the local clock, all in seconds since 1970."""
+    """A reading of a remote clock between two readings of the local one, in seconds since 1970."""
 
     asked: float
     there: float

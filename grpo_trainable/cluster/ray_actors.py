@@ -108,7 +108,7 @@ class RayActor:
 
 
 def driver_pid() -> int | None:
-    """Return the id of the process that started this job. None if it is on another machine."""
+    """Return the pid of this job's driver, or None if the driver is on another machine."""
     job = ray.get_runtime_context().get_job_id()
     for entry in jobs():
         here = entry["DriverIPAddress"] == ray.util.get_node_ip_address()
@@ -134,11 +134,11 @@ class RayRuntime:
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
-        """Wait at most `timeout_s` for the first of `calls`. Return those that are done."""
+        """Wait at most `timeout_s` for the first of `calls`, and return those that are done."""
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
         if done and len(by_ref) > 1:
-            # One answer has arrived. Others may have arrived too.
+            # One answer has arrived. Other answers may have arrived too.
             done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
         return [by_ref[ref] for ref in done]
 
@@ -150,7 +150,8 @@ class RayRuntime:
         """Return the answer of a call that is done.
 
         Raises:
-            ActorLost: The actor died, data did not reach it, or its answer cannot be fetched.
+            ActorLost: The actor died, data did not reach the actor, or its answer cannot be
+                fetched.
             ActorFailed: The call raised an exception.
         """
         try:

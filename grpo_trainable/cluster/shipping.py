@@ -48,7 +48,7 @@ def lacking(files: Mapping[str, str]) -> list[str]:
             raise ShippingError(str(error)) from None
         if digest != files[path]:
             raise ShippingError(
-                f"has a different file at {path}; remove it there, or make it the same"
+                f"has a different file at {path}; remove it there, or give it the same content"
             )
     return [path for path in files if path not in here]
 
@@ -66,7 +66,9 @@ def contents(paths: Iterable[str], files: Mapping[str, str]) -> dict[str, bytes]
     found = {path: Path(path).read_bytes() for path in paths}
     for path, content in found.items():
         if hashlib.sha256(content).hexdigest() != files[path]:
-            raise ShippingError(f"{path} changed while the experiment was starting")
+            raise ShippingError(
+                f"{path} changed while the experiment was starting; start the experiment again"
+            )
     return found
 
 

@@ -47,7 +47,7 @@ class TrialActors:
     """Learners and generators of a trial, or the colocated worker that is both."""
 
     def __init__(self, config: GRPOConfig, runtime: RayRuntime, files: Any = None) -> None:
-        """Prepare the actors. Call `start` to start them.
+        """Prepare the actors without starting any.
 
         Args:
             config: Config of the trial.
@@ -60,7 +60,9 @@ class TrialActors:
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
         self._joining: list[RayCall] = []  # calls of learners that are connecting to each other
         self._files = files
-        self._clocks: dict[str, float] = {}  # machine -> seconds by which its clock is ahead
+        self._clocks: dict[
+            str, float
+        ] = {}  # machine -> seconds by which its clock is ahead of ours
         self._group: CollectiveGroup | None = None
         self._unidentified: list[RayCall] = []  # calls that will return an actor's process
 
@@ -207,7 +209,7 @@ class TrialActors:
         r = self._config.resources
         device = "cuda" if r.generator_gpus else "cpu"
         number = index - r.num_learners
-        first = number / r.num_generators  # each generator begins with another part of a snapshot
+        first = number / r.num_generators  # each generator begins with a different part
         return self._actor(
             index,
             Generator,
@@ -300,7 +302,7 @@ class TrialActors:
 class MadeInActor:
     """Argument that is created in the process of the actor that receives the argument.
 
-    Reason: a user's sender or receiver is perhaps not picklable, and its file is imported by path.
+    A user's sender or receiver need not be picklable, and its file is imported by path.
     """
 
     def __init__(self, make: Callable[..., Any], *args: Any) -> None:
@@ -352,7 +354,7 @@ def nodes_alive() -> list[str]:
 def reserved_nodes() -> list[str]:
     """Return the machines that a trial's actors may be on.
 
-    These are the machines of its placement group, or all machines outside Tune.
+    These are the machines of the trial's placement group, or all machines outside Tune.
     """
     nodes = places_of_bundles()
     if not nodes:

@@ -23,7 +23,7 @@ class ActorLost(ActorFailed):
 
 
 class DeliveryFailed(RuntimeError):
-    """Raised in an actor that data does not reach. A replacement for it may receive the data."""
+    """Raised in an actor that data does not reach. A replacement actor may receive the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Runtime(Protocol):
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Wait at most `timeout_s` for the first of `calls`, and return those that are done."""
+        """Wait at most `timeout_s` for the first of `calls`, and return the calls that are done."""
         ...
 
     def share(self, value: Any) -> Any:

@@ -24,8 +24,8 @@ class Interruption:
     """The tokens that are inserted into a response that has thought for too long.
 
     A response is interrupted if, after `after_tokens` tokens, it has not ended and contains none of
-    `answer_ids` and `answer_strings`. An interruption inserts the tokens `ids`. They are not
-    sampled, so they are a hole in the response's mask.
+    `answer_ids` and `answer_strings`. An interruption inserts the tokens `ids`. The inserted tokens
+    are not sampled, so they are a hole in the response's mask.
     """
 
     after_tokens: int
@@ -59,7 +59,7 @@ class StateOf(NamedTuple):
     """A state within a response, for which completions are sampled to estimate its value."""
 
     response: int  # index in its group; 0 if the state is the prompt itself
-    # Number of response tokens in the state. They are the last tokens of the request's prompt_ids.
+    # Number of response tokens in the state, which are the last tokens of the request's prompt_ids.
     tokens: int
 
 
@@ -249,7 +249,7 @@ class TrainBatch:
     response_mask: Tensor  # (B, S) bool
     behaviour_log_probs: Tensor  # (B, S) float32, 0 off the mask
     advantages: Tensor  # (B, S) float32, 0 off the mask
-    observations: Tensor | None = None  # (B, S, …), the observation before the action; None: text
+    observations: Tensor | None = None  # (B, S, …), the observation before the action
     actions: Tensor | None = None  # (B, S, A), continuous actions, used instead of `target_ids`
 
     @property

@@ -30,7 +30,8 @@ Columns = dict[str, list[Any]]  # name -> one value for each response or gradien
 # ---- The columns of the Parquet files, for code that writes or reads them ----------------------
 
 _RESPONSE = {
-    # Round that trained on the response. For a held-out response, number of rounds trained before.
+    # Round that trained on the response. For a held-out response, number of rounds trained before
+    # the evaluation.
     "round": pa.int32(),
     "cursor": pa.int64(),  # index of the prompt in its stream
     "response_index": pa.int32(),  # index among the responses to one prompt
@@ -284,7 +285,7 @@ def step_columns(updated: Updated) -> Columns:
     """Return columns with an entry for each gradient step of a round.
 
     `version` and KL are those of the policy before the step. KL is measured on the rows that the
-    step trains on. It is None if KL is not monitored.
+    step trains on. If the KL is not monitored, its columns contain None.
     """
     steps = updated.steps
     taken = [not step.skipped for step in steps]

@@ -15,9 +15,9 @@ class StalenessGate:
     weights.
 
     The gate is asked before a group is generated (`Pipeline._dispatch`) and before the group is
-    trained on (`ReplayBuffer.sample`). After each round, it is also asked about every group in the
-    buffer (`ReplayBuffer.evict`). The check before generation would suffice only if every group
-    were trained on once and in order.
+    trained on (`ReplayBuffer.sample`). After each round, the gate is also asked about every group
+    in the buffer (`ReplayBuffer.evict`). The check before generation would suffice only if every
+    group were trained on once and in order.
     """
 
     lag: int
@@ -50,9 +50,9 @@ class Sync:
 
     transport: str
     bytes: int
-    publish_s: float  # in the learner: take the snapshot and compute its checksum
-    transfer_s: float  # copy the weights into the generator's memory
-    load_s: float  # in the generator: check the weights and make them the parameters
+    publish_s: float  # time to take the snapshot and compute its checksum, in the learner
+    transfer_s: float  # time until the weights are in the generator's memory
+    load_s: float  # time to check the weights and make them the generator's parameters
 
     @property
     def seconds(self) -> float:
@@ -62,7 +62,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """Record that an actor computes with new weights from the time `at` on."""
+    """The moment from which an actor computes with new weights."""
 
     at: float  # seconds since 1970, by the clock of the trial's process
     role: str  # "generator" or "learner"

@@ -20,7 +20,7 @@ class WeightSender(Protocol):
         through actor calls.
 
         Args:
-            weights: the learner's own tensors. They do not change during this call, but the next
+            weights: the learner's own tensors, which do not change during this call. The next
                 gradient step changes them.
             frozen: names of tensors that receivers already have. These tensors are part of the
                 checksum but need not be sent.

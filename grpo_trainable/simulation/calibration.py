@@ -20,7 +20,7 @@ class Times:
     """The seconds of each call of a run, by side and kind, and the time that the driver adds."""
 
     calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
-    reference_s: float  # of an update, the part that further gradient steps do not repeat
+    reference_s: float  # duration of the part of an update that further passes do not repeat
     hop_s: float  # time from the submission of a call to its start
     gap_s: float  # time from the end of a step to the start of the next
 
@@ -98,8 +98,8 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a sampling call that is listed separately
 # A call's kind is recognised by a stage that only calls of this kind have. The exception is `sync`,
-# which calls of other kinds may contain too. It comes last, because loads and publications have no
-# other stage.
+# which calls of other kinds may contain too. `sync` comes last, because loads and publications have
+# no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 

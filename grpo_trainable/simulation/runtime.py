@@ -116,8 +116,8 @@ class VirtualActor:
         name: name of the actor.
         role: has each method of a real actor. The call's start and end precede the other arguments.
         durations: returns the seconds of a call.
-        hangs: `hangs(stage, n)` is True if the n-th call of a stage is never answered. Such a call
-            works until its normal end and hangs there.
+        hangs: `hangs(stage, n)` is True if the n-th call of a stage is never answered. In such a
+            call, the actor works until the call's normal end and hangs there.
         dies: `dies(stage, n)` is True if the actor dies in the n-th call of a stage, after the
             call has started.
         submitted: number of calls by stage, including calls of actors that this one replaces.

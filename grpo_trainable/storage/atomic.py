@@ -1,4 +1,4 @@
-"""Write a file or a directory completely or not at all. No other module of the project does this.
+"""Write a file or a directory completely or not at all, for all modules of the project.
 
 This module imports only the standard library, because callbacks, reports and commands use it too.
 """
@@ -55,7 +55,7 @@ def append(path: str | Path, data: bytes) -> None:
     """Append to a file, creating it if it does not exist.
 
     Raises:
-        OSError: `data` cannot be written. Any part of it that was written is removed again.
+        OSError: `data` cannot be written. Any written part of `data` is removed again.
     """
     with open(path, "ab", buffering=0) as file:
         size = file.tell()
@@ -77,7 +77,7 @@ def _sync_directory(folder: str, dir_fd: int | None) -> None:
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """Create a directory that becomes `path` when the block ends. Remove it if the block raises.
+    """Create a directory that becomes `path` after the block, or is removed if the block raises.
 
     `path` must be an empty directory or not exist. Missing parents are created. A killed process
     may leave the directory `.NAME.RANDOM` beside `path`.

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: a directory of safetensors and JSON files. Its manifest is written last.
+"""A checkpoint on disk: a directory of safetensors and JSON files, with a manifest written last.
 
 No pickle is written or read. A file appears under its name only when it is complete. A directory is
 a valid checkpoint only if it has a manifest and every file has the SHA-256 in the manifest.
@@ -383,7 +383,7 @@ def remove_older(
         confirmed: Only whole checkpoints of this round or an earlier one count towards `keep`. All
             checkpoints newer than the oldest one that counts are kept too.
         verified: Name -> round of the checkpoints that earlier calls found whole. This call adds
-            those that it finds whole.
+            the checkpoints that it finds whole.
 
     Raises:
         CheckpointError: The newest checkpoint is not whole, or a checkpoint cannot be read. Nothing
@@ -416,7 +416,7 @@ def _round_if_whole(path: AnyPath, verified: dict[str, int]) -> int | None:
 
 
 def _remove_at_once(path: Path) -> None:
-    """Rename a checkpoint, then remove it. Otherwise a half-removed one would look damaged."""
+    """Rename a checkpoint before removing it, because a half-removed one would look damaged."""
     removed = path.with_name(".removed")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
@@ -448,7 +448,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints. The error names its trials, if any."""
+    """Return the error for a directory without checkpoints. For an experiment, name its trials."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]

@@ -119,7 +119,7 @@ class StoredPath:
                 continue
             relative = info.path.removeprefix(self.path + "/")
             if any(part in ("", ".", "..") for part in relative.split("/")):
-                raise OSError(f"{self}: contains the key {relative!r}, which leads out of it")
+                raise OSError(f"{self}: contains the key {relative!r}, which leads out of the path")
             found[relative] = info.size
         return found
 
@@ -136,7 +136,8 @@ def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> Store
     server nor a region, this function asks Amazon for the region of the bucket.
 
     Raises:
-        ValueError: `uri` is not a URI of a store. The message, one line, shows the correct form.
+        ValueError: `uri` is not a URI of a store. The message is one line that shows the correct
+            form.
     """
     environment = os.environ if environment is None else environment
     found = URI.fullmatch(uri)

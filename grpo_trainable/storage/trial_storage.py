@@ -123,13 +123,13 @@ class TrialStorage:
         """Restore the newest whole checkpoint, and report if it is not the noted one.
 
         If a checkpoint is an incomplete copy, or was removed by `checkpoint.keep` after Tune's last
-        snapshot of the experiment, the next older one is tried. If none is left, the trial starts
-        from round 0, and everything that it had written is set aside.
+        snapshot of the experiment, the next older one is tried. If no checkpoint is left, the trial
+        starts from round 0, and everything that it had written is set aside.
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
-            restore: Verifies and restores a checkpoint, and returns its round. It must change
-                nothing before it raises `CheckpointError`.
+            restore: Verifies and restores a checkpoint, and returns its round. If `restore` raises
+                `CheckpointError`, it must have changed nothing.
             rows_follow: As for `remove_older`.
 
         Returns:

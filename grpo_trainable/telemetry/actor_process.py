@@ -19,9 +19,9 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for the next allocation instead of returning it to the system.
 
-    Every microbatch allocates and frees activations of a few megabytes. If their pages came from
-    the system each time, that would take a fifth of a training step on a virtual machine. With
-    another C library, this function does nothing.
+    Every microbatch allocates and frees activations of a few megabytes. Getting the memory pages
+    for them from the system each time would take a fifth of a training step on a virtual machine.
+    With another C library, this function does nothing.
     """
     if not sys.platform.startswith("linux"):
         return

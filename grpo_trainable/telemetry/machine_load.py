@@ -8,7 +8,8 @@ still shows the whole host.
 
 Other work cannot take more from the trial than the time that the trial's threads waited for a core
 plus the time that the hypervisor stole. The kernel reports the waiting time of each thread. On a
-machine with idle cores, no thread waits. Time in which a CPU quota stopped the trial is added.
+machine with idle cores, no thread waits. The time in which a CPU quota stopped the trial is added
+to the time that other work took.
 
 The trial's own usage comes from the CPU clocks of its processes, in nanoseconds. Idle time has the
 kernel's resolution of 10 ms. Other trials of the same Ray cluster count as other work.
@@ -52,7 +53,8 @@ class MachineProcess:
 
     machine: str
     pid: int
-    niceness: int = 0  # 0 for an ordinary process; with 15, Ray's default, actors yield to others
+    # 0 for an ordinary process. A process with 15, Ray's default for actors, yields to all others.
+    niceness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Disturbance:
 
     @property
     def fraction(self) -> float:
-        """Share of the machine's CPU time, or of the quota's, taken from the trial; 0 to 1."""
+        """Share of the machine's or the quota's CPU time that was taken from the trial, 0 to 1."""
         if not self.seconds:
             return 0.0
         # The kernel rounds the idle and the iowait time of each core; this is the largest error.
@@ -200,7 +202,7 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds between readings that the trial waited for or a hypervisor stole."""
+    """Return the sum of the core-seconds that the trial waited and those that were stolen."""
     if before.waited_s is None or after.waited_s is None:
         return None
     # When a thread ends, its waiting time leaves the sum of its process, so the sum may fall.

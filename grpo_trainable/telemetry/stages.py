@@ -32,9 +32,9 @@ STAGES: dict[str, Stage] = {
 }
 OTHER = "other"
 WORK = tuple(stage for stage in STAGES if stage != OTHER)  # timed by the clocks of the actors
-IDLE = "idle"  # the stage of a span between two calls of an actor, in which it does not work
+IDLE = "idle"  # the stage of a span between two calls, in which the actor does not work
 IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are named `time/<side>_s`
 
-# Stage -> its name in a trace, for stages that have a different name there.
+# Stage -> its name in traces, if that name differs.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
 OTHER_THREADS = ", other threads"  # suffix of an actor's name in the trace row of its other threads

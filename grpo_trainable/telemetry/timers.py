@@ -81,7 +81,7 @@ class StageClock:
 
     @contextmanager
     def concurrent(self) -> Iterator[None]:
-        """Surround the work of another thread. During it, the actor does not count as idle."""
+        """Surround another thread's work, during which the actor does not count as idle."""
         self._concurrent += 1
         try:
             yield

@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo reads it when a group is created
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo reads this variable when a group is created
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 

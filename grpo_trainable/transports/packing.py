@@ -46,7 +46,8 @@ class TensorLayout:
 class Layout:
     """The places of all tensors in a buffer.
 
-    A layout stays the same from round to round. It is pickled once, and unpickled once per process.
+    A layout stays the same from round to round. Each layout is pickled once, and unpickled once per
+    process.
     """
 
     places: tuple[TensorLayout, ...]
@@ -106,7 +107,7 @@ class Slots(Generic[S]):
     """
 
     def __init__(self, make: Callable[..., S]) -> None:
-        """Start without slots. `make(layout, *more)` creates one, with the `more` of `take`."""
+        """Start without slots. `make(layout, *more)` creates a slot; `take` receives `more`."""
         self._make = make
         self._slots: list[S] = []
 

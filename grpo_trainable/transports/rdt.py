@@ -50,12 +50,15 @@ class DirectWeights:
 
 
 class _Buffer:
-    """Memory for one snapshot. `nixl` registers it once: registration is slower than a copy."""
+    """Memory for one snapshot.
+
+    A buffer is registered with `nixl` only once, because registering takes longer than a copy.
+    """
 
     def __init__(self, layout: Layout, device: torch.device, register: bool) -> None:
         self.layout = layout
         self.round: int | None = None
-        # Writing zeros makes the system provide all pages now.
+        # Writing zeros makes the system provide all memory pages immediately.
         self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
         self.views = layout.of(self.bytes)
         self.ref: Any = None  # Ray's reference to the buffer, for receivers that fetch
@@ -147,7 +150,7 @@ class _TwoSidedSender(_PackingSender):
             wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
         except TimeoutError as error:
             raise TransportError(
-                f"transport={self.name}: Ray has not released an unused snapshot within "
+                f"transport={self.name}: Ray did not release an unused snapshot within "
                 f"{FREED_DEADLINE_S:g} s"
             ) from error
         return self._fill(buffer, weights)
@@ -267,7 +270,7 @@ class NcclReceiver(_TwoSidedReceiver):
 
 
 class CollectiveGroup:
-    """A collective group of learner and generators. Only the process that creates it can use it."""
+    """A collective group of learner and generators, usable only in the process that creates it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """Create the group of all actors.
@@ -298,7 +301,7 @@ class CollectiveGroup:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group after its actors were killed. The removal would wait for live actors."""
+        """Remove the group after its actors were killed, because removal waits for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":
@@ -330,7 +333,7 @@ def nccl_store(group: str, rank: int) -> str:
 
     That actor outlives both ranks.
     """
-    return get_store_name(f"0_0:{rank}_0@{group}")  # the only GPU of an actor is number 0
+    return get_store_name(f"0_0:{rank}_0@{group}")  # an actor sees only one GPU, number 0
 
 
 def start_nixl() -> None:
@@ -346,4 +349,4 @@ def start_nixl() -> None:
         manager.get_nixl_agent()
     except Exception as error:  # the library may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TransportError(f"transport=nixl: its agent does not start ({reason})") from error
+        raise TransportError(f"transport=nixl: the nixl agent does not start ({reason})") from error

@@ -63,7 +63,7 @@ class _Slot:
         self._views = layout.of(_bytes(self._map))
 
     def write(self, publication: int, weights: LiveWeights) -> Packed:
-        """Pack the weights, and mark the slot as being written until they are complete."""
+        """Pack the weights. Until they are complete, the slot is marked as being written."""
         HEADER.pack_into(self._map, 0, self.token, WRITING)
         packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)
@@ -143,7 +143,7 @@ class ShmReceiver:
         """Do nothing: the slots belong to the sender."""
 
     def close(self) -> None:
-        """Forget the mappings. Each one ends when its last tensor is freed."""
+        """Forget the mappings. A mapping ends when its last tensor is freed."""
         self._maps = {}
 
 
