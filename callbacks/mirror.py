@@ -76,7 +76,7 @@ class Mirror:
         self._lock = threading.Lock()  # held during a pass
         self._passes = 0
         self._news = False  # True after a row was written, to end an idle pause
-        self._hurry = False  # True while somebody waits for a pass, to end any pause
+        self._hurry = False  # True after somebody asked for a pass, to end any pause
         self._end = False
         self._changes = threading.Condition()  # guards the four attributes above
         # A daemon, because the program must be able to end while the store is silent.

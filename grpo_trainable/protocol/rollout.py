@@ -249,7 +249,7 @@ class TrainBatch:
     response_mask: Tensor  # (B, S) bool
     behaviour_log_probs: Tensor  # (B, S) float32, 0 off the mask
     advantages: Tensor  # (B, S) float32, 0 off the mask
-    observations: Tensor | None = None  # (B, S, …), the observation before the action
+    observations: Tensor | None = None  # (B, S, …), observation before the action; None for text
     actions: Tensor | None = None  # (B, S, A), continuous actions, used instead of `target_ids`
 
     @property

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath, StoredPath
 
 FORMAT_VERSION = 5
-CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names of the directories of checkpoints
+CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names for the directories of checkpoints
 # Names of directories for the files that a trial had written before it restarted from round 0,
 # because it had no whole checkpoint.
 ASIDE = re.compile(r"set-aside-(\d+)")

@@ -288,7 +288,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Return the number of cores that the quota lets this group use at a time, else infinity."""
+    """Return the number of cores that the quota lets this group use, or infinity without one."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
