@@ -60,9 +60,7 @@ class TrialActors:
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
         self._joining: list[RayCall] = []  # calls of learners that are connecting to each other
         self._files = files
-        self._clocks: dict[
-            str, float
-        ] = {}  # machine -> seconds by which its clock is ahead of ours
+        self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
         self._group: CollectiveGroup | None = None
         self._unidentified: list[RayCall] = []  # calls that will return an actor's process
 
