@@ -1,6 +1,6 @@
 """Callbacks for Ray Tune that follow a GRPO experiment in the driver's process.
 
-They read metrics and the details that come with a row. They know nothing about actors.
+The callbacks read metrics and the details that come with a row, and know nothing about actors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
-    """Return all callbacks in the order they need, for `tune.RunConfig(callbacks=…)`.
+    """Return all callbacks, in the order that they need, for `tune.RunConfig(callbacks=…)`.
 
-    They need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO", because
-    rows of a plain `GRPOTrainable` have no responses, spans or version changes. They replace Tune's
-    loggers for result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig;
-    otherwise Tune's own reporter also prints to the console.
+    The callbacks need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO",
+    because rows of a plain `GRPOTrainable` have no responses, spans or version changes. The
+    callbacks replace Tune's loggers for result.json, progress.csv and TensorBoard. Set `verbose=0`
+    in the RunConfig; otherwise Tune's own reporter also prints to the console.
 
     Args:
         verbose: Print more lines, such as every change of version.
@@ -43,15 +43,15 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     return [
         CheckpointCallback(),
         KLCallback(),
-        StageTimingsCallback(),  # adds to the row, so it comes before all that write rows
+        StageTimingsCallback(),  # adds to the row, so it comes before callbacks that write rows
         VersionLogCallback(),
         RolloutsCallback(),
         GradientStepsCallback(),
         TraceCallback(),
         TensorBoardCallback(),
         *([ConsoleCallback()] if console else []),
-        ResultJsonCallback(),  # removes the details, so it comes after all that read them
+        ResultJsonCallback(),  # removes the details, so it comes after callbacks that read them
         ProgressCsvCallback(),
-        MirrorCallback(),  # may wait until a store has the files of the others, so it comes later
+        MirrorCallback(),  # may wait until a store has the files of earlier callbacks
         CheckpointOnInterrupt(),
     ]

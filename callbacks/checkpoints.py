@@ -14,8 +14,8 @@ from grpo_trainable.storage.trial_storage import path_on
 class CheckpointCallback(FailSafeCallback):
     """Makes Tune forget checkpoints that trials have removed.
 
-    At the end, it prints which trials could not write their last checkpoint. A trial decides which
-    checkpoint it continues from (`TrialStorage.go_on`).
+    At the end of the experiment, the callback prints which trials could not write their last
+    checkpoint. A trial decides which checkpoint it continues from (`TrialStorage.go_on`).
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class CheckpointCallback(FailSafeCallback):
         """Remove the details from the row that came with the restored checkpoint."""
         restored = trial.latest_checkpoint_result
         if restored is not None:
-            # PBT keeps the row as the Trainable returned it, and passes it to the cloned trial.
+            # PBT keeps the row as the Trainable returned it, and passes the row to the clone.
             restored.metrics.pop(DETAILS, None)
 
 

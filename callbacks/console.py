@@ -28,11 +28,11 @@ SHOWN_TRIALS = 16
 STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
 LEFT = "left_s"  # key in a shown row: seconds until the trial ends
 
-_live: Live | None = None  # the live table; a process has at most one, because it has one terminal
+_live: Live | None = None  # the live table; a process has only one terminal, so at most one table
 
 
 def stop_live_table() -> None:
-    """End the live table, if there is one. Its last state stays visible, and the cursor returns."""
+    """End the live table, if any, so that its last state stays visible and the cursor returns."""
     global _live
     live, _live = _live, None
     # The command must be able to end even if its terminal has closed.
@@ -44,7 +44,8 @@ def stop_live_table() -> None:
 class ConsoleCallback(FailSafeCallback):
     """Shows a compact table of all trials on a terminal.
 
-    Without a terminal, it prints a line when a trial starts, has been evaluated, fails or ends.
+    Without a terminal, the callback prints a line when a trial starts, has been evaluated, fails or
+    ends.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial is done, and after how many seconds."""
+        """Show that a trial is done, and how many seconds it took."""
         seconds = time.time() - self._started.get(trial.trial_id, time.time())
         ended = sum(other.is_finished() or other is trial for other in trials)
         self._show(
@@ -181,7 +182,7 @@ def _held_out(result: Mapping[str, Any]) -> str:
 
 
 def _reward_after(row: Mapping[str, Any]) -> str:
-    """Return the held-out reward of the latest evaluation after training began, or a dash."""
+    """Return the latest held-out reward, or a dash if it was measured before training."""
     return f"{row['reward/eval_mean']:.3f}" if row["eval/round"] else "-"
 
 
@@ -193,12 +194,12 @@ def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
 def seconds_left(row: Mapping[str, Any], config: GRPOConfig, evaluation_s: float) -> float:
     """Estimate the seconds that the remaining rounds and evaluations take.
 
-    A round is assumed to take the mean of the rounds so far. Warming up and the evaluation before
-    round 1 happen only once, so they are not included.
+    Each remaining round is assumed to take the mean time of the rounds so far. The warm-up and the
+    evaluation before round 1 happen only once, so they are not included.
 
     Args:
         row: The newest row of the trial.
-        config: Its config.
+        config: Config of the trial.
         evaluation_s: Seconds that the latest evaluation took.
     """
     round_, rounds, every = row["training_iteration"], config.rounds, config.eval.every
@@ -212,7 +213,7 @@ def _held_back(trial: Any) -> bool:
 
 
 def _state(trial: Any) -> str:
-    """Return how a trial ended, or an empty string if it has not."""
+    """Return how a trial ended, or an empty string if it has not ended."""
     if trial.status == "ERROR":
         return "failed"
     if trial.status != "TERMINATED":

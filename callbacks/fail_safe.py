@@ -1,4 +1,4 @@
-"""Callbacks that cannot end an experiment: their exceptions are only logged, and only once."""
+"""Callbacks that cannot end an experiment, because their exceptions are logged and not raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warn when the KL of a trial leaves its band, or ends the trial."""
+"""Warn when the KL of a trial leaves its band, and when the KL ends the trial."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 class KLCallback(FailSafeCallback):
     """Compares `kl/reference_nats` with the limits in a trial's config.
 
-    This needs trials that measure the KL (`loss.kl_monitor`).
+    The callback does nothing for trials that do not measure the KL (`loss.kl_monitor`).
 
-    - `callbacks.kl_band`: the callback warns when the KL rises above the band, or falls below it
-      after having been inside. It prints a line when the KL is back in the band.
-    - `callbacks.kl_stop`: the callback reports that the KL ended a trial. It does not end the
-      trial: the trial does so itself, after a last evaluation and a checkpoint.
+    - `callbacks.kl_band`: the callback warns when the KL rises above the band, or falls below the
+      band after having been inside. The callback prints a line when the KL is back in the band.
+    - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The callback does not end
+      the trial: the trial does so itself, after a last evaluation and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class KLCallback(FailSafeCallback):
 
 
 def nats_before(trial: Any, round_: int) -> float:
-    """Return the KL of the last earlier round in a trial's `result.json`.
+    """Return the KL of the last round before `round_` in a trial's `result.json`.
 
-    Without such a round, return 0, the KL of the initial policy.
+    If there is no such round, return 0, the KL of the initial policy.
     """
     rows = read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ()
     earlier = (row for row in rows if row["training_iteration"] < round_)
@@ -77,6 +77,6 @@ def nats_before(trial: Any, round_: int) -> float:
 def _place(nats: float, low: float, high: float) -> str:
     """Return "below", "above" or "inside", the position of a KL relative to its band.
 
-    The estimate may be negative, so no value counts as below if `low` is 0.
+    The estimate of the KL can be negative, so no value counts as below if `low` is 0.
     """
     return "below" if low > 0 and nats < low else "above" if nats > high else "inside"

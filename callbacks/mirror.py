@@ -1,15 +1,15 @@
-"""Copy the files that callbacks write to the object store of an experiment.
+"""Copy the files that callbacks have written on this machine to the experiment's object store.
 
-A store cannot append to a file, may be slow, and may fail. So the callbacks still write the files
+A store cannot append to a file, may be slow, and may fail. So the callbacks first write the files
 of a trial to a directory on this machine. A thread copies changed files to the store, in one pass
 per second. Training waits for a store that answers but is behind. A file that the store refuses is
 copied in a later pass.
 
 A pass copies `result.json` last, in the state that the file had when the pass began. So for every
 round that has a row in the store, the store also has all other files of that round. If a trial
-continues on another machine from a checkpoint whose round has a row, it finds all of its files. A
-trial removes a checkpoint only after enough newer ones have a row in the store
-(`TrialStorage.remove_older`).
+continues on another machine from a checkpoint whose round has a row, the trial finds all of its
+files in the store. A trial removes a checkpoint only after the rounds of enough newer checkpoints
+have a row in the store (`TrialStorage.remove_older`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AT_ONCE = 8  # files copied in parallel
 
 INTERRUPTED_S = 4.0  # replaces LAST_S after Ctrl-C, because the command will soon be ended
 # Training waits if the store lacks a row that is older than this. A row that is written during a
-# pass is copied in the next pass, so this is half of the promised 10 s.
+# pass is copied in the next pass, so this limit is half of the promised 10 s.
 MOST_BEHIND_S = 5.0
 TELL_S = 10.0  # shortest lag that is reported to the user
 LOOK_S = 0.2  # interval at which a wait checks for Ctrl-C
@@ -60,23 +60,23 @@ class Mirror:
         Args:
             local: The trial's directory on this machine.
             stored: The trial's directory in the store.
-            clock: Returns seconds.
+            clock: Returns the time in seconds.
         """
         self.local = local
         self.told_s = 0.0  # longest lag that was reported to the user
-        self.told = False  # the last report to the user says that the store is behind
+        self.told = False  # True if the last report to the user says that the store is behind
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
-        self._cut_after: int | None = None  # last round whose parts stay in the store; None: all
+        self._cut_after: int | None = None  # last round whose parts the store keeps; None: all
         # For each row that the store lacks, the time at which it was written.
         self._rows: deque[float] = deque()
         self._failing = False
         self._answered_at = clock()  # last time that a pass began or the store accepted a file
         self._lock = threading.Lock()  # held during a pass
         self._passes = 0
-        self._news = False  # a row was written, which ends an idle pause
-        self._hurry = False  # somebody waits for a pass, which ends any pause
+        self._news = False  # True after a row was written, to end an idle pause
+        self._hurry = False  # True after somebody asked for a pass, to end any pause
         self._end = False
         self._changes = threading.Condition()  # guards the four attributes above
         # A daemon, because the program must be able to end while the store is silent.
@@ -84,7 +84,7 @@ class Mirror:
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """In the next pass, remove from the store parts of later rounds that no longer exist here.
+        """In the next pass, remove from the store the later parts that this machine lacks.
 
         Args:
             last: Last round whose parts stay.
@@ -106,7 +106,7 @@ class Mirror:
     @property
     def behind_s(self) -> float:
         """Age in seconds of the oldest row that the store lacks. 0 if it lacks none."""
-        with suppress(IndexError):  # the pass that copies the row may end right now
+        with suppress(IndexError):  # a pass in another thread may empty `_rows`
             return self._clock() - self._rows[0]
         return 0.0
 
@@ -116,7 +116,7 @@ class Mirror:
         return not self._failing and self._clock() - self._answered_at < SILENT_S
 
     def wait_for_pass(self, at_most_s: float) -> None:
-        """Begin a pass without a pause, and wait until a pass has ended."""
+        """Make the next pass begin immediately, and wait until a pass has ended."""
         with self._changes:
             passes, self._hurry = self._passes, True
             self._changes.notify_all()
@@ -158,11 +158,11 @@ class Mirror:
     def _try_pass(self) -> None:
         try:
             self.bring()
-        except Exception as error:  # libraries of stores define other errors than OSError
+        except Exception as error:  # a store's library may raise errors other than OSError
             if not self._failing:
                 said = reason(error) if isinstance(error, OSError) else repr(error)
                 logger.error(
-                    "%s does not accept the files of a trial (%s); they wait in %s",
+                    "%s does not accept the files of a trial (%s); the files wait in %s",
                     *(self._stored, said, self.local),
                 )
             self._failing = True
@@ -175,7 +175,7 @@ class Mirror:
         """Make one pass: copy every file that has changed since it was last copied.
 
         Raises:
-            OSError: The store did not accept a file. It may have accepted others.
+            OSError: The store did not accept a file. The store may have accepted other files.
         """
         with self._lock:
             self._answered_at = self._clock()
@@ -209,10 +209,10 @@ class Mirror:
                     return
                 try:
                     self._bring(name, state, _content(self.local / name))
-                except Exception as error:  # raised below, in the thread of the pass
+                except Exception as error:  # it is raised below, in the thread of the pass
                     errors.append(error)
 
-        # No pool: its threads would keep the program from ending while the store is silent.
+        # The threads of a pool would keep the program from ending while the store is silent.
         count = min(AT_ONCE, len(changed))
         threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
         for thread in threads:
@@ -223,7 +223,7 @@ class Mirror:
             raise errors[0]
 
     def _bring(self, name: str, state: State | None, content: bytes | None) -> None:
-        if state is not None and content is not None:  # None if it was removed meanwhile
+        if state is not None and content is not None:  # None: the file was removed
             (self._stored / name).write_bytes(content)
             self._brought[name] = state
             self._answered_at = self._clock()
@@ -236,7 +236,7 @@ class Mirror:
 
     @property
     def has_work(self) -> bool:
-        """Return True while there is something to copy to the store or to remove there."""
+        """Return True while there is something to copy to the store or to remove from it."""
         return self._cut_after is not None or bool(self._changed())
 
     def _changed(self) -> dict[str, State]:
@@ -271,10 +271,10 @@ def _content(path: Path) -> bytes | None:
 class MirrorCallback(RoundWriter):
     """Copies the files of each trial to the object store.
 
-    It comes after the callbacks that write the files. Training waits for the store while the store
-    answers but lacks a row that is older than `MOST_BEHIND_S`. A store that fails or is silent does
-    not delay training: files wait on this machine, and the trial's process keeps every checkpoint
-    that it could continue from.
+    This callback comes after the callbacks that write the files. Training waits for the store while
+    the store answers but lacks a row that is older than `MOST_BEHIND_S`. A store that fails or is
+    silent does not delay training: files wait on this machine, and the trial's process keeps every
+    checkpoint that the trial could continue from.
     """
 
     def __init__(self) -> None:
@@ -309,7 +309,7 @@ class MirrorCallback(RoundWriter):
             self._wait(trial, lambda mirror: mirror.has_work)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
-        """Wait for the store if it is too far behind. The mirror's thread copies the files."""
+        """Wait while the store is too far behind. The mirror's thread copies the files."""
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.row_written()
             self._wait(trial, lambda mirror: mirror.behind_s > MOST_BEHIND_S)
@@ -322,7 +322,7 @@ class MirrorCallback(RoundWriter):
         tell(trial, mirror)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        """End all mirrors, and print which files could not be copied."""
+        """End all mirrors, and print how many files of each trial could not be copied."""
         super().on_experiment_end(trials=trials, **info)
         until = time.monotonic() + (INTERRUPTED_S if requested.is_set() else LAST_S)
         for trial in trials:
@@ -330,14 +330,14 @@ class MirrorCallback(RoundWriter):
             left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
             if mirror is not None and left:
                 print(
-                    f"{label(trial)}: {trial_path(trial)} did not accept {left} of its files; "
-                    f"they are in {mirror.local}",
+                    f"{label(trial)}: {trial_path(trial)} did not accept {left} of the trial's "
+                    f"files; they are in {mirror.local}",
                     flush=True,
                 )
 
 
 def put_older_aside(local: Path, stored: StoredPath) -> None:
-    """Put local files aside if the store has later rows, or if this cannot be found out.
+    """Put local files aside if the store has later rows, or if the rows there cannot be read.
 
     Later rows mean that the trial has continued on another machine since the files were written.
     """
@@ -355,7 +355,7 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print how far the store is behind, whenever the lag has doubled and when it is over."""
+    """Print the store's lag whenever it has doubled, and print when the store has caught up."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told, mirror.told_s = True, behind_s

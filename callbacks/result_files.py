@@ -1,8 +1,8 @@
 """Write Tune's `result.json` and `progress.csv` so that they contain each round once.
 
-Tune's own loggers write to Ray's session directory, and every second Tune copies the files from
-there. After a kill, the copies may be behind the checkpoints or cut short. Besides, a trial that
-starts again from a checkpoint would write the rounds after the checkpoint a second time.
+Tune's own loggers write to Ray's session directory, and Tune copies the files from that directory
+once per second. After a kill, the copies may be behind the checkpoints or cut short. In addition, a
+trial that starts again from a checkpoint would write the rounds after the checkpoint a second time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from grpo_trainable.storage.ray_private import (
 class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
     """Writes `result.json`, and removes the details from the row.
 
-    So neither this file nor Tune's snapshot, which has each trial's last row, contains the details.
-    The callback comes after every callback that reads them.
+    So neither `result.json` nor Tune's snapshot, which contains each trial's last row, contains the
+    details. This callback comes after every callback that reads the details.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
 
 
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
-    """Writes `progress.csv` with a column for every metric, even if the first row lacks it.
+    """Writes `progress.csv` with a column for every metric, even those that the first row lacks.
 
     A first round that trains on nothing lacks most metrics.
     """
@@ -69,7 +69,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     def __init__(self) -> None:
         RoundWriter.__init__(self)
         CSVLoggerCallback.__init__(self)
-        self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty if not written yet
+        self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty without a header
 
     def content(self, result: dict[str, Any]) -> Any:
         """Return the row without the config and the details."""
@@ -85,7 +85,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
             return None if values == header else _iteration(dict(zip(header, values, strict=True)))
 
         cut_lines(path, last, iteration)
-        # `cut_lines` has removed a header that was cut short.
+        # Read the header again, because `cut_lines` removes one that was cut short.
         self._headers[trial.trial_id] = _header(path)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:

@@ -21,7 +21,7 @@ from grpo_trainable.protocol.versions import VersionChange
 
 
 class RolloutsCallback(RoundWriter):
-    """Writes the responses of each round to `rollouts/`, and of each evaluation to `evaluations/`.
+    """Writes the responses of rounds to `rollouts/`, and those of evaluations to `evaluations/`.
 
     The held-out prompts are the same in every evaluation, so responses can be compared directly. If
     the trial sets `callbacks.verbose`, two responses are printed after each evaluation.
@@ -62,22 +62,23 @@ class GradientStepsCallback(RoundWriter):
 class VersionLogCallback(RoundWriter):
     """Writes version changes to `versions/part-*.parquet`.
 
-    In a verbose trial, it prints a line for each change, and a histogram of lags when a trial ends.
+    In a verbose trial, the callback also prints a line for each change, and a histogram of lags
+    when the trial ends.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._versions: dict[tuple[str, str], int] = {}  # (trial id, actor) -> its version
+        self._versions: dict[tuple[str, str], int] = {}  # (trial id, actor) -> version
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the parts after round `last`."""
         cut_parts(trial_directory(trial) / "versions", last)
-        # The trial has new actors now, so the versions of the old actors do not matter.
+        # The trial has new actors, so the versions of the old actors do not matter any more.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        """Write the part of a round, and print its changes in a verbose trial."""
+        """Write the part of a round. In a verbose trial, print the version changes."""
         versions = table("versions", version_columns(details.versions, details.round))
         write_part(trial_directory(trial) / "versions", iteration, versions)
         verbose = is_verbose(trial)
@@ -96,7 +97,7 @@ class VersionLogCallback(RoundWriter):
 
 
 def lag_histogram(trial: Any) -> dict[int, int]:
-    """Return lag -> number of groups first trained at that lag, from all of a trial's rollouts."""
+    """Return lag -> number of groups first trained on at that lag, from all rollouts of a trial."""
     counts: Counter[int] = Counter()
     for part in read_parts(trial, "rollouts", ["cursor", "lag", "first_use"]):
         # Each row is a response. The responses to a prompt have the same lag.

@@ -12,17 +12,18 @@ from grpo_trainable.protocol.round_records import DETAILS
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 256  # rounds of a trial that may wait in memory until they can be written
+MOST_WAITING = 256  # maximum number of a trial's rounds that wait in memory to be written
 
 
 class RoundWriter(FailSafeCallback):
-    """Writes the rounds of a trial in order, and none twice.
+    """Writes the rounds of a trial in order, and no round twice.
 
-    A trial that starts again repeats the rounds after its checkpoint. Files are cut to that
-    checkpoint only when the first repeated round arrives, because this proves that the checkpoint
-    could be restored. A trial that fails to start leaves every file unchanged.
+    A trial that starts again repeats the rounds after its checkpoint. The rounds after the
+    checkpoint are cut from the files only when the first repeated round arrives, because its
+    arrival proves that the checkpoint could be restored. A trial that fails to start leaves every
+    file unchanged.
 
-    A round that cannot be written waits in memory, and is written before the next one.
+    A round that cannot be written waits in memory, and is written before the next round.
     """
 
     def __init__(self) -> None:
@@ -43,12 +44,12 @@ class RoundWriter(FailSafeCallback):
     def cut(self, trial: Any, last: int) -> None:
         """Prepare the files of a trial for writing the rounds after `last`.
 
-        If this raises OSError, it may be called again.
+        If this method raises OSError, the caller may call it again.
         """
         raise NotImplementedError
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
-        """Write a round. If this raises OSError, it must leave the files unchanged."""
+        """Write a round. A call that raises OSError must leave the files unchanged."""
         raise NotImplementedError
 
     def finish(self, trial: Any) -> None:
@@ -84,7 +85,7 @@ class RoundWriter(FailSafeCallback):
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Try again to write waiting rounds."""
-        # A trial that continues from this checkpoint does not report these rounds again.
+        # A trial that continues from this checkpoint does not report the waiting rounds again.
         self._try_again(trial)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:

@@ -1,4 +1,4 @@
-"""End an interrupted experiment: each running trial finishes its round and saves."""
+"""End an interrupted experiment: each running trial finishes its round and saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ requested = threading.Event()
 class CheckpointOnInterrupt(FailSafeCallback):
     """Saves every trial and ends Tune, once `requested` is set.
 
-    Every running trial saves a checkpoint with its next row. When all have saved, this sends
-    SIGUSR1, which makes Tune end.
+    Every running trial saves a checkpoint with its next row. When all running trials have saved,
+    the callback sends SIGUSR1, which makes Tune end.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Show where the time of a trial went: shares of each round, and totals at its end."""
+"""Show where the time of a trial went: shares of each round, and totals at the trial's end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics `time/<stage>_fraction` of one row: shares of work that add up to 1.
 
-    Stages that overlap (lag >= 1) count in full, so these are not shares of wall-clock time.
+    Stages that overlap (lag >= 1) count in full, so the fractions are not shares of wall-clock
+    time.
     """
     seconds = {stage: float(result[f"time/{stage}_s"]) for stage in STAGES}
     total = sum(seconds.values()) or 1.0
@@ -24,7 +25,7 @@ def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
 class StageTimingsCallback(FailSafeCallback):
     """Adds the shares of stages to each row.
 
-    At the end of a verbose trial, it prints the total seconds of every stage.
+    At the end of a verbose trial, the callback prints the total seconds of every stage.
     """
 
     def on_trial_result(
@@ -42,13 +43,14 @@ class StageTimingsCallback(FailSafeCallback):
 def stage_totals(trial: Any) -> dict[str, float]:
     """Return a trial's seconds in each stage, in waiting and in checkpoints, and its device-hours.
 
-    The totals cover all rounds in the trial's `result.json`. Before the first round there are none.
+    The totals cover all rounds in the trial's `result.json`. Before the first round, the result is
+    empty.
     """
     totals: dict[str, float] = {}
     for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
         for name in (*STAGES, *IDLE_SIDES, "checkpoint"):
             totals[name] = totals.get(name, 0.0) + row.get(f"time/{name}_s", 0.0)
-        totals["device_hours"] = row["cost/device_hours"]  # already a total
+        totals["device_hours"] = row["cost/device_hours"]  # this metric is already a total
     return totals
 
 

@@ -26,15 +26,15 @@ HPARAMS_TAG = "_hparams_"
 
 
 def scalar(tag: str, value: float) -> Any:
-    """Return a scalar."""
+    """Return the message of a scalar."""
     return summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
 
 
 def histogram(tag: str, values: np.ndarray, bins: int) -> Any:
-    """Return a histogram of values (N,), N > 0, in equal bins from minimum to maximum."""
+    """Return the message of a histogram of values (N,), N > 0, in equal bins from min to max."""
     counts, edges = np.histogram(values, bins=bins)
     filled = np.flatnonzero(counts)
-    first, last = filled[0], filled[-1]  # numpy puts equal values in the middle of a wide range
+    first, last = filled[0], filled[-1]  # if all values are equal, numpy adds empty bins around
     return binned(
         tag,
         edges[first : last + 2],
@@ -56,10 +56,10 @@ def binned(
     total: float,
     squares: float,
 ) -> Any:
-    """Return a histogram of counts (B,) between edges (B + 1,).
+    """Return the message of a histogram with counts (B,) between edges (B + 1,).
 
-    TensorBoard identifies a bin by its upper edge. So an empty bin in front provides the lower edge
-    of the first bin.
+    TensorBoard identifies a bin by its upper edge. So the message begins with an empty bin, which
+    provides the lower edge of the first bin.
 
     Args:
         tag: The tag.
@@ -83,14 +83,14 @@ def binned(
 
 
 def text(tag: str, markdown: str) -> Any:
-    """Return a text for the tab TEXT."""
+    """Return the message of a text for the tab TEXT."""
     one = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=1)])
     about = _for_plugin("text", TextPluginData(version=0))
     return _of_bytes(f"{tag}/text_summary", markdown.encode(), one, about)
 
 
 def custom_scalars(layout: Mapping[str, Charts]) -> Any:
-    """Return the layout of the tab CUSTOM SCALARS: categories and their charts, in order."""
+    """Return the message of the layout of the tab CUSTOM SCALARS: categories and their charts."""
     categories = [
         layout_pb2.Category(
             title=category,

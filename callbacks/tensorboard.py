@@ -29,13 +29,13 @@ from grpo_trainable.telemetry.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 EXAMPLES = 4  # held-out prompts shown as text
-BINS = 30  # equal bins in a histogram, from its minimum to its maximum
+BINS = 30  # number of equal bins in a histogram, from its minimum to its maximum
 
 # The tab CUSTOM SCALARS: category -> chart -> tags in this chart.
 LAYOUT: dict[str, summaries.Charts] = {
     "reward": {
         "held-out and train": ["reward/eval_mean", "reward/train_mean"],
-        # Shown with the reward, because responses may earn it by becoming longer or shorter.
+        # Shown with the reward, because a policy may earn reward with longer or shorter responses.
         "tokens per response": ["response/length_mean"],
         "format and answer": ["reward/format_mean", "reward/answer_mean"],
     },
@@ -76,7 +76,7 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
 
     def __init__(self) -> None:
         RoundWriter.__init__(self)
-        self._files: dict[str, EventFile] = {}  # by trial id
+        self._files: dict[str, EventFile] = {}  # trial id -> its file
         self._latest: dict[str, dict[str, float]] = {}  # trial id -> scalars of its last round
 
     def content(self, result: dict[str, Any]) -> Any:
@@ -100,7 +100,7 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
         details: RoundDetails | None = content.get(DETAILS)
         if details is not None:
             parts += detail_summaries(details)
-        # One record holds all scalars of a round.
+        # One record contains all summaries of a round.
         record = parts[0]
         for other in parts[1:]:
             record.MergeFrom(other)
@@ -129,10 +129,10 @@ class EventFile:
         Args:
             directory: Directory of the file.
             purge_step: First step that readers should drop from earlier files.
-            head: First summary.
+            head: The first summary in the file.
 
         Raises:
-            OSError: There is no space for the file yet.
+            OSError: The file cannot be written, for example because there is no space.
         """
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
@@ -147,7 +147,8 @@ class EventFile:
         """Write all of these summaries.
 
         Raises:
-            OSError: There is no space for them yet. None of them was written.
+            OSError: The summaries cannot be written, for example because there is no space. None of
+                them was written.
         """
         self._append(*({"summary": record, "step": step} for record in records))
 
@@ -194,9 +195,9 @@ def detail_summaries(details: RoundDetails) -> list[Any]:
 def cut_events(path: Path, last: int) -> None:
     """Truncate a file before the first record that is cut short or has a step after `last`.
 
-    A purge step would not suffice: some readers then show texts and histograms twice, and show old
-    records after the last step of a resumed trial. The format is TFRecord: length, its checksum,
-    data, its checksum.
+    A purge step would not suffice: some readers would still show texts and histograms twice, and
+    show old records after the last step of a resumed trial. The format of a record is TFRecord: the
+    length, the checksum of the length, the data, and the checksum of the data.
     """
     kept, size = 0, path.stat().st_size
     with path.open("rb") as file:

@@ -24,7 +24,7 @@ OPEN, END = b"[\n", b"]\n"
 
 
 class TraceCallback(RoundWriter):
-    """Appends the spans of each round to `trace.json`: a row for the trial, then one per actor.
+    """Appends the spans of each round to `trace.json`: a row for the trial, then a row per actor.
 
     Work of other threads of an actor during its calls (fetching weights, scoring) has a separate
     row. The file is a JSON array with one event per line, complete after every round. Times are in
@@ -33,7 +33,7 @@ class TraceCallback(RoundWriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows: dict[str, list[str]] = {}  # trial id -> names of its rows, in order
+        self._rows: dict[str, list[str]] = {}  # trial id -> names of the trace's rows, in order
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the events after round `last`, and close the array."""
@@ -119,7 +119,7 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # Close the array where it ended before. Later events can follow once there is space.
+            # Close the array at its previous end. Later events can follow once there is space.
             file.seek(place)
             file.write(END)
             file.truncate()

@@ -1,9 +1,9 @@
 """Find a trial's files, and cut them when the trial starts again from a checkpoint.
 
 Callbacks write everything once, directly to the storage path, one round at a time. So files can be
-read while the trial runs, and nothing waits in Ray's session directory if the driver is killed. If
-the storage path is in an object store, `callbacks.mirror` copies the files there. After a restart
-from a checkpoint, later rounds are removed when the trial writes them again.
+read while the trial runs, and no data is left in Ray's session directory if the driver is killed.
+If the storage path is in an object store, `callbacks.mirror` copies the files to the store. If a
+trial restarts from a checkpoint, later rounds stay in the files until the trial writes them again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def trial_path(trial: Any) -> AnyPath:
 def trial_directory(trial: Any) -> Path:
     """Return the directory on this machine to write a trial's files to.
 
-    If the trial's directory is in an object store, this is a local directory that the mirror copies
-    there. It differs from `trial.local_path`, which Tune copies to the store repeatedly.
+    If the trial's directory is in an object store, return the local directory that the mirror
+    copies to the store. That directory is not `trial.local_path`, which Tune copies to the store
+    repeatedly.
     """
     own = trial_path(trial)
     if not isinstance(own, Path):
@@ -70,7 +71,7 @@ def error_line(trial: Any) -> str:
 def continued_file(trial: Any, name: str) -> Path:
     """Return the path of a file that a trial continues to write. The file need not exist.
 
-    If the file is missing here but exists in the object store, it is fetched from there.
+    If the file is missing on this machine but exists in the object store, it is fetched.
     """
     path, own = trial_directory(trial) / name, trial_path(trial)
     if not path.exists() and isinstance(own, StoredPath) and (own / name).exists():
@@ -81,7 +82,7 @@ def continued_file(trial: Any, name: str) -> Path:
 
 
 def continued_files(trial: Any, pattern: str) -> list[Path]:
-    """Return `continued_file` of every name that matches, here or in an object store."""
+    """Return `continued_file` of every matching name, on this machine or in an object store."""
     own = trial_path(trial)
     here = [path.name for path in trial_directory(trial).glob(pattern)]
     stored = own.names() if isinstance(own, StoredPath) else []
@@ -165,12 +166,12 @@ def is_verbose(trial: Any) -> bool:
 
 
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:
-    """Keep the lines before the first whose iteration is greater than `last`.
+    """Keep the lines before the first line whose iteration is greater than `last`.
 
     Unreadable lines at the end are removed too, because they were cut short.
 
     Args:
-        path: The file. It need not exist.
+        path: The file, which need not exist.
         last: The last iteration to keep.
         iteration: Returns the iteration of a line, or None if the line belongs to no iteration.
     """

@@ -1,8 +1,9 @@
 """Check that a bundle of the trial's placement group is on a machine that is alive.
 
-When a machine dies, Ray moves its bundles to other machines as soon as one has room. But Ray must
-first notice the death, which takes 15 s if the machine is dead and a minute if its network link is
-cut. Until the move, an actor for such a bundle would wait for ever, or die at once.
+When a machine fails, Ray moves its bundles to other machines as soon as one has room. But Ray must
+first notice the failure, which takes 15 s if the machine is dead and a minute if its network link
+is cut. An actor that is started for such a bundle before the move would wait for ever or die
+immediately.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ POLL_S = 1.0
 
 
 def has_room(bundle: int, patience_s: float) -> bool:
-    """Wait up to `patience_s` until an actor can start in a bundle. Return True if it can."""
+    """Wait up to `patience_s` until an actor can start in a bundle, and return True if it can."""
     until = time.monotonic() + patience_s
     while not _has_room_now(bundle):
         left_s = until - time.monotonic()
@@ -46,7 +47,7 @@ def places_of_bundles() -> dict[int, str]:
 def node_of(
     bundle: int, places: Mapping[int, str], nodes: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return the machine of a bundle, or None if it is dead or Ray has not found one with room.
+    """Return a bundle's machine, or None if it is dead or Ray has not found one with room.
 
     Args:
         bundle: Number of the bundle.

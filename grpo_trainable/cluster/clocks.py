@@ -11,11 +11,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_trainable.telemetry.timers import now
 
-ASKED = 6  # number of readings of a remote clock; the first reading starts a process there
+ASKED = 6  # number of readings of a remote clock; the first one starts a process on that machine
 
 
 class Answer(NamedTuple):
-    """A reading of a remote clock between two readings of ours, all in seconds since 1970."""
+    """A reading of a remote clock between two readings of the local one, in seconds since 1970."""
 
     asked: float
     there: float
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 def offset(answers: Iterable[Answer]) -> float:
-    """Return the seconds that the remote clock is ahead of ours, from the quickest answer.
+    """Return the seconds by which the remote clock is ahead of ours, from the quickest answer.
 
     The error is at most half the duration of that answer (Cristian 1989).
     """
@@ -32,7 +32,7 @@ def offset(answers: Iterable[Answer]) -> float:
 
 
 def offset_of(node: str) -> float:
-    """Return the seconds that the clock of a machine is ahead of ours.
+    """Return the seconds by which the clock of a machine is ahead of this machine's clock.
 
     Args:
         node: Ray's id of the machine.
@@ -44,5 +44,5 @@ def offset_of(node: str) -> float:
 
 
 def _clock() -> float:
-    """Return the seconds since 1970. Ray does not accept a built-in function."""
+    """Return the seconds since 1970. `ray.remote` does not accept the built-in `time.time`."""
     return time.time()

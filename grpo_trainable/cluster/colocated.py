@@ -25,8 +25,9 @@ from grpo_trainable.telemetry.timers import StageClock
 class Colocated:
     """Worker with the methods of both roles. The generator keeps its own copy of the weights.
 
-    The worker samples with the threads of `resources.generator_cpus` and trains with those of
-    `resources.worker_cpus`. With a second thread, the shipped policy does not sample any faster.
+    The worker samples with as many threads as `resources.generator_cpus` allows and trains with as
+    many as `resources.worker_cpus` allows. The shipped policy does not sample any faster with a
+    second thread.
     """
 
     CONCURRENT = ("progress", "score")
@@ -90,7 +91,7 @@ class Colocated:
 
     def progress(self) -> int:
         """Return a count that changes while the worker works."""
-        return self._generator.progress()  # counts the steps of the whole process
+        return self._generator.progress()  # this count includes the learner's steps
 
     def close(self) -> None:
         """Close both roles."""

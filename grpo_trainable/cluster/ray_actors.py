@@ -20,7 +20,7 @@ ANY_BUNDLE = -1
 
 @dataclass(frozen=True, slots=True)
 class RayCall:
-    """A submitted call of an actor's method."""
+    """A submitted call of an actor's method or of a function in its process."""
 
     actor: RayActor
     stage: str
@@ -48,16 +48,16 @@ class RayActor:
 
         Args:
             cls: The class of the actor.
-            name: Its name in messages.
+            name: Name of the actor in messages.
             args: Arguments of the class.
             num_cpus: CPUs that the actor reserves.
             num_gpus: GPUs that the actor reserves.
-            bundle: Bundle of the placement group. ANY_BUNDLE leaves the choice to Ray.
+            bundle: Index of the bundle in the placement group. ANY_BUNDLE lets Ray choose.
             direct: Allow tensors to bypass the object store.
         """
         self._name = name
         self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
-        # Without explicit resources, Ray would look for a whole CPU that the group does not have.
+        # Without explicit resources, Ray would need a whole CPU, which the group may not have.
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
         if self._concurrent:
             options["concurrency_groups"] = dict.fromkeys(self._concurrent, 1)
@@ -65,8 +65,8 @@ class RayActor:
             options["enable_tensor_transport"] = True
         group = ray.util.get_current_placement_group()
         if group is not None:
-            # The trial's group has no room for helper actors that Ray starts, such as those for
-            # `nccl`.
+            # Helper actors that Ray starts, such as those for `nccl`, must run outside the trial's
+            # group, which has no room for them.
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group,
                 placement_group_bundle_index=bundle,
@@ -91,14 +91,14 @@ class RayActor:
         return RayCall(self, stage, bound.remote(*parts))
 
     def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
-        """Submit a function that runs in the actor's process, in order with its calls."""
+        """Submit a function to run in the actor's process, in order with the actor's calls."""
         call = self.handle.__ray_call__.remote(lambda actor, *rest: function(*rest), *args)
         return RayCall(self, stage, call)
 
     def tensors(self, transport: str, method: str, *args: Any) -> Any:
         """Call a method and return a reference to its tensors.
 
-        The tensors are sent when the reference is passed on.
+        The tensors are sent when the reference is passed to another actor.
         """
         return getattr(self.handle, method).options(tensor_transport=transport).remote(*args)
 
@@ -108,7 +108,7 @@ class RayActor:
 
 
 def driver_pid() -> int | None:
-    """Return the id of the process that started this job, or None if it is on another machine."""
+    """Return the pid of this job's driver, or None if the driver is on another machine."""
     job = ray.get_runtime_context().get_job_id()
     for entry in jobs():
         here = entry["DriverIPAddress"] == ray.util.get_node_ip_address()
@@ -134,11 +134,11 @@ class RayRuntime:
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
-        """Wait at most `timeout_s` for the first of `calls`. Return those that are done."""
+        """Wait at most `timeout_s` for the first of `calls`, and return those that are done."""
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
         if done and len(by_ref) > 1:
-            # One answer has arrived. Others may have arrived too.
+            # One answer has arrived. Other answers may have arrived too.
             done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
         return [by_ref[ref] for ref in done]
 
@@ -150,7 +150,8 @@ class RayRuntime:
         """Return the answer of a call that is done.
 
         Raises:
-            ActorLost: The actor died, data did not reach it, or its answer cannot be fetched.
+            ActorLost: The actor died, data did not reach the actor, or its answer cannot be
+                fetched.
             ActorFailed: The call raised an exception.
         """
         try:

@@ -1,8 +1,9 @@
-"""Copy a user's files to the machines of a cluster: word lists, prompts, rewards, policies.
+"""Copy a user's files (word lists, prompts, rewards, policies) to the machines of a cluster.
 
-A setting names a file by its path, and the actors of a trial read that path on their machines. So
-each machine that lacks the file gets it at that path. If a file already exists there, its content
-must be the same. Nothing is ever overwritten, and files that all machines share are not sent.
+A setting names a file by its path, and the actors of a trial read that path on their own machines.
+So each machine that lacks the file gets a copy at the same path. A file that already exists at that
+path must have the same content. No file is ever overwritten, and files that all machines already
+have are not sent.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.digests import digest_of
 
-SHIP_S = 600.0  # time limit for all machines together
+SHIP_S = 600.0  # time limit for copying files to all machines
 
 
 class ShippingError(RuntimeError):
-    """A file could not be copied to a machine. The message is one line that names both."""
+    """A file could not be copied to a machine. The message is one line that names the machine."""
 
 
 # ---- On one machine ----------------------------------------------------------------------------
@@ -47,7 +48,7 @@ def lacking(files: Mapping[str, str]) -> list[str]:
             raise ShippingError(str(error)) from None
         if digest != files[path]:
             raise ShippingError(
-                f"has a different file at {path}; remove it there, or make it the same"
+                f"has a different file at {path}; remove it there, or give it the same content"
             )
     return [path for path in files if path not in here]
 
@@ -60,12 +61,14 @@ def contents(paths: Iterable[str], files: Mapping[str, str]) -> dict[str, bytes]
         files: Path -> SHA-256.
 
     Raises:
-        ShippingError: A file has changed since its SHA-256 was taken.
+        ShippingError: A file has changed since its SHA-256 was computed.
     """
     found = {path: Path(path).read_bytes() for path in paths}
     for path, content in found.items():
         if hashlib.sha256(content).hexdigest() != files[path]:
-            raise ShippingError(f"{path} changed while the experiment was starting")
+            raise ShippingError(
+                f"{path} changed while the experiment was starting; start the experiment again"
+            )
     return found
 
 

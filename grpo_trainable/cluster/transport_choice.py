@@ -21,8 +21,8 @@ from grpo_trainable.transports.transport import TransportError
 class Preflight:
     """Results of the checks in an actor's process before training."""
 
-    gpus: tuple[str, ...]  # GPUs that Ray gave the actor, if all actors must share one
-    seconds: float  # duration of the set-up
+    gpus: tuple[str, ...]  # GPUs that Ray gave the actor; empty unless all actors must share one
+    seconds: float  # duration of the checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Choice:
     key: str  # a name in TRANSPORTS or a reference to a user's record, but never `auto`
     transport: Transport
     why: str  # reason for the choice, for the console
-    far_machines: int = 0  # machines that fetch weights, not counting the publisher's
+    far_machines: int = 0  # number of machines that fetch weights, not counting the publisher's
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
@@ -123,7 +123,7 @@ def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
 
 
 def make_sender(key: str, far_machines: int = 0) -> WeightSender:
-    """Return the learner's end of a transport. It sends frozen tensors only once.
+    """Return the learner's end of a transport, which sends frozen tensors only once.
 
     Args:
         key: The transport, as `Choice.key`.
@@ -143,8 +143,8 @@ def make_receiver(
         key: The transport, as `Choice.key`.
         deadline_s: Time limit in seconds for a fetch.
         device: Device for the weights, "cpu" or "cuda".
-        first: Position of the part of a snapshot that is fetched first, as a share of all parts in
-            [0, 1).
+        first: Position of the part of a snapshot that is fetched first, divided by the number of
+            parts: in [0, 1).
     """
     transport = transport_named(key)
     told = (first,) if transport.in_parts else ()
@@ -153,10 +153,10 @@ def make_receiver(
 
 
 def make_both_ends(key: str) -> Any:
-    """Return sender and receiver of a colocated worker as one object."""
+    """Return one object that is the sender and the receiver of a colocated worker."""
     return _made(transport_named(key).sender)()
 
 
 def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a transport's record. Import it if it is given as `module:name`."""
+    """Return a function that a transport's record gives, directly or as `module:name`."""
     return load("transport", by) if isinstance(by, str) else by

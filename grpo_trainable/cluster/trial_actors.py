@@ -40,19 +40,20 @@ from grpo_trainable.transports.rdt import CollectiveGroup
 
 logger = logging.getLogger(__name__)
 
-CLOSE_DEADLINE_S = 2.0  # time limit for all actors of a trial together to close
+CLOSE_DEADLINE_S = 2.0  # time limit for closing all actors of a trial
 
 
 class TrialActors:
     """Learners and generators of a trial, or the colocated worker that is both."""
 
     def __init__(self, config: GRPOConfig, runtime: RayRuntime, files: Any = None) -> None:
-        """Prepare the actors. `start` starts them.
+        """Prepare the actors without starting any.
 
         Args:
             config: Config of the trial.
             runtime: Waits for the calls of actors.
-            files: Ray's reference to path -> content of files to write on the actors' machines.
+            files: Ray's reference to a mapping from path to content, of the files to write on the
+                actors' machines.
         """
         self._config = config
         self._runtime = runtime
@@ -64,7 +65,7 @@ class TrialActors:
         self._unidentified: list[RayCall] = []  # calls that will return an actor's process
 
     def start(self) -> None:
-        """Choose the transport and start every actor, without waiting for any.
+        """Choose the transport and start every actor, without waiting for them.
 
         Raises:
             TransportError: The transport cannot work between the machines of the trial.
@@ -106,12 +107,12 @@ class TrialActors:
 
     @property
     def learners(self) -> list[RayActor]:
-        """Actors that train, the publishing one first. A colocated worker is among them."""
+        """Actors that train, the publishing learner first. Includes a colocated worker."""
         return self._actors[: self._config.resources.num_learners]
 
     @property
     def generators(self) -> list[RayActor]:
-        """Actors that sample. A colocated worker is among them."""
+        """Actors that sample. Includes a colocated worker."""
         return self._actors[self._config.resources.num_learners :] or self._actors[:]
 
     def learner_group(self) -> LearnerGroup:
@@ -135,7 +136,7 @@ class TrialActors:
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Make all actors do the work of a round once, in parallel, with the requests of a chunk.
+        """Make all actors do a round's work once, in parallel, with the requests of one chunk.
 
         Raises:
             ActorFailed: An actor cannot do this work.
@@ -206,7 +207,7 @@ class TrialActors:
         r = self._config.resources
         device = "cuda" if r.generator_gpus else "cpu"
         number = index - r.num_learners
-        first = number / r.num_generators  # generators fetch different parts of a snapshot first
+        first = number / r.num_generators  # each generator begins with a different part
         return self._actor(
             index,
             Generator,
@@ -228,8 +229,8 @@ class TrialActors:
     ) -> RayActor:
         """Start the actor of this index in its bundle.
 
-        If actors could use any bundle, one could take the room of another. If no machine then had
-        enough left, the other would wait for ever.
+        If an actor could use any bundle, it could take the room of another actor. That actor would
+        wait for ever if no machine had enough room left.
         """
         actor = RayActor(
             cls,
@@ -251,7 +252,7 @@ class TrialActors:
         self._clock_ahead(node)
 
     def clock_offset(self, name: str) -> float:
-        """Return the seconds that the clock of an actor's machine is ahead of ours."""
+        """Return the seconds by which the clock of an actor's machine is ahead of ours."""
         index = [actor.name for actor in self._actors].index(name)
         return self._clock_ahead(places_of_bundles().get(resources.bundle_of(self._config, index)))
 
@@ -267,7 +268,7 @@ class TrialActors:
         processes = []
         for call in self._runtime.wait(self._unidentified, 0.0) if self._unidentified else []:
             self._unidentified.remove(call)
-            with contextlib.suppress(ActorFailed):  # the pipeline will notice that it has ended
+            with contextlib.suppress(ActorFailed):  # the pipeline will notice the actor's end
                 processes.append(self._runtime.result(call))
         return processes
 
@@ -282,7 +283,7 @@ class TrialActors:
             await_call(self._runtime, call, config.resources.deadline_s)
 
     def end(self) -> None:
-        """Let every actor release its resources outside its process, then kill it."""
+        """Let every actor release the resources that it has outside its process, then kill it."""
         closing = [actor.submit("close", "close") for actor in self._actors]
         end = now() + CLOSE_DEADLINE_S
         for call in closing:
@@ -297,9 +298,9 @@ class TrialActors:
 
 
 class MadeInActor:
-    """Argument that is created in the process of the actor that receives it.
+    """Argument that is created in the process of the actor that receives the argument.
 
-    A user's sender or receiver may not be picklable, and its file is imported by path.
+    A user's sender or receiver need not be picklable, and its file is imported by path.
     """
 
     def __init__(self, make: Callable[..., Any], *args: Any) -> None:
@@ -310,10 +311,10 @@ class MadeInActor:
 
 
 def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
-    """Submit the calls by which the learners connect to each other and begin.
+    """Submit the calls with which the learners connect to each other and begin.
 
-    They meet at an address of the first learner. This function does not wait: if an argument is the
-    answer to another call, Ray passes its value.
+    The learners meet at an address of the first learner. This function does not wait for any
+    answer: if an argument is the answer to another call, Ray waits for it and passes its value.
     """
     addresses = [learner.submit_function("start", own_address) for learner in learners]
     place = learners[0].submit("start", "host", addresses[0].ref)
@@ -333,7 +334,7 @@ def own_address() -> str:
 def nodes_of_weights(config: GRPOConfig) -> list[str]:
     """Return the machines of the publishing learner and of the generators, in this order.
 
-    Outside Tune, actors may be on any machine, so this returns all of them.
+    Outside Tune, actors may be on any machine, so the function returns all machines.
     """
     nodes, r = places_of_bundles(), config.resources
     if not nodes:
@@ -351,7 +352,7 @@ def nodes_alive() -> list[str]:
 def reserved_nodes() -> list[str]:
     """Return the machines that a trial's actors may be on.
 
-    These are the machines of its placement group, or all machines outside Tune.
+    These are the machines of the trial's placement group, or all machines outside Tune.
     """
     nodes = places_of_bundles()
     if not nodes:

@@ -10,21 +10,20 @@ from typing import Any, Protocol
 class ActorFailed(RuntimeError):
     """An actor died, raised an exception or did not answer; the message names stage and actor.
 
-    Ray's own `RayActorError` must never leave `step()`: Tune would treat it as the death of the
-    Trainable and skip its `cleanup()`.
+    Ray's own `RayActorError` must never leave `step()`: Tune would treat that error as the death of
+    the Trainable and skip the Trainable's `cleanup()`.
     """
 
 
 class ActorLost(ActorFailed):
     """The actor died or stayed silent, or weights did not reach it.
 
-    A replacement for the actor may succeed, whereas an exception in the work itself would happen
-    again.
+    A replacement for the actor may succeed. An exception in the work itself would be raised again.
     """
 
 
 class DeliveryFailed(RuntimeError):
-    """Raised in an actor when data does not reach it. A replacement may receive the data."""
+    """Raised in an actor that data does not reach. A replacement actor may receive the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class OutOfBand:
 
     described: Any  # a description of the tensors, which the receiver needs
     ref: Any  # the reference with which the receiver gets the tensors
-    sent_at: float  # earliest time at which they could be sent, in seconds since 1970
+    sent_at: float  # earliest time at which the tensors could be sent, in seconds since 1970
 
     def later(self, seconds: float) -> OutOfBand:
         """Return a copy with `sent_at` converted to a clock that is `seconds` ahead."""
@@ -83,19 +82,19 @@ class Runtime(Protocol):
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Wait at most `timeout_s` for the first of `calls`, and return those that are done."""
+        """Wait at most `timeout_s` for the first of `calls`, and return the calls that are done."""
         ...
 
     def share(self, value: Any) -> Any:
-        """Store a value once, and return an argument that calls of several actors can take."""
+        """Store a value once, and return an argument that several actors can be called with."""
         ...
 
     def result(self, call: Any) -> Any:
         """Return the value of a call that is done.
 
         Raises:
-            ActorFailed: The call raised an exception, or its value is gone.
-            ActorLost: The actor is gone.
+            ActorFailed: The call raised an exception, or its value is lost.
+            ActorLost: The actor is lost.
         """
         ...
 
@@ -105,7 +104,7 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
 
     Raises:
         ActorLost: The call took longer than `deadline_s`; the message names stage and actor.
-        ActorFailed: As in `Runtime.result`.
+        ActorFailed: `Runtime.result` raised it.
     """
     if not runtime.wait([call], deadline_s):
         raise no_answer([call], deadline_s)

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 BLOCK_BYTES = 4096  # bytes covered by one partial sum
-# Bytes that are summed and then copied while they are in a cache; a multiple of BLOCK_BYTES.
-# With smaller pieces, the calls cost more than the cache saves.
+# Number of bytes that are summed and then copied while they are in the CPU's cache; a multiple of
+# BLOCK_BYTES. With smaller pieces, the calls cost more than the cache saves.
 PIECE_BYTES = 4 << 20
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return the CRC-32 of names, shapes, types and bytes, in name order, as 8 hexadecimal digits.
 
-    It detects torn and mixed-up weights, but not forged ones. Checkpoints carry SHA-256.
+    The checksum detects torn and mixed-up weights, but not forged ones. Checkpoints use SHA-256
+    instead.
     """
     crc = 0
     for name in sorted(tensors):
@@ -34,10 +35,10 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return a checksum of weights, computed at memory speed, as 16 hexadecimal digits.
 
     The first eight digits are the CRC-32 of names, shapes, types and the order in which dimensions
-    are stored. The last eight are the CRC-32 of sums. Each block of 4 KiB, in storage order, is
-    summed as 64-bit integers on the device of the tensors. The bytes left over at the end of each
-    tensor follow the sums. The checksum does not detect a changed order of the words within a
-    block.
+    are stored. The last eight digits are the CRC-32 of sums. Each block of 4 KiB, in storage order,
+    is summed as 64-bit integers on the device of the tensors. In the CRC-32, the bytes left over at
+    the end of each tensor follow the sums. The checksum does not detect a changed order of the
+    64-bit words within a block.
     """
     return copy_with_checksum(tensors, {})
 
@@ -45,15 +46,15 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
 def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> str:
     """Copy the tensors that have a destination, and return the `storage_checksum` of all tensors.
 
-    If a copy is stored like its tensor, without gaps, each piece is summed and copied while it is
-    in a cache. This takes little longer than the copy alone. If another thread writes to a tensor
-    meanwhile, sum and copy still agree, so the checksum does not detect the write. The caller must
-    prevent such writes.
+    If a copy has the same memory layout as its tensor, without gaps, each piece is summed and then
+    copied while the piece is in the CPU's cache. Summing and copying takes little longer than
+    copying alone. If another thread writes to a tensor meanwhile, sum and copy still agree, so the
+    checksum does not detect the write. The caller must prevent such writes.
 
     Args:
         tensors: the weights, by name.
-        copies: destinations by name. Each has the shape and type of its tensor and begins at a
-            multiple of 8 bytes.
+        copies: destinations by name. Each destination has the shape and type of its tensor and
+            begins at a multiple of 8 bytes.
     """
     described, summed = 0, _Sums()
     for name in sorted(tensors):
@@ -73,7 +74,7 @@ def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tenso
 def _storage(
     name: str, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[bytes, tuple[int, ...], bool]:
-    """Describe a tensor and how it is stored.
+    """Describe a tensor and its layout in memory.
 
     Returns:
         The description for the checksum; the order of the dimensions in memory, the slowest first;
@@ -96,7 +97,7 @@ def _pieces(memory: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 class _Sums:
-    """Collects sums of blocks and left-over bytes, to copy them from the device only once."""
+    """Collects sums of blocks and left-over bytes, to copy them all from the device together."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # (blocks,) int64 each

@@ -88,10 +88,10 @@ class CriticStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticFigures:
-    """Summary of the critic's values, from before the round, of the states in the round."""
+    """Summary of the values that the critic, before the round, predicted for the round's states."""
 
     value_mean: float
-    return_mean: float  # mean discounted sum of the rewards that followed
+    return_mean: float  # mean discounted sum of the rewards that followed a state
     # Share of the returns' variance that the values explain. None if all returns are equal.
     explained_variance: float | None
 
@@ -106,7 +106,7 @@ class GradientStep:
     clip_fraction: float  # share of response tokens
     weights_bounded_fraction: float  # share of response tokens whose importance weight was bounded
     ratio_max: float
-    bounded_tokens: int  # response tokens whose ratio was bounded at e^20 (`algo.ratios`)
+    bounded_tokens: int  # number of response tokens whose ratio was bounded at e^20 (`algo.ratios`)
     ratio_counts: tuple[int, ...]  # number of response tokens in each bin of `RATIO_EDGES`
     lr: float
     skipped: bool  # loss or gradient was not finite, so the step changed nothing
@@ -119,8 +119,9 @@ class GradientStep:
 class ResponseFigures:
     """Figures of each response that was trained on: (N,) float32 arrays for N responses.
 
-    They are in the order of the groups and of the responses in each group. Log-probs are sums over
-    a response's tokens, in nats. They are None if no setting needs them.
+    The entries are in the order of the groups and of the responses in each group. Log-probs are
+    sums over a response's tokens, in nats. The arrays of log-probs are None if no setting needs
+    them.
     """
 
     advantages: np.ndarray

@@ -1,4 +1,4 @@
-"""The containers for requests, groups, batches and weights, and the code that pads and shifts.
+"""Containers for requests, groups, batches and weights, and the code that pads and shifts rows.
 
 Shapes: G responses per prompt, B rows, P prompt tokens, R response tokens (padded), S the longest
 prompt + response of a batch, minus 1.
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-# Functions that make tensors import torch themselves, because the command line makes requests but
-# no tensors.
+# The functions that create tensors import torch in their bodies. The command line creates requests
+# but no tensors, so it need not load torch.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Interruption:
     """The tokens that are inserted into a response that has thought for too long.
 
-    A response is interrupted if, after `after_tokens` tokens, it has neither ended nor contains any
-    of `answer_ids` or `answer_strings`. It then reads `ids` next. These tokens are not sampled, so
-    they are a hole in its mask.
+    A response is interrupted if, after `after_tokens` tokens, it has not ended and contains none of
+    `answer_ids` and `answer_strings`. An interruption inserts the tokens `ids`. The inserted tokens
+    are not sampled, so they are a hole in the response's mask.
     """
 
     after_tokens: int
@@ -36,40 +36,41 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
-    """Settings for the sampling of a response and for its end.
+    """Settings that define how a response is sampled and when it ends.
 
-    Temperature 1 is the model's own distribution. Temperature 0 selects the most likely token, but
-    log-probs are still those of temperature 1.
+    Temperature 1 samples from the model's own distribution. Temperature 0 selects the most likely
+    token, but log-probs are still those of temperature 1.
 
     A response is finished after the first token that is one of `end_ids` or completes one of
-    `stop_strings` in the text. Otherwise it is cut off after `max_new_tokens`. It cannot end before
-    token number `min_new_tokens`. Before that token, end ids have probability 0, and a stop string
-    that is completed before it never counts.
+    `stop_strings` in the text. Otherwise the response is cut off after `max_new_tokens`. A response
+    cannot end before token number `min_new_tokens`. Before that token, end ids have probability 0,
+    and a stop string that is completed earlier never counts.
     """
 
     min_new_tokens: int
     max_new_tokens: int
     temperature: float
-    end_ids: tuple[int, ...]  # include the tokenizer's end ids
-    stop_strings: tuple[str, ...] = ()  # stay in the text of the response
-    interruption: Interruption | None = None  # its tokens count towards `max_new_tokens`
+    end_ids: tuple[int, ...]  # these include the tokenizer's end ids
+    stop_strings: tuple[str, ...] = ()  # a stop string stays in the text of the response
+    interruption: Interruption | None = None  # inserted tokens count towards `max_new_tokens`
 
 
 class StateOf(NamedTuple):
-    """A state within a response. Completions are sampled from it to estimate its value."""
+    """A state within a response, for which completions are sampled to estimate its value."""
 
     response: int  # index in its group; 0 if the state is the prompt itself
-    tokens: int  # number of response tokens in the state, the last ones of the request's prompt_ids
+    # Number of response tokens in the state, which are the last tokens of the request's prompt_ids.
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to sample `group_size` responses to one prompt; the unit of dispatch and counting.
 
-    (stream, prompt_index) identifies the prompt. Together with the seed, it is the key of every
-    random draw of its responses, so a repeated request gives the same tokens under the same
-    weights. If there is a `state`, it is part of the key, and `limits` apply to the tokens that are
-    still to come.
+    (stream, prompt_index) identifies the prompt. Together with the seed, this pair is the key of
+    every random draw for the responses, so a repeated request gives the same tokens under the same
+    weights. If there is a `state`, the state is part of the key, and `limits` apply to the tokens
+    that follow it.
     """
 
     stream: str  # "train", "eval" or, with a state, "vine"
@@ -77,7 +78,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
-    # Index of the prompt's example in the stream. None: equal to `prompt_index`.
+    # Index of the prompt's example in the stream. None means that it equals `prompt_index`.
     example_index: int | None = None
     state: StateOf | None = None
 
@@ -97,40 +98,42 @@ class Request:
 class RolloutGroup:
     """G responses to one prompt, with the weights that sampled each token.
 
-    The engine leaves `rewards` at NaN. The scorer sets them once; they never change again.
+    The engine leaves `rewards` at NaN. The scorer sets each reward once, and nothing changes it
+    later.
     """
 
     prompt_index: int
     prompt_ids: Tensor  # (P,) int64
-    # (G, R) int64. Holes contain tokens that were inserted. Padding follows the last sampled token.
+    # (G, R) int64. Holes contain the inserted tokens. Padding follows the last sampled token.
     response_ids: Tensor
     # (G, R) bool: the sampled tokens, including the one that ended the response. Holes are tokens
     # that the policy read within its response but did not sample.
     response_mask: Tensor
     behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
     rewards: Tensor  # (G,) float32
-    # (G,) bool: ended by an end id, a stop string or, for an episode, by the environment; not by
-    # length.
+    # (G,) bool: True if an end id, a stop string or (for an episode) the environment ended the
+    # response. False if the response reached the length limit.
     finished: Tensor
-    token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled the token
-    token_rounds: Tensor  # (G, R) int32, rounds of those weights
+    token_versions: Tensor  # (G, R) int32, version of the weights that sampled the token
+    token_rounds: Tensor  # (G, R) int32, round of the weights that sampled the token
     # (G, R) float32, nats, 0 off the mask. None if the learner runs the reference.
     reference_log_probs: Tensor | None = None
-    # (G, K) float32: the parts that `task.reward_weights` names, in that order. None without this
-    # setting.
+    # (G, K) float32: the reward parts that `task.reward_weights` names, in the order of that
+    # setting. None if `task.reward_weights` is not set.
     reward_parts: Tensor | None = None
-    # (G,) float64: the two parts of the reward that every task reports, unchanged. None until the
-    # scorer has set them.
+    # (G,) float64 each: the two parts of the reward that every task reports, unchanged. None until
+    # the scorer has set them.
     format_rewards: Tensor | None = None
     answer_rewards: Tensor | None = None
-    # (G, R) float32: the value of the state before a token, estimated from completions that were
-    # sampled from it; NaN without completions. None if nothing needs values.
+    # (G, R) float32: the value of the state before each token, estimated from completions of that
+    # state; NaN if the state has no completions. None if nothing needs values.
     state_values: Tensor | None = None
-    # (G, R) float32: in an episode, the reward of each action, at its last token; NaN elsewhere.
-    # None if responses are not episodes.
+    # (G, R) float32: in an episode, the reward of each action, at the action's last token; NaN at
+    # all other tokens. None if responses are not episodes.
     turn_rewards: Tensor | None = None
-    # For a control policy: the observation before each action, (G, R, …), and continuous actions
-    # before tanh, (G, R, A) float32. Discrete actions are the response_ids. None for text.
+    # For a control policy: the observation before each action, (G, R, …), and the continuous
+    # actions before tanh, (G, R, A) float32. Discrete actions are in response_ids. Both are None
+    # for text.
     observations: Tensor | None = None
     actions: Tensor | None = None
     uses: int = 0  # number of gradient-step batches that contained the group
@@ -246,8 +249,8 @@ class TrainBatch:
     response_mask: Tensor  # (B, S) bool
     behaviour_log_probs: Tensor  # (B, S) float32, 0 off the mask
     advantages: Tensor  # (B, S) float32, 0 off the mask
-    observations: Tensor | None = None  # (B, S, …), the observation before the action; None: text
-    actions: Tensor | None = None  # (B, S, A), continuous actions, in place of `target_ids`
+    observations: Tensor | None = None  # (B, S, …), observation before the action; None for text
+    actions: Tensor | None = None  # (B, S, A), continuous actions, used instead of `target_ids`
 
     @property
     def num_rows(self) -> int:
@@ -255,7 +258,7 @@ class TrainBatch:
         return self.input_ids.shape[0]
 
     def select(self, rows: slice | Tensor) -> TrainBatch:
-        """Return the rows at `rows`, cut to the longest of them, so no needless padding remains."""
+        """Return the rows at `rows`, cut to the length of the longest, to drop needless padding."""
         mask = self.response_mask[rows]
         used = mask.any(dim=0).nonzero()
         length = int(used[-1]) + 1 if len(used) else 1
@@ -280,7 +283,7 @@ class TrainBatch:
         )
 
     def _of_control(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors that only rows of a control policy have, by name."""
+        """Return (name, tensor) of each field that only batches of a control policy have."""
         named = (("observations", self.observations), ("actions", self.actions))
         return [(name, values) for name, values in named if values is not None]
 
@@ -289,7 +292,8 @@ class TrainBatch:
 class LiveWeights:
     """The learner's tensors, from which a snapshot is taken. The next gradient step changes them.
 
-    The step must not begin before the snapshot is complete; no checksum would detect that.
+    That step must not begin before the snapshot is complete. No checksum would detect a step that
+    began too early.
     """
 
     version: int
@@ -319,7 +323,7 @@ def extents(mask: Tensor) -> Tensor:
     import torch
 
     position = torch.arange(mask.shape[1] + 1, device=mask.device)
-    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # a row may have no token
+    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # for rows without True
     return (padded * position).amax(dim=1)
 
 
@@ -333,7 +337,8 @@ def collate(
 
     Args:
         groups: the groups, each with G responses.
-        advantages: one tensor for each group, (G,) for its responses or (G, R) for their tokens.
+        advantages: one tensor for each group, with an advantage for each response, (G,), or for
+            each token, (G, R).
         pad_id: the token that pads the rows.
     """
     import torch
@@ -353,7 +358,7 @@ def collate(
         mask = group.response_mask[g, :length]
         response_mask[b, here] = mask
         behaviour_log_probs[b, here] = group.behaviour_log_probs[g, :length].where(mask, 0.0)
-        advantage = advantages[place.group][g]  # of the response, or of each of its tokens
+        advantage = advantages[place.group][g]  # one value for the response, or (R,) for its tokens
         if advantage.ndim:
             advantage = advantage[:length]
         row_advantages[b, here] = advantage.to(torch.float32) * mask
@@ -384,7 +389,7 @@ def as_rows(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Tensor:
         values: one tensor for each group, (G, R, …).
 
     Returns:
-        (B, S, …), 0 elsewhere.
+        (B, S, …), 0 at all other positions.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""The details of a round besides its metrics, as plain columns that callbacks write to files.
+"""Details of a round that are not metrics, as plain columns that callbacks write to files.
 
-The Trainable sends them to the driver in a row, under the key `DETAILS`. The last callback that
-needs them removes them from the row.
+The Trainable sends the details to the driver in a result row, under the key `DETAILS`. The last
+callback that needs the details removes them from the row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Columns = dict[str, list[Any]]  # name -> one value for each response or gradien
 # ---- The columns of the Parquet files, for code that writes or reads them ----------------------
 
 _RESPONSE = {
-    "round": pa.int32(),  # round that trained on it; if held out, number of rounds trained before
+    # Round that trained on the response. For a held-out response, number of rounds trained before
+    # the evaluation.
+    "round": pa.int32(),
     "cursor": pa.int64(),  # index of the prompt in its stream
     "response_index": pa.int32(),  # index among the responses to one prompt
     "task": pa.string(),  # task of the prompt, if the trial mixes several
@@ -40,7 +42,9 @@ _RESPONSE = {
     "reward": pa.float32(),
     "format_reward": pa.float32(),  # for tasks that separate format and answer, such as mathematics
     "answer_reward": pa.float32(),
-    "finished": pa.bool_(),  # ended with end-of-text, or by its environment, not by length
+    # True if end-of-text, a stop string or the environment ended the response, False if the length
+    # limit did.
+    "finished": pa.bool_(),
     "tokens": pa.int32(),  # number of sampled tokens
     "turns": pa.string(),  # an episode as JSON: actions, rewards, observations; otherwise null
 }
@@ -54,9 +58,10 @@ SCHEMAS = {
             "uses": pa.int32(),  # number of times the group was trained on, this time included
             "version": pa.int32(),  # version of the weights that sampled the oldest token
             "weights_round": pa.int32(),  # round of those weights
-            "lag": pa.int32(),  # rounds trained before this one, minus weights_round
+            "lag": pa.int32(),  # number of rounds trained before this one, minus weights_round
             "first_use": pa.bool_(),
-            # Log-prob sums in nats: when sampled, after the round, and under the reference.
+            # Sums of log-probs over the response, in nats: under the weights that sampled each
+            # token, under the policy after the round, and under the reference.
             "behaviour_log_prob": pa.float32(),
             "policy_log_prob": pa.float32(),
             "reference_log_prob": pa.float32(),
@@ -129,7 +134,7 @@ class RoundDetails:
     ratio_counts: list[int]
 
     def __repr__(self) -> str:
-        # A logger that does not know about details prints this, and Tune formats every row.
+        # Loggers that do not know about details print this text, and Tune formats it in every row.
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 
@@ -154,11 +159,11 @@ def rollout_columns(
     Args:
         groups: the groups that the round trained on.
         learner_round: number of rounds trained before this one.
-        prompt: returns the text, task and true answer of an example.
+        prompt: returns the prompt, task and true answer of an example.
         decode: returns the text of tokens.
         advantages: (N,), in the order of the responses.
         policy_log_probs: (N,), sums over each response, in nats; None if not measured.
-        reference_log_probs: likewise.
+        reference_log_probs: (N,), the same sums under the reference; None if not measured.
     """
     columns = response_columns(groups, learner_round + 1, prompt, decode)
     count = len(columns["reward"])
@@ -193,7 +198,7 @@ def response_columns(
     Args:
         groups: the groups of responses.
         round_: the value of the column `round`.
-        prompt: returns the text, task and true answer of an example.
+        prompt: returns the prompt, task and true answer of an example.
         decode: returns the text of tokens.
     """
     rows = [row for group in groups for row in _response_rows(group, round_, prompt, decode)]
@@ -243,7 +248,7 @@ def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -
     off), and the text of the observation that followed.
     """
     if group.turn_rewards is None or group.observations is not None:
-        return None  # an episode of control has hundreds of turns; its response lists the actions
+        return None  # an episode of control has hundreds of turns; "response" lists its actions
     turns: list[dict[str, Any]] = []
     for actions, span, reward in _spans(group, response, ids):
         if actions:
@@ -280,7 +285,7 @@ def step_columns(updated: Updated) -> Columns:
     """Return columns with an entry for each gradient step of a round.
 
     `version` and KL are those of the policy before the step. KL is measured on the rows that the
-    step trains on; it is None if it is not monitored.
+    step trains on. If the KL is not monitored, its columns contain None.
     """
     steps = updated.steps
     taken = [not step.skipped for step in steps]

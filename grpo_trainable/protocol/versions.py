@@ -9,14 +9,15 @@ from dataclasses import dataclass
 class StalenessGate:
     """Decides which groups may be generated and trained on.
 
-    A group may first be trained on within `lag` rounds of its weights, and again within `max_age`
-    rounds. `learner_round` is the number of rounds trained so far. It is also the index of the next
-    round and the round of the newest weights.
+    A group must be trained on for the first time within `lag` rounds of the weights that sampled
+    it, and for the last time within `max_age` rounds. `learner_round` is the number of rounds
+    trained so far. This number is also the index of the next round and the round of the newest
+    weights.
 
-    The gate is asked three times: before a group is generated (`Pipeline._dispatch`), before it is
-    trained on (`ReplayBuffer.sample`), and after each round, about every group that is kept
-    (`ReplayBuffer.evict`). The first check alone would keep the bound only if every group were
-    trained on once and in order.
+    The gate is asked before a group is generated (`Pipeline._dispatch`) and before the group is
+    trained on (`ReplayBuffer.sample`). After each round, the gate is also asked about every group
+    in the buffer (`ReplayBuffer.evict`). The check before generation would suffice only if every
+    group were trained on once and in order.
     """
 
     lag: int
@@ -28,7 +29,8 @@ class StalenessGate:
 
         Args:
             weights_round: the round of the weights that will sample the group.
-            rounds_ahead: number of rounds that will be trained before the group is.
+            rounds_ahead: number of rounds that will be trained before the round that trains on the
+                group.
         """
         return self.learner_round + rounds_ahead - weights_round <= self.lag
 
@@ -48,19 +50,19 @@ class Sync:
 
     transport: str
     bytes: int
-    publish_s: float  # the learner takes the snapshot and computes its checksum
-    transfer_s: float  # the weights travel into the generator's memory
-    load_s: float  # the generator checks them and makes them its parameters
+    publish_s: float  # time to take the snapshot and compute its checksum, in the learner
+    transfer_s: float  # time until the weights are in the generator's memory
+    load_s: float  # time to check the weights and make them the generator's parameters
 
     @property
     def seconds(self) -> float:
-        """Seconds of all three steps."""
+        """Duration of all three steps together, in seconds."""
         return self.publish_s + self.transfer_s + self.load_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """An actor computes with new weights from now on."""
+    """The moment from which an actor computes with new weights."""
 
     at: float  # seconds since 1970, by the clock of the trial's process
     role: str  # "generator" or "learner"

@@ -20,22 +20,23 @@ class WeightSender(Protocol):
         through actor calls.
 
         Args:
-            weights: the learner's own tensors. They do not change during this call, but they do
-                after it.
-            frozen: names of tensors that receivers already have. These are part of the checksum
-                and need not travel.
+            weights: the learner's own tensors, which do not change during this call. The next
+                gradient step changes them.
+            frozen: names of tensors that receivers already have. These tensors are part of the
+                checksum but need not be sent.
         """
         ...
 
     def release(self, before_round: int) -> None:
         """Release the snapshots of all rounds before `before_round`.
 
-        Nobody fetches them any more, and nobody uses weights that were fetched from them.
+        When this is called, nobody fetches these snapshots any more, and nobody uses weights that
+        were fetched from them.
         """
         ...
 
     def close(self) -> None:
-        """Drop every snapshot: none is in use, because the trial ends or starts over."""
+        """Drop every snapshot. The trial ends or starts over, so no snapshot is in use."""
         ...
 
 
@@ -54,21 +55,22 @@ class WeightReceiver(Protocol):
     def name(self) -> str:
         """Name of the transport.
 
-        The transport's record in the table provides it, so a user's receiver need not define it.
+        The transport's record in the table provides the name, so a user's receiver need not define
+        this property.
         """
         ...
 
     def fetch(self, handle: Any, received: Any = None) -> PolicyWeights:
         """Return the snapshot behind `handle`.
 
-        Its tensors may be shared with others and read-only. They do not change before the snapshot
-        is released. It is not released while a generator uses it, so nobody needs to copy the
-        tensors.
+        The snapshot's tensors may be read-only and shared with other processes. The tensors do not
+        change before the snapshot is released, and a snapshot is not released while a generator
+        uses it. So nobody needs to copy the tensors.
 
         Args:
             handle: the value that `publish` returned.
-            received: the data that arrived with the handle, if in this transport the learner sends
-                and the generator does not fetch.
+            received: the data that arrived with the handle. Only a transport whose learner sends
+                the weights, rather than letting the generator fetch them, has such data.
         """
         ...
 
@@ -82,4 +84,4 @@ class WeightReceiver(Protocol):
 
 
 class LocalTransport(WeightSender, WeightReceiver, Protocol):
-    """Sender and receiver in one, for a learner and a generator in one process."""
+    """Sender and receiver in one object, for a learner and a generator in one process."""

@@ -20,12 +20,12 @@ class Times:
     """The seconds of each call of a run, by side and kind, and the time that the driver adds."""
 
     calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
-    reference_s: float  # the part of an update that is not repeated for further gradient steps
+    reference_s: float  # duration of the part of an update that further passes do not repeat
     hop_s: float  # time from the submission of a call to its start
     gap_s: float  # time from the end of a step to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
-        """Return the durations of the run's calls in their order, starting again after the last.
+        """Return the durations of the run's calls in run order, and repeat them after the last.
 
         Args:
             passes: number of passes of an update over the batch. The run made one pass.
@@ -42,14 +42,15 @@ class Times:
 
 
 def side_of(actor: str, kind: str) -> str:
-    """Return the side to which a call belongs; a colocated worker has calls of both sides."""
+    """Return the side to which a call belongs. A colocated worker has calls of both sides."""
     return "learner" if actor == "learner" or kind == UPDATE else "generator"
 
 
 def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any]]) -> Times:
     """Return the times of a finished trial from its rows and the events of its `trace.json`.
 
-    `hop_s` is 0 if rounds overlap, because `time/other_s` then does not show what the driver adds.
+    `hop_s` is 0 if rounds overlap, because `time/other_s` does not show the driver's time in that
+    case.
     """
     actors = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -71,7 +72,8 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
     return Times(
         calls=dict(calls),
         reference_s=statistics.median(row["time/reference_s"] for row in rows),
-        # In a round, load, first chunk, update and publication follow one another: four hops.
+        # A synchronous round has four hops, one before each of these calls: load, first chunk,
+        # update, publication.
         hop_s=other / 4 if synchronous else 0.0,
         gap_s=max(0.0, between / (len(rows) - 1)),
     )
@@ -95,16 +97,17 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a sampling call that is listed separately
-# A call's kind is recognised by a stage that only calls of this kind have. `sync` comes last: calls
-# of other kinds may contain it too, but loads and publications have no other stage.
+# A call's kind is recognised by a stage that only calls of this kind have. The exception is `sync`,
+# which calls of other kinds may contain too. `sync` comes last, because loads and publications have
+# no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     """Return (kind, round, seconds) of an actor's calls, from the spans of its main thread.
 
-    A span of waiting separates any two calls. If a call completed states, the seconds of that part
-    follow the call as a separate entry of kind `VINE`.
+    A span of waiting separates any two calls. If a call completed states, the seconds of the
+    completions follow the call as a separate entry of kind `VINE`.
     """
     calls: list[list[dict[str, Any]]] = [[]]
     for event in sorted(events, key=lambda event: event["ts"]):

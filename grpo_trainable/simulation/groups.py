@@ -25,7 +25,7 @@ def group_of(
         weights: (version, round) of the weights that sampled each token.
         uses: number of gradient-step batches that contained the group.
         interrupted: for each response, True if it reads its second token instead of sampling it.
-            None: no response does.
+            None: no response is interrupted.
     """
     shape = (len(rewards), len(weights))
     versions, rounds = torch.tensor(weights, dtype=torch.int32).T

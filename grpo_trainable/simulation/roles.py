@@ -1,4 +1,4 @@
-"""The roles of virtual actors: generators, learners and colocated workers that only count."""
+"""Roles of virtual actors: generators, learners and workers that count instead of computing."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class VirtualRequests:
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
-        self.limit = schedule.most_prompts(config)  # every prompt index is below it
+        self.limit = schedule.most_prompts(config)  # every prompt index is below this limit
         self.asked: list[tuple[str, int]] = []
         self.train_size = 24  # number of examples for difficulty pools
-        self.examples: dict[int, int] = {}  # prompt index -> example, of training prompts
+        self.examples: dict[int, int] = {}  # prompt index of a training prompt -> its example
 
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         """Return the request for a prompt, and record it."""
@@ -73,9 +73,9 @@ class GeneratorCall:
 
 
 class VirtualGenerator:
-    """A generator whose rewards depend only on prompt index and weights, like those of a real one.
+    """A generator whose rewards depend only on prompt index and weights, as in a real generator.
 
-    Its methods mirror those of the real generator, with start and end of the call before the other
+    The methods mirror those of the real generator. The start and end of the call precede the other
     arguments.
     """
 
@@ -109,13 +109,14 @@ class VirtualGenerator:
             completions: number of completions of each training state whose value is estimated; 0 if
                 values are not estimated. Responses have one token, so the states are the prompts.
             interrupted: `interrupted(prompt_index, response)` is True if a response to a training
-                prompt reads the second of its three tokens. None: responses have one token.
+                prompt is interrupted: it reads the second of its three tokens instead of sampling
+                it. None: responses have one token.
         """
         self.takes_deposits = takes_deposits
         self._scores_apart = scores_apart
         self._completions = completions
         self._interrupted = interrupted
-        self._completing_s = 0.0  # seconds in which the current call completes states
+        self._completing_s = 0.0  # seconds that the current call spends on completing states
         self._scored: dict[int, tuple[str, Scored]] = {}  # number -> (stream, answer of `score`)
         self._numbers = itertools.count()
         self._name = name
@@ -227,7 +228,7 @@ class VirtualGenerator:
                 failed.append((request.prompt_index, "KeyError: 'apple'"))
                 continue
             rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
-            # Held-out rewards have many magnitudes, so their float sum depends on its order.
+            # Held-out rewards have many magnitudes, so a float sum depends on their order.
             scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
             rewards = [scale * rng.random() for _ in range(request.group_size)]
             if stream == "train" and self._equal_rewards(request.prompt_index, round_):
@@ -264,7 +265,7 @@ class VirtualGenerator:
         )
 
     def _reading(self, request: Request) -> list[bool] | None:
-        """Return True for each response that is interrupted, or None if none can be."""
+        """Return True for each interrupted response. None if no response can be interrupted."""
         if self._interrupted is None or request.stream == "eval":
             return None
         return [self._interrupted(request.prompt_index, i) for i in range(request.group_size)]
@@ -286,7 +287,7 @@ class VirtualGenerator:
 class TrainingCall:
     """One `update`, as the learner recorded it."""
 
-    round: int  # number of rounds trained before it
+    round: int  # number of rounds trained before this call
     start: float
     end: float
     prompt_indices: tuple[tuple[int, ...], ...]  # of each rollout batch
@@ -301,9 +302,9 @@ class TrainingCall:
 
 
 class VirtualLearner:
-    """A learner that only counts, and records what it trains on.
+    """A learner that counts rounds and gradient steps, and records the groups it trains on.
 
-    Its methods mirror those of the real learner, with start and end of the call before the other
+    The methods mirror those of the real learner. The start and end of the call precede the other
     arguments.
     """
 

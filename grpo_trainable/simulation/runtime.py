@@ -14,14 +14,14 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import ActorFailed, ActorLost
 
-MAX_WAITS = 20_000  # a pipeline that waits more often is assumed to wait forever
-TICK = 1 / 64  # the unit of durations in tests; its sums are exact in floating point
+MAX_WAITS = 20_000  # a pipeline that waits more often than this is assumed to wait forever
+TICK = 1 / 64  # the unit of durations in tests; sums of ticks are exact in floating point
 
 Durations = Callable[[str, str], float]  # (actor, stage) -> seconds
 
 
 def constant_durations(**ticks: int) -> Durations:
-    """Return durations: the given ticks for a stage, and one tick for any other stage."""
+    """Return durations: the given number of ticks for each named stage, one tick for others."""
     return lambda actor, stage: ticks.get(stage, 1) * TICK
 
 
@@ -30,7 +30,7 @@ _END = operator.attrgetter("end")
 
 @dataclass(eq=False)
 class VirtualCall:
-    """A call of a virtual actor. Its end is known when it is submitted."""
+    """A call of a virtual actor, whose end is known when the call is submitted."""
 
     actor: VirtualActor
     stage: str
@@ -38,8 +38,8 @@ class VirtualCall:
     end: float
     value: Any = None
     error: str | None = None
-    lost: bool = False  # True if its actor is dead
-    later: Callable[[], Any] | None = None  # computes its value after its end
+    lost: bool = False  # True if the call's actor is dead
+    later: Callable[[], Any] | None = None  # computes the value after the call's end
 
 
 class VirtualRuntime:
@@ -83,7 +83,7 @@ class VirtualRuntime:
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
-        """Return the earliest end of all calls; fast even with thousands of calls under way."""
+        """Return the earliest end of the uncollected calls, quickly even if there are thousands."""
         while self._ends[0][2] not in self.uncollected:
             heapq.heappop(self._ends)
         return self._ends[0][0]
@@ -116,8 +116,8 @@ class VirtualActor:
         name: name of the actor.
         role: has each method of a real actor. The call's start and end precede the other arguments.
         durations: returns the seconds of a call.
-        hangs: `hangs(stage, n)` is True if the n-th call of a stage is never answered. Such a call
-            works until its normal end and hangs there.
+        hangs: `hangs(stage, n)` is True if the n-th call of a stage is never answered. In such a
+            call, the actor works until the call's normal end and hangs there.
         dies: `dies(stage, n)` is True if the actor dies in the n-th call of a stage, after the
             call has started.
         submitted: number of calls by stage, including calls of actors that this one replaces.
@@ -146,7 +146,7 @@ class VirtualActor:
         self._submitted = {} if submitted is None else submitted
         self._dead = False
         self._free_at = 0.0
-        self._thread_free_at = {"deposit": 0.0, "score": 0.0}  # each of these has its own thread
+        self._thread_free_at = {"deposit": 0.0, "score": 0.0}  # each method has a separate thread
         self._step_s, self._mute = step_s, mute
         self._worked: list[tuple[float, float]] = []  # (start, end) of each call
         self._hangs_from = math.inf
@@ -177,7 +177,7 @@ class VirtualActor:
         if self._dead or self._dies(stage, n):
             self._dead = call.lost = True
         elif method == "generate" and getattr(self._role, "takes_deposits", False):
-            # The value depends on weights that are deposited before the call ends.
+            # The value depends on weights that may be deposited before the call ends.
             call.later = functools.partial(getattr(self._role, method), start, end, *args)
         elif end < math.inf:
             # The answer depends only on the actor's own calls, so it can be computed now.

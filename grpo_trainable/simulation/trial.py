@@ -1,7 +1,7 @@
 """Whole trials in virtual time: the real pipeline with virtual actors.
 
 Pipeline, gate, buffer and learner group are the real ones; actors, calls and the clock are virtual.
-Unit tests drive the pipeline through timings that no machine would reproduce.
+Unit tests drive the pipeline through timings that a real machine could not reproduce.
 `benchmarks/schedule_sim.py` compares simulated times with those of real trials.
 """
 
@@ -48,7 +48,7 @@ class VirtualTrial:
     requests: VirtualRequests
     trained: list[TrainingCall] = field(default_factory=list)
     generated: list[GeneratorCall] = field(default_factory=list)
-    # (time, round): from this time on, weights of earlier rounds may be gone.
+    # (time, round): from this time on, weights of rounds before this round may be gone.
     releases: list[tuple[float, int]] = field(default_factory=list)
 
     def run(self, rounds: int) -> list[RoundReport]:
@@ -101,12 +101,12 @@ def virtual_trial(
         equal_rewards: `equal_rewards(prompt_index, weights_round)` is True if all responses to a
             prompt earn the same reward.
         slowness: `slowness(prompt_index)` is the factor by which a prompt takes longer than usual.
-        interrupted: `interrupted(prompt_index, response)` is True if the response is interrupted;
-            only with `rollout.overlong=interrupt`.
+        interrupted: `interrupted(prompt_index, response)` is True if the response is interrupted.
+            It is used only with `rollout.overlong=interrupt`.
         hangs: `hangs(actor, stage, n)` is True if the n-th call of a stage to actors of this name
             is never answered.
-        dies: `dies(actor, stage, n)` is True if the actor dies in that call.
-        room: `room(actor, at_s)` is True if a machine has room for a replacement at that time.
+        dies: `dies(actor, stage, n)` is True if the actor dies in the n-th call of a stage.
+        room: `room(actor, at_s)` is True if a machine has room for a replacement at time `at_s`.
         step_s: seconds of a call that count as one step of progress.
         mute: True if an actor that hangs does not answer `progress` either.
     """
@@ -160,7 +160,7 @@ def virtual_trial(
         role = VirtualColocated(generator_role("worker"), learner_role)
         learners = generators = [actor("worker", role)]
     else:
-        # All learners do the same, so only the first one records.
+        # All learners receive the same calls, so only the first one records them.
         roles = [learner_role]
         roles += [VirtualLearner(config, [], []) for _ in resources.learner_names(config)[1:]]
         learners = list(map(actor, resources.learner_names(config), roles))

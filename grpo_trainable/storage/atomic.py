@@ -1,6 +1,6 @@
-"""Write a file or a directory completely or not at all. No other module of the project does this.
+"""Write a file or a directory completely or not at all, for all modules of the project.
 
-This imports only the standard library, because callbacks, reports and command lines use it too.
+This module imports only the standard library, because callbacks, reports and commands use it too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def append(path: str | Path, data: bytes) -> None:
     """Append to a file, creating it if it does not exist.
 
     Raises:
-        OSError: `data` cannot be written. Any part of it that was written is removed again.
+        OSError: `data` cannot be written. Any written part of `data` is removed again.
     """
     with open(path, "ab", buffering=0) as file:
         size = file.tell()
@@ -77,13 +77,13 @@ def _sync_directory(folder: str, dir_fd: int | None) -> None:
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """Create a directory that becomes `path` when the block ends, or is removed if it raises.
+    """Create a directory that becomes `path` after the block, or is removed if the block raises.
 
-    `path` must not exist, or be an empty directory. Missing parents are created. A killed process
+    `path` must be an empty directory or not exist. Missing parents are created. A killed process
     may leave the directory `.NAME.RANDOM` beside `path`.
 
     Raises:
-        FileExistsError: `path` is not free.
+        FileExistsError: `path` exists and is not an empty directory.
         OSError: The directory cannot be created or renamed.
     """
     path = Path(os.path.abspath(path))
@@ -103,7 +103,7 @@ def refuse_occupied(path: Path) -> None:
     """Check that nothing is at `path`, except perhaps an empty directory.
 
     Raises:
-        FileExistsError: Something else is there.
+        FileExistsError: `path` exists and is not an empty directory.
     """
     is_empty = path.is_dir() and not path.is_symlink() and not any(path.iterdir())
     if not is_empty and (path.exists() or path.is_symlink()):

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: a directory of safetensors and JSON whose manifest is written last.
+"""A checkpoint on disk: a directory of safetensors and JSON files, with a manifest written last.
 
 No pickle is written or read. A file appears under its name only when it is complete. A directory is
 a valid checkpoint only if it has a manifest and every file has the SHA-256 in the manifest.
@@ -31,8 +31,8 @@ from grpo_trainable.storage.tensor_files import (
     read_tensors,
 )
 
-# Functions that read or write tensors import torch. The command, which only looks for the
-# checkpoint that a trial continues from, does not.
+# Functions that read or write tensors import torch in their bodies. The command only looks for the
+# checkpoint that a trial continues from, so it does not load torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,20 +40,21 @@ if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath, StoredPath
 
 FORMAT_VERSION = 5
-CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names of their directories
-# Directories of files that a trial wrote before it restarted from round 0 for lack of a whole
-# checkpoint.
+CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names for the directories of checkpoints
+# Names of directories for the files that a trial had written before it restarted from round 0,
+# because it had no whole checkpoint.
 ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
 STATE = "state.json"
-# Parts with one file per learner, which contains the learner's tensors or its rows of them.
+# Parts that have one file per learner. Such a file contains the learner's tensors, or its rows of
+# each tensor.
 OF_LEARNERS = ("policy", "optimizer")
 BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
 MOST_LEARNERS = 99_999
-# While a file is written, it is synced whenever this number of bytes has been added. A single sync
-# at the end could take longer than `resources.deadline_s` on a slow disk, and a sync shows no
-# progress.
+# While a file is written, it is synced whenever this number of bytes has been added. On a slow
+# disk, a single sync at the end could take longer than `resources.deadline_s`, and the learner
+# shows no progress during a sync.
 SYNC_BYTES = 64 << 20
 MESSAGE_BYTES = 16 << 20  # size of the messages in which a learner on another machine sends files
 
@@ -72,16 +73,16 @@ class CheckpointError(RuntimeError):
 class DamagedCheckpoint(CheckpointError):
     """Raised if a directory certainly holds no whole checkpoint.
 
-    A file is missing, does not belong there, or has the wrong checksum or format.
+    A file is missing, does not belong to a checkpoint, or has the wrong checksum or format.
     """
 
 
 class ForeignCheckpoint(DamagedCheckpoint):
-    """Raised if a directory contains a file that is not ours, perhaps beside whole files."""
+    """Raised if a directory contains a foreign file, perhaps beside the files of a checkpoint."""
 
 
 class UnreadableCheckpoint(CheckpointError):
-    """Raised if a disk or a store does not return a file, which may nevertheless be whole."""
+    """Raised if a disk or a store does not return a file. The file may nevertheless be whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +120,8 @@ class LearnerFiles:
 
     counters: dict[str, Any]
     digests: dict[str, str]  # file -> SHA-256
-    # False if the learner does not see the directory, for example from another machine. Then
-    # `learner_messages` yields the files.
+    # False if the learner does not see the directory, for example because the directory is on
+    # another machine. In that case, `learner_messages` yields the files.
     written: bool = True
     error: tuple[int | None, str] | None = None  # errno and text if the directory is not writable
 
@@ -139,7 +140,8 @@ def write_learner_files(
 
     Args:
         directory: Directory of the checkpoint.
-        seen_by: A file in the directory. If it is missing, this process does not see the directory.
+        seen_by: Name of a file in the directory. If this process does not find the file, it does
+            not see the directory.
         tensors: Part -> live tensors.
         counters: Plain data of the learner, returned unchanged.
         number: Number of the learner, from 1.
@@ -153,7 +155,7 @@ def write_learner_files(
             name: _write(Path(directory, name), file_pieces(held), tick)
             for name, held in _learner_files(tensors, number, of)
         }
-    except OSError as error:  # the trial decides what to do
+    except OSError as error:  # the trial decides how to react
         found = error.errno, error.strerror or str(error)
         return LearnerFiles(counters=counters, digests={}, error=found)
     return LearnerFiles(counters=counters, digests=digests)
@@ -170,8 +172,8 @@ def learner_messages(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the files that `write_learner_files` would write, as (name, piece of content).
 
-    The tensors must not change before the last message, because each message reads them when it is
-    requested.
+    The tensors must not change before the last message, because a message reads its tensors when it
+    is requested.
     """
     for name, held in _learner_files(tensors, number, of):
         for message in joined_pieces(file_pieces(held), MESSAGE_BYTES):
@@ -218,7 +220,7 @@ def finish_checkpoint(
     state: Mapping[str, Any],
     groups: Sequence[RolloutGroup],
 ) -> None:
-    """Write the remaining files, and then the manifest.
+    """Write the remaining files of a checkpoint, and then its manifest.
 
     Args:
         directory: Directory of the checkpoint.
@@ -344,7 +346,7 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
     Args:
         directory: The trial's directory.
-        last: Ignore checkpoints of later rounds.
+        last: Ignore checkpoints of rounds after this one.
 
     Raises:
         UnreadableCheckpoint: A newer checkpoint, or the directory, cannot be read.
@@ -378,13 +380,14 @@ def remove_older(
         directory: The trial's directory.
         keep: Number of checkpoints to keep.
         shared_rounds: Rounds whose checkpoints are kept in addition.
-        confirmed: Only whole checkpoints up to this round count for `keep`. Everything newer than
-            the oldest one that counts is kept too.
-        verified: Name -> round of checkpoints that earlier calls found whole. This call adds to it.
+        confirmed: Only whole checkpoints of this round or an earlier one count towards `keep`. All
+            checkpoints newer than the oldest one that counts are kept too.
+        verified: Name -> round of the checkpoints that earlier calls found whole. This call adds
+            the checkpoints that it finds whole.
 
     Raises:
-        CheckpointError: The newest checkpoint is not whole, or one cannot be read. Nothing was
-            removed.
+        CheckpointError: The newest checkpoint is not whole, or a checkpoint cannot be read. Nothing
+            was removed.
         OSError: A checkpoint cannot be removed.
     """
     verified = {} if verified is None else verified
@@ -413,7 +416,7 @@ def _round_if_whole(path: AnyPath, verified: dict[str, int]) -> int | None:
 
 
 def _remove_at_once(path: Path) -> None:
-    """Rename a checkpoint, then remove it: a half-removed checkpoint would look damaged."""
+    """Rename a checkpoint before removing it, because a half-removed one would look damaged."""
     removed = path.with_name(".removed")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
@@ -421,13 +424,13 @@ def _remove_at_once(path: Path) -> None:
 
 
 def numbered_checkpoints(directory: Directory) -> list[Directory]:
-    """Return the checkpoints that Tune has copied, or begun to copy, in order."""
+    """Return the checkpoints that Tune has copied or begun to copy, sorted by name."""
     names = filter(CHECKPOINT.fullmatch, _names(directory))
     return [cast(Directory, directory / name) for name in names]
 
 
 def checkpoints_named(directory: Directory) -> list[Directory]:
-    """Return the checkpoints that a path names: the path itself, or all of a trial, in order.
+    """Return the checkpoints that a path names: the path itself, or all those of a trial, in order.
 
     Raises:
         CheckpointError: There is no checkpoint, or the directory cannot be read. The message is one
@@ -445,7 +448,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints. For an experiment, it names trials."""
+    """Return the error for a directory without checkpoints. For an experiment, name its trials."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
@@ -553,7 +556,7 @@ def refuse_foreign_files(directory: str | AnyPath) -> None:
     Ray would unpickle a file with a certain name in the directory of a checkpoint.
 
     Raises:
-        ForeignCheckpoint: There is such a file.
+        ForeignCheckpoint: The directory contains such a file.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     for name in _names(directory):
@@ -635,7 +638,7 @@ def _reading(path: AnyPath) -> Iterator[Readable]:
 
 def _unread(path: AnyPath, error: OSError) -> CheckpointError:
     """Return the error for a file: damaged if it is missing, or unreadable if it may be whole."""
-    from grpo_trainable.storage.object_store import reason  # imports pyarrow, slowly
+    from grpo_trainable.storage.object_store import reason  # this import loads pyarrow, slowly
 
     if isinstance(error, FileNotFoundError):
         return DamagedCheckpoint(f"{path}: is missing")

@@ -1,6 +1,6 @@
-"""The SHA-256 of a file and that of this package.
+"""SHA-256 digests of files and of this package.
 
-This imports only the standard library, because commands compare files before torch loads.
+This module imports only the standard library, because commands compare files before torch loads.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-# Time limits in seconds for a connection, and for silence. A request is tried three times.
+# Time limits in seconds for connecting to the store, and for waiting while it sends nothing. A
+# request is tried three times.
 CONNECT_S, SILENCE_S = 3.0, 5.0
 REQUEST_BYTES = 16 << 20  # bytes per request for a file that is read in pieces
 
@@ -105,11 +106,11 @@ class StoredPath:
         self.filesystem.delete_dir(self.path)
 
     def files(self) -> dict[str, int]:
-        """Return relative path -> bytes of every file below the directory.
+        """Return relative path -> size in bytes, for every file below the directory.
 
         Raises:
-            OSError: A key contains a part such as `..`, so a copy would be written outside its
-                target directory.
+            OSError: A key contains a part such as `..`. A copy of that file would be written
+                outside the target directory.
         """
         selector = pafs.FileSelector(self.path, allow_not_found=True, recursive=True)
         found = {}
@@ -118,7 +119,7 @@ class StoredPath:
                 continue
             relative = info.path.removeprefix(self.path + "/")
             if any(part in ("", ".", "..") for part in relative.split("/")):
-                raise OSError(f"{self}: contains the key {relative!r}, which leads out of it")
+                raise OSError(f"{self}: contains the key {relative!r}, which leads out of the path")
             found[relative] = info.size
         return found
 
@@ -130,12 +131,13 @@ AnyPath: TypeAlias = Path | StoredPath
 def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> StoredPath:
     """Return the directory that a URI names, without a request to the store.
 
-    AWS_ENDPOINT_URL_S3, or AWS_ENDPOINT_URL, names a server that speaks the protocol of S3, such as
+    AWS_ENDPOINT_URL_S3, or AWS_ENDPOINT_URL, names a server that speaks the S3 protocol, such as
     `http://127.0.0.1:9000`. The default is Amazon's server. If the environment names neither a
-    server nor a region, this asks Amazon for the region of the bucket.
+    server nor a region, this function asks Amazon for the region of the bucket.
 
     Raises:
-        ValueError: The text is not a URI of a store. The message is one line with the right form.
+        ValueError: `uri` is not a URI of a store. The message is one line that shows the correct
+            form.
     """
     environment = os.environ if environment is None else environment
     found = URI.fullmatch(uri)
@@ -154,9 +156,9 @@ def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> Store
         region=region,
         connect_timeout=CONNECT_S,
         request_timeout=SILENCE_S,
-        # Background writes would share a thread pool with `copy_files`, which would then deadlock.
+        # With background writes, `copy_files` would deadlock, because both use one thread pool.
         background_writes=False,
-        allow_delayed_open=True,  # one request for a small file instead of three
+        allow_delayed_open=True,  # a small file is written with one request instead of three
     )
     parts = [found["bucket"], *PurePosixPath(found["path"] or "/").parts[1:]]
     return StoredPath(filesystem, "/".join(parts))
@@ -165,7 +167,7 @@ def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> Store
 def refusal(directory: StoredPath) -> str | None:
     """Return in one line why experiments cannot be stored in a directory, or None if they can.
 
-    To find out, write an empty file in the directory and remove it.
+    The check writes an empty file in the directory and removes it.
     """
     bucket, _, _ = directory.path.partition("/")
     probe = directory / f".may-be-written-{os.getpid()}"

@@ -1,10 +1,10 @@
-"""Names from private and alpha modules of Ray, which any version of Ray may move.
+"""Names from private and alpha modules of Ray, which may move in any version of Ray.
 
 No other file names such a module, as `tests/unit/test_imports.py` checks. Other files do use
 private attributes of Tune's objects: docs/architecture/actors.md lists them.
 
-The first import of a name from here loads its module of Ray. So a process loads only the modules
-that it uses.
+The first import of a name from this file loads the Ray module that defines the name. So a process
+loads only the Ray modules that it uses.
 """
 
 from __future__ import annotations

@@ -12,14 +12,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-# Functions that create tensors import torch, so that verifying a file does not.
+# The functions that create tensors import torch in their bodies, so that verifying a file does not
+# load torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8  # size of the number that precedes the header and gives its length
-MOST_HEADER_BYTES = 100_000_000  # the limit of the library
-# Type of a tensor in a file -> type in torch, in the order in which the library stores tensors.
+MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+# Type of a tensor in a file -> type in torch, in the order in which the safetensors library stores
+# tensors.
 DTYPES = {
     "I64": "int64",
     "F64": "float64",
@@ -38,7 +40,7 @@ DTYPES = {
 
 
 def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file with these tensors. A piece of data has at most `PIECE_BYTES`.
+    """Yield the content of a file with these tensors, its data in pieces of up to `PIECE_BYTES`.
 
     Tensors may be on any device, need not be contiguous, and may share memory.
     """
@@ -100,7 +102,7 @@ class Readable(Protocol):
     """An open binary file."""
 
     def readinto(self, buffer: Any, /) -> int | None:
-        """Read into the buffer, and return the number of bytes."""
+        """Read into the buffer, and return the number of bytes read."""
         ...
 
 
@@ -114,7 +116,7 @@ class HashedFile:
         self._digest = hashlib.sha256()
 
     def fill(self, buffer: memoryview) -> int:
-        """Fill the buffer, and return the number of bytes read: fewer only at the file's end."""
+        """Fill the buffer, or read up to the file's end. Return the number of bytes read."""
         filled = 0
         while filled < len(buffer):
             piece = buffer[filled : filled + PIECE_BYTES]

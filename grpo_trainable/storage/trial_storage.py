@@ -33,9 +33,9 @@ TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a tria
 
 # Number of shared checkpoints that are kept beyond `checkpoint.keep`. Under synchronous PBT, a
 # clone may start from its donor's checkpoint of one perturbation until the donor has passed the
-# next one.
+# next perturbation.
 SHARED_ROUNDS = 2
-LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`: some rows of 10 KB
+LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`; a row has about 10 KB
 
 
 class TrialStorage:
@@ -50,7 +50,7 @@ class TrialStorage:
         """
         self._context = context
         self._keep = keep
-        self.shared_rounds: list[int] = []  # another trial may start from their checkpoints
+        self.shared_rounds: list[int] = []  # other trials may start from these checkpoints
         self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found whole
 
     @property
@@ -73,15 +73,16 @@ class TrialStorage:
         # Tune's own temporary directory would remain if the process were killed.
         directory = Path(context.trial_working_directory) / "saving"
         shutil.rmtree(directory, ignore_errors=True)
-        # Tune continues to count from the last checkpoint that it registered. A checkpoint that it
-        # did not register, because it was killed or the copy failed, must not be overwritten: it
-        # may be the only whole one.
+        # Tune numbers the next checkpoint after the last one that it registered. A checkpoint that
+        # Tune did not register, because of a kill or a failed copy, must not be overwritten: it may
+        # be the only whole one.
         context.current_checkpoint_index = before = newest_index(context)
         try:
             yield str(directory)
         except OSError:
-            # A partial copy would take up space that is already short. A store that has just failed
-            # gets no further request: the partial copy there is removed with older checkpoints.
+            # A partial copy would take up disk space that is already short. An object store that
+            # has just failed gets no further request: the partial copy in the store is removed
+            # later, with older checkpoints.
             local = isinstance(context.storage_filesystem, LocalFileSystem)
             if context.current_checkpoint_index > before and local:
                 with contextlib.suppress(OSError):
@@ -99,12 +100,12 @@ class TrialStorage:
         """Remove checkpoints that need not be kept.
 
         Args:
-            rows_follow: Callbacks copy the rows to an object store after the checkpoints. After a
-                kill, a checkpoint that is newer than the rows would be useless, so it does not
-                count.
+            rows_follow: True if callbacks copy the rows to an object store after the checkpoints.
+                After a kill, a checkpoint that is newer than the rows would be useless, so such a
+                checkpoint does not count.
 
         Returns:
-            One line with the reason if checkpoints could not be removed, else an empty list.
+            The reason, in one line, if checkpoints could not be removed. Otherwise an empty list.
         """
         directory = self._directory
         if self._keep is None or directory is None:
@@ -122,18 +123,19 @@ class TrialStorage:
         """Restore the newest whole checkpoint, and report if it is not the noted one.
 
         If a checkpoint is an incomplete copy, or was removed by `checkpoint.keep` after Tune's last
-        snapshot of the experiment, the next older one is tried. If none is left, the trial starts
-        from round 0, and everything that it had written is set aside.
+        snapshot of the experiment, the next older one is tried. If no checkpoint is left, the trial
+        starts from round 0, and everything that it had written is set aside.
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
-            restore: Verifies and restores a checkpoint, and returns its round. It must change
-                nothing before it raises `CheckpointError`.
+            restore: Verifies and restores a checkpoint, and returns its round. If `restore` raises
+                `CheckpointError`, it must have changed nothing.
             rows_follow: As for `remove_older`.
 
         Returns:
-            One line with the choice and the reason, if a checkpoint other than the noted one was
-            chosen, or if a trial that had trained starts again from round 0. Else an empty list.
+            The choice and its reason, in one line, if a checkpoint other than the noted one was
+            chosen or if a trial that had trained starts again from round 0. Otherwise an empty
+            list.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has
@@ -151,8 +153,8 @@ class TrialStorage:
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
             return self._repeated_rounds()
-        # A checkpoint elsewhere no longer exists, or belongs to another trial, from which PBT wants
-        # to continue.
+        # A noted checkpoint that is not among the trial's own no longer exists, or belongs to
+        # another trial, from which PBT wants to continue.
         elsewhere = [] if named is None or named in own else [named]
         last = self._last_round(rows_follow)
         problems, foreign = [], False
@@ -175,7 +177,8 @@ class TrialStorage:
             else:
                 if path == named and not problems:
                     return []
-                # Tune notes checkpoints in snapshots, which may be out of date after a kill.
+                # Tune notes checkpoints in its snapshots of the experiment, which may be out of
+                # date after a kill.
                 problems = problems or [f"Tune had noted {named.name if named else 'none'}"]
                 return [f"{'; '.join(problems)}; continuing from {path.name} (round {round_})"]
         if foreign:
@@ -206,8 +209,8 @@ class TrialStorage:
     def _last_round(self, rows_follow: bool) -> float:
         """Return the last round whose row would survive a kill.
 
-        In a store, this is the round of the last row there. A kill may leave a checkpoint in a
-        store without the rows up to its round.
+        If the trial is in an object store, this is the round of the last row in the store. After a
+        kill, the store may contain a checkpoint without the rows up to the checkpoint's round.
         """
         directory = self._directory
         if rows_follow and isinstance(directory, StoredPath):
@@ -233,8 +236,8 @@ def set_aside(directory: AnyPath) -> AnyPath:
     """Move everything that a trial has written to a new subdirectory, and return the subdirectory.
 
     Raises:
-        OSError: Something cannot be moved. Nothing is lost: checkpoints are moved last, so the next
-            attempt finds the same checkpoints.
+        OSError: A file or directory cannot be moved. Nothing is lost: checkpoints are moved last,
+            so the next attempt finds the same checkpoints.
     """
     names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
     taken = [int(match[1]) for match in map(ASIDE.fullmatch, names) if match]
@@ -257,7 +260,7 @@ def _move(source: AnyPath, target: AnyPath) -> None:
 
 
 def round_of_last_row(rows: StoredPath) -> int:
-    """Return the round of the last row of a `result.json` in a store, or 0 if there is none.
+    """Return the round of the last row of a `result.json` in a store, or 0 if it has no row.
 
     Raises:
         OSError: The store cannot be read.
@@ -267,7 +270,7 @@ def round_of_last_row(rows: StoredPath) -> int:
     except FileNotFoundError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that was cut short
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # the line was cut short
             return int(json.loads(line)[TRAINING_ITERATION])
     return 0
 
@@ -279,7 +282,7 @@ def path_on(filesystem: FileSystem, path: str) -> AnyPath:
 
 
 def checkpoint_at(path: AnyPath) -> tune.Checkpoint:
-    """Return a directory as a checkpoint of Tune."""
+    """Return Tune's checkpoint object for a directory."""
     if isinstance(path, Path):
         return tune.Checkpoint(str(path), LocalFileSystem())
     return tune.Checkpoint(path.path, path.filesystem)

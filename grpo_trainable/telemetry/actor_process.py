@@ -19,9 +19,9 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for the next allocation instead of returning it to the system.
 
-    Every microbatch allocates and frees activations of a few megabytes. Getting these pages from
-    the system each time costs a fifth of a training step on a virtual machine. With another C
-    library this function does nothing.
+    Every microbatch allocates and frees activations of a few megabytes. Getting the memory pages
+    for them from the system each time would take a fifth of a training step on a virtual machine.
+    With another C library, this function does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
 class RoleContext:
     """The number of threads, the device and the clock that a role uses in its process.
 
-    Roles that share a process share its clock: `idle` is the time in which none of them works.
+    Roles that share a process share its clock: `idle` is the time in which none of the roles works.
     """
 
     def __init__(self, *, threads: int, gpus: float, clock: StageClock | None = None) -> None:

@@ -1,13 +1,15 @@
 """The share of this machine's CPU time that other work took from a trial.
 
-Busy time is all time that the kernel does not report as idle. It includes interrupts and the time
-that a hypervisor gave to other virtual machines (steal). From busy time we subtract the time that
-the trial's own processes and Ray's services used. The rest went to other work, including processes
-that this process cannot see: inside a container, `/proc/stat` still shows the host.
+Busy time is all time that the kernel does not report as idle. Busy time includes interrupts and the
+time that a hypervisor gave to other virtual machines (steal). From busy time we subtract the time
+that the trial's own processes and Ray's services used. The rest of the busy time went to other
+work. Other work includes processes that this process cannot see: inside a container, `/proc/stat`
+still shows the whole host.
 
 Other work cannot take more from the trial than the time that the trial's threads waited for a core
 plus the time that the hypervisor stole. The kernel reports the waiting time of each thread. On a
-machine with idle cores, no thread waits. Time in which a CPU quota stopped the trial counts too.
+machine with idle cores, no thread waits. The time in which a CPU quota stopped the trial is added
+to the time that other work took.
 
 The trial's own usage comes from the CPU clocks of its processes, in nanoseconds. Idle time has the
 kernel's resolution of 10 ms. Other trials of the same Ray cluster count as other work.
@@ -24,9 +26,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# A round is disturbed if other work took more than this share of it from the trial. On an otherwise
-# unused machine, the share is one or two hundredths. One other busy process takes a third from a
-# trial that keeps both cores of a machine busy.
+# A round is disturbed if other work took more than this share of the machine's CPU time from the
+# trial. On an otherwise unused machine, the share is 0.01 or 0.02. On a machine whose two cores the
+# trial keeps busy, one other busy process takes a third of the CPU time from the trial.
 DISTURBED_ABOVE = 0.1
 
 PROC = Path("/proc")
@@ -51,7 +53,8 @@ class MachineProcess:
 
     machine: str
     pid: int
-    niceness: int = 0  # 0: an ordinary process; 15 (Ray's default for actors): yields to all others
+    # 0 for an ordinary process. A process with 15, Ray's default for actors, yields to all others.
+    niceness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Usage:
 
     parent: int
     cpu_s: float
-    reaped_s: float | None = None  # CPU seconds of its children that have ended; None if not read
+    reaped_s: float | None = None  # CPU seconds of children that have ended; None if not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,11 @@ class Disturbance:
     cores: int  # number of cores that the trial may run on
     quota: float  # number of cores that the trial may use at the same time
     seconds: float  # time between the readings
-    culprit: int | None = None  # process that used most of foreign_s; None: several, or invisible
+    culprit: int | None = None  # pid that used most of foreign_s; None if no visible process did
 
     @property
     def fraction(self) -> float:
-        """Share of the machine's CPU time, or of the quota's, taken from the trial; 0 to 1."""
+        """Share of the machine's or the quota's CPU time that was taken from the trial, 0 to 1."""
         if not self.seconds:
             return 0.0
         # The kernel rounds the idle and the iowait time of each core; this is the largest error.
@@ -115,7 +118,7 @@ class Reading:
     denied_s: float
     processes: Mapping[int, Usage]
     own: frozenset[int]
-    stolen_s: float = 0.0  # taken by a hypervisor, sum over all cores
+    stolen_s: float = 0.0  # seconds that a hypervisor took, sum over all cores
     waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not report it
 
 
@@ -136,7 +139,7 @@ class Meter:
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._here = this_process()
-        self.own = {os.getpid(), *own}  # without descendants
+        self.own = {os.getpid(), *own}  # their descendants are not listed
         self._tree = ProcessTree(self.own)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._cgroup = cpu_cgroup()
@@ -199,7 +202,7 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds between readings that the trial waited or that a hypervisor stole."""
+    """Return the sum of the core-seconds that the trial waited and those that were stolen."""
     if before.waited_s is None or after.waited_s is None:
         return None
     # When a thread ends, its waiting time leaves the sum of its process, so the sum may fall.
@@ -243,8 +246,8 @@ def waited_seconds(pids: Iterable[int]) -> dict[int, float] | None:
 
     Returns:
         Core-seconds since the start of each thread, by process, without threads that have ended.
-        None if the kernel does not report them: it was built without CONFIG_SCHED_INFO, or this is
-        a sandbox.
+        None if the kernel does not report waiting times, either because it was built without
+        CONFIG_SCHED_INFO or because this is a sandbox.
     """
     waited: dict[int, float] = {}
     for pid in pids:
@@ -255,7 +258,7 @@ def waited_seconds(pids: Iterable[int]) -> dict[int, float] | None:
 
 
 def cpu_cgroup() -> Path | None:
-    """Return the directory of this process's CPU controller, or None without one."""
+    """Return the directory of this process's CPU controller, or None if there is no controller."""
     try:
         lines = (PROC / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -285,7 +288,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Return how many cores this group may use at the same time; infinite without a quota."""
+    """Return the number of cores that the quota lets this group use, or infinity without one."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
@@ -309,8 +312,8 @@ def _text(path: Path) -> str:
 def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable[int]) -> float:
     """Return the CPU seconds that the `own` processes used between two readings of all processes.
 
-    For children that ended in between, count the time that their parent reaped, minus the time that
-    they had used before the first reading.
+    For children that ended between the readings, count the time that their parent reaped, minus the
+    time that the children had used before the first reading.
     """
     ended: dict[int, float] = defaultdict(float)  # parent -> earlier usage of ended children
     for pid, usage in before.items():
@@ -338,7 +341,7 @@ def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int 
 
 
 def _earlier(before: Mapping[int, Usage], pid: int, now: Usage) -> Usage:
-    """Return the earlier usage of a process; zero if it is new or its pid was reused."""
+    """Return the earlier usage of a process, or zero if the process is new or reuses a pid."""
     then = before.get(pid)
     return then if then is not None and then.cpu_s <= now.cpu_s else Usage(now.parent, 0.0, 0.0)
 
@@ -391,7 +394,7 @@ class ProcessTree:
         return False
 
     def _is_service(self, pid: int) -> bool:
-        """Return True for a service of our Ray cluster: its command line names the session."""
+        """Return True for a service of our Ray cluster, whose command line names the session."""
         if self._session is None:
             return False
         if pid not in self._services:

@@ -16,17 +16,19 @@ import numpy as np
 from grpo_trainable.telemetry.stages import IDLE, IDLE_SIDES, STAGES, WORK
 from grpo_trainable.telemetry.timers import Span, covered_seconds
 
-# After a round, the KL is measured to each of these policies.
+# After a round, the KL from the policy to each of these policies is measured.
 KL_TO = ("reference", "previous", "behaviour")
 
 # Bins of the histogram of token ratios, evenly spaced in the logarithm. A ratio of 1 is at the
 # centre of a bin.
 RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 
-# Shares of the round. callbacks/stage_timings.py adds them to the rows of a Trainable.
+# The share of each stage in the round's time. callbacks/stage_timings.py adds these metrics to the
+# rows of a Trainable.
 FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 
-# Areas whose metrics measure time. They differ between any two runs, even if all else is equal.
+# Areas whose metrics measure time. These metrics differ between any two runs, even if all else is
+# equal.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
 # The size of each difficulty pool, and the number of a round's prompts drawn from it.
@@ -49,7 +51,7 @@ SOMETIMES = frozenset(
     }
 )
 
-# RLlib's name -> our name for the same figure. Tools written for RLlib look for the former.
+# RLlib's name -> our name for the same figure. Tools written for RLlib look for RLlib's names.
 RLLIB_NAMES = {
     "env_runners/episode_return_mean": "reward/train_mean",
     "learners/default_policy/total_loss": "loss/policy",
@@ -137,10 +139,10 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     """Return `time/<stage>_s` of one round, and the idle time of each side.
 
     Actors of a role work in parallel, so the time of a stage is that of the actor that spent the
-    most time on it. The times of the two roles add up: in `sync`, the learner publishes before the
-    generators load. If two threads of an actor work on the same stage at the same time, that time
-    counts once. Idle time is the mean over the actors of a side. An actor with both roles is idle
-    if neither role works.
+    most time on it. The times of the two roles are added: in `sync`, for example, the learner
+    publishes before the generators load. If two threads of an actor work on the same stage at the
+    same time, that time counts once. Idle time is the mean over the actors of a side. An actor with
+    both roles is idle while neither role works.
     """
     by_actor: dict[tuple[str, str, str], list[Span]] = defaultdict(list)
     actors: dict[str, set[str]] = {"generator": set(), "learner": set()}

@@ -32,9 +32,9 @@ STAGES: dict[str, Stage] = {
 }
 OTHER = "other"
 WORK = tuple(stage for stage in STAGES if stage != OTHER)  # timed by the clocks of the actors
-IDLE = "idle"  # the stage of a span between two calls of an actor; not work
+IDLE = "idle"  # the stage of a span between two calls, in which the actor does not work
 IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are named `time/<side>_s`
 
-# Stages that have another name in a trace.
+# Stage -> its name in traces, if that name differs.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
 OTHER_THREADS = ", other threads"  # suffix of an actor's name in the trace row of its other threads

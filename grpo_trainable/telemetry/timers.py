@@ -48,7 +48,7 @@ class StageClock:
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self.synchronize = synchronize
-        self._concurrent = 0  # number of other threads that work now
+        self._concurrent = 0  # number of other threads that are working
         self.reset()
 
     def reset(self) -> None:
@@ -67,7 +67,7 @@ class StageClock:
             since: the moment when the wait for this call began, in seconds since 1970. Time
                 between the last call and this moment counts as idle.
         """
-        start, last_end = now(), self._last_end  # another thread may change _last_end meanwhile
+        start, last_end = now(), self._last_end  # read once: another thread may change _last_end
         waiting = start if last_end is None else min(start, max(last_end, since))
         if last_end is not None:
             if not self._concurrent:
@@ -81,7 +81,7 @@ class StageClock:
 
     @contextmanager
     def concurrent(self) -> Iterator[None]:
-        """Surround the work of another thread. Meanwhile the actor does not count as idle."""
+        """Surround another thread's work, during which the actor does not count as idle."""
         self._concurrent += 1
         try:
             yield
@@ -107,7 +107,7 @@ class StageClock:
         self._stage, self._since = stage, now()
 
     def take(self) -> list[Span]:
-        """Return the spans since the last call of this method, and forget them."""
+        """Return the spans recorded since the last call of this method, and forget them."""
         spans, self._spans = self._spans, []
         return spans
 
@@ -126,9 +126,9 @@ def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
 class WallClock:
     """Measures the wall-clock time that tables and speed-ups quote.
 
-    It runs from the start of the first round to the end of the last, without evaluations and
-    checkpoints. Actors warm up before it starts. The gaps that Tune leaves between two steps are
-    included. Time in which the trial did not run, before a resume, is not.
+    The clock runs from the start of the first round to the end of the last round, without
+    evaluations and checkpoints. Actors warm up before the clock starts. The gaps that Tune leaves
+    between two steps are included. The time between the trial's stop and a resume is not included.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:

@@ -24,15 +24,15 @@ def machine() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearAndFar:
-    """The handle of a snapshot that was published both ways."""
+    """The handle of a snapshot that was published over both transports."""
 
-    machine: str  # the machine that published it
+    machine: str  # the machine that published the snapshot
     near: SharedWeights
     far: StoredWeights | StoredParts
 
 
 class ByMachineSender:
-    """Publishes every snapshot both ways, so a generator may be replaced on any machine."""
+    """Publishes snapshots over both transports, so generators can be replaced on any machine."""
 
     def __init__(self, far_machines: int = 0) -> None:
         """Set up both senders.
@@ -43,7 +43,7 @@ class ByMachineSender:
         self._near, self._far = ShmSender(), ObjectStoreSender(far_machines)
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> NearAndFar:
-        """Publish a snapshot both ways, without `frozen`, and return its handle."""
+        """Publish a snapshot over both transports, without `frozen`, and return its handle."""
         return NearAndFar(
             machine=machine(),
             near=self._near.publish(weights, frozen),
@@ -62,9 +62,9 @@ class ByMachineSender:
 
 
 class ByMachineReceiver:
-    """Fetches over the transport that reaches its machine.
+    """Fetches through shared memory on the learner's machine, through the object store elsewhere.
 
-    `name` is that of the transport used last.
+    `name` is the name of the transport that was used last.
     """
 
     def __init__(self, deadline_s: float, device: str = "cpu", first: float = 0.0) -> None:

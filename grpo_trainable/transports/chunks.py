@@ -1,8 +1,8 @@
 """A snapshot cut into parts of equal size, stored as separate objects in Ray's object store.
 
-A machine can pass on an object only after it has fetched all of it. Machines that fetch one large
-object therefore all take it from the learner's machine at the same time. If the object is cut and
-each machine begins with a different part, the machines take parts from one another.
+A machine can pass on an object only after it has fetched the whole object. Machines that fetch one
+large object therefore all take it from the learner's machine at the same time. If the object is cut
+into parts and each machine begins with a different part, the machines take parts from one another.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from grpo_trainable.transports.packing import Layout, Packed, TensorLayout
 
 PARTS = 16
-LEAST_BYTES = 1 << 20  # smallest part; smaller ones would take longer to request than to transfer
+LEAST_BYTES = 1 << 20  # minimum size of a part; smaller parts take longer to request than to send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some of the bytes of a tensor, as they are stored."""
+    """A range of the bytes of a tensor, in storage order."""
 
     place: TensorLayout
     start: int
@@ -61,7 +61,8 @@ def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]
 def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[np.ndarray]]:
     """Return the bytes of each of `count` parts, piece by piece.
 
-    The arrays are views of tensors that are in main memory without gaps, and copies of the others.
+    The arrays are views of tensors that are in main memory without gaps, and copies of all other
+    tensors.
     """
     stored = {place.name: _stored(tensors[place.name], place) for place in layout.places}
     return [
@@ -81,7 +82,7 @@ def _stored(tensor: Tensor, place: TensorLayout) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParts:
-    """The handle. References are nested, so that Ray passes them on without resolving them."""
+    """The handle of stored parts. References are nested, so Ray passes them on unresolved."""
 
     packed: Packed
     refs: tuple[Any, ...]  # references of the parts, in order

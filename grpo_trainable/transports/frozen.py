@@ -1,6 +1,6 @@
 """Separate transport of frozen tensors, which are sent only once.
 
-Trained tensors are sent every time, by the configured transport.
+The configured transport sends the trained tensors of every snapshot.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from grpo_trainable.transports.object_store import (
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The handle of a snapshot: one for trained tensors, and one for frozen tensors, if any."""
+    """The handle of a snapshot: the handles of its trained and of its frozen tensors, if any."""
 
     trained: Any
     frozen: StoredWeights | StoredParts | None
 
 
 class FrozenApartSender:
-    """Wraps the sender of a transport, and puts the frozen part into Ray's object store.
+    """Wraps the sender of a transport, and puts the frozen tensors into Ray's object store.
 
-    A generator that replaces another one fetches the frozen part from the store too.
+    A generator that replaces another one fetches the frozen tensors from the store too.
     """
 
     def __init__(self, trained: WeightSender, far_machines: int = 0) -> None:
@@ -48,7 +48,7 @@ class FrozenApartSender:
         self._frozen: StoredWeights | StoredParts | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
-        """Publish a snapshot. Tensors named in `frozen` are unchanged since the last one."""
+        """Publish a snapshot. Tensors named in `frozen` are as in the previous snapshot."""
         names = frozenset(frozen)
         if names != self._names:
             self._names, self._frozen = names, None
@@ -72,7 +72,7 @@ class FrozenApartSender:
 
 
 class FrozenApartReceiver:
-    """Wraps the receiver of a transport, and adds the frozen tensors, fetched once."""
+    """Wraps the receiver of a transport, and adds the frozen tensors, which it fetches once."""
 
     def __init__(
         self, trained: WeightReceiver, name: str, deadline_s: float, first: float = 0.0
@@ -81,7 +81,7 @@ class FrozenApartReceiver:
 
         Args:
             trained: Receiver of the trained tensors.
-            name: Name of its transport.
+            name: Name of the transport, used if the receiver has no name.
             deadline_s: Seconds within which frozen tensors must arrive.
             first: As in `ObjectStoreReceiver`.
         """
@@ -92,7 +92,7 @@ class FrozenApartReceiver:
 
     @property
     def name(self) -> str:
-        """The name that the receiver gives, or that of its transport.
+        """Name of the wrapped receiver, or of its transport if the receiver has no name.
 
         A user-defined receiver need not have a name.
         """

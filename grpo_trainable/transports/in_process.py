@@ -12,7 +12,10 @@ from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 
 
 class InProcess:
-    """Sender and receiver in one. The handle is the version, and only the newest is kept."""
+    """Sender and receiver in one object, which keeps only the newest snapshot.
+
+    The handle of a snapshot is its version.
+    """
 
     name = "in_process"
 
@@ -31,7 +34,7 @@ class InProcess:
         return weights.version
 
     def release(self, before_round: int) -> None:
-        """Do nothing: the references of its users keep a snapshot alive."""
+        """Do nothing: a snapshot is freed when nothing refers to it any more."""
 
     def fetch(self, handle: int, received: Any = None) -> PolicyWeights:
         """Return the newest snapshot, which must have the version `handle`."""

@@ -1,4 +1,4 @@
-"""The network interface by which other machines of the cluster reach this machine."""
+"""The network interface through which other machines of the cluster reach this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # read by gloo when a group is made
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo reads this variable when a group is created
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 
@@ -15,8 +15,8 @@ def let_gloo_use(address: str) -> None:
     """Make gloo listen on the address by which the cluster knows this machine.
 
     By default, gloo listens on the address that the host's name resolves to. On many machines, that
-    address cannot be reached from other machines. A value that is already in the environment is
-    kept.
+    address cannot be reached from other machines. If the environment already has a value for
+    GLOO_SOCKET_IFNAME, that value is kept.
     """
     name = interface_of(address)
     if name is not None:
@@ -24,9 +24,9 @@ def let_gloo_use(address: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface with this IPv4 address, or None if there is none.
+    """Return the interface with this IPv4 address, or None if no interface has it.
 
-    Also returns None on systems other than Linux, where it cannot be determined.
+    Also return None on systems other than Linux, where this function cannot look up addresses.
     """
     if sys.platform != "linux":
         return None

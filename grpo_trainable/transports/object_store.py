@@ -1,4 +1,4 @@
-"""Ray's object store: one put serves every generator, on any machine."""
+"""Weight transport through Ray's object store. One `put` serves all generators on all machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def get_in_time(
         left_s: Returns the seconds that are left. None: the whole deadline is left.
 
     Raises:
-        TransportError: The object does not arrive in time, or never will.
+        TransportError: The object does not arrive in time, or is lost.
     """
     try:
         return ray.get(ref, timeout=deadline_s if left_s is None else left_s())
@@ -60,17 +60,17 @@ def _as_array(tensor: Tensor) -> tuple[np.ndarray, torch.dtype]:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The handle. The reference is nested, so that Ray passes it on without resolving it."""
+    """The handle of stored weights. The reference is nested, so Ray passes it on unresolved."""
 
     ref: Any
 
 
 class ObjectStoreSender:
-    """Puts the weights into the store as numpy arrays. This makes the copy that receivers map.
+    """Puts a copy of the weights into the store, as numpy arrays that receivers map.
 
-    The arrays are in a dict. Putting torch tensors would take three to five times as long. If
-    several other machines fetch, the sender puts parts instead, and each receiver assembles them in
-    one piece of memory.
+    The arrays are in a dict. Putting torch tensors instead would take three to five times as long.
+    If several other machines fetch weights, the sender puts parts into the store, and each receiver
+    assembles the parts in one piece of memory.
     """
 
     def __init__(self, far_machines: int = 0) -> None:
@@ -112,7 +112,7 @@ def _put_parts(weights: LiveWeights, checksum: str, frozen: Collection[str]) -> 
 class ObjectStoreReceiver:
     """Maps the arrays from the store, read-only and shared with every other reader on the machine.
 
-    Parts are copied out of the store.
+    If the sender has put parts into the store, the receiver copies the parts out of it.
     """
 
     name = "object_store"
@@ -123,8 +123,8 @@ class ObjectStoreReceiver:
         Args:
             deadline_s: Seconds within which weights must arrive.
             device: Ignored. The engine moves the tensors.
-            first: Position of the part to begin with, as a share of all parts in [0, 1). It differs
-                between receivers, so that they take parts from one another.
+            first: Position of the part to begin with, divided by the number of parts: in [0, 1).
+                Receivers begin with different parts, so that they take parts from one another.
         """
         self.deadline_s = deadline_s
         self._first = first

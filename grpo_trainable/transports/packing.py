@@ -46,7 +46,8 @@ class TensorLayout:
 class Layout:
     """The places of all tensors in a buffer.
 
-    A layout stays the same from round to round. It is pickled once, and unpickled once per process.
+    A layout stays the same from round to round. Each layout is pickled once, and unpickled once per
+    process.
     """
 
     places: tuple[TensorLayout, ...]
@@ -71,7 +72,7 @@ def _unpickled(pickled: bytes) -> Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Everything about a snapshot except its bytes. It is part of a handle."""
+    """Part of a handle that describes everything about a snapshot except its bytes."""
 
     version: int
     round: int
@@ -92,7 +93,7 @@ class Packed:
 
 
 class Slot(Protocol):
-    """Memory for one snapshot, with the layout it was made for."""
+    """Memory for one snapshot, with the layout that the memory was allocated for."""
 
     layout: Layout
     round: int | None  # round of its snapshot; None if the slot is free
@@ -106,7 +107,7 @@ class Slots(Generic[S]):
     """
 
     def __init__(self, make: Callable[..., S]) -> None:
-        """Start without slots. `make(layout, *more)` creates one; `take` receives `more`."""
+        """Start without slots. `make(layout, *more)` creates a slot; `take` receives `more`."""
         self._make = make
         self._slots: list[S] = []
 
@@ -117,7 +118,7 @@ class Slots(Generic[S]):
         return len(self._slots)
 
     def take(self, round_: int, layout: Layout, *more: Any) -> S:
-        """Return a free slot for a snapshot of this round, or a new one."""
+        """Reserve a slot for a snapshot of this round. Create a slot if none is free."""
         with _one_at_a_time:
             for slot in self._slots:
                 if slot.round is None and slot.layout == layout:

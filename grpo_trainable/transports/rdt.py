@@ -1,9 +1,10 @@
 """Ray Direct Transport: tensors travel from actor to actor and bypass the object store.
 
-https://docs.ray.io/en/latest/ray-core/direct-transport.html, alpha in Ray 2.60. A snapshot travels
-as one buffer. With `nixl` and `cuda_ipc` a receiver fetches the buffer that the sender has
-prepared. `gloo` and `nccl` send within a collective group whenever the driver passes the value of
-the learner's `staged` to a generator. If one side fails, Ray ends both actors.
+This feature is described at https://docs.ray.io/en/latest/ray-core/direct-transport.html and is
+alpha in Ray 2.60. A snapshot travels as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches
+the buffer that the sender has prepared. `gloo` and `nccl` send within a collective group whenever
+the driver passes the value of the learner's `staged` to a generator. If one side of a transfer
+fails, Ray ends both actors.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from grpo_trainable.transports.object_store import get_in_time
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 from grpo_trainable.transports.transport import TransportError
 
-FREED_DEADLINE_S = 60.0  # time that Ray may take to release a snapshot that nobody needs
+FREED_DEADLINE_S = 60.0  # time limit for Ray to release a snapshot that nobody needs
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,18 @@ class DirectWeights:
 
 
 class _Buffer:
-    """Memory for one snapshot. `nixl` registers it once, because that takes longer than a copy."""
+    """Memory for one snapshot.
+
+    A buffer is registered with `nixl` only once, because registering takes longer than a copy.
+    """
 
     def __init__(self, layout: Layout, device: torch.device, register: bool) -> None:
         self.layout = layout
         self.round: int | None = None
-        # Writing zeros makes the system provide all pages now.
+        # Writing zeros makes the system provide all memory pages immediately.
         self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
         self.views = layout.of(self.bytes)
-        self.ref: Any = None  # Ray's reference of the buffer, for receivers that fetch
+        self.ref: Any = None  # Ray's reference to the buffer, for receivers that fetch
         self._registered = register
         if register:
             register_nixl_memory(self.bytes)
@@ -98,7 +102,7 @@ class _PackingSender:
     def _fill(self, buffer: _Buffer, weights: LiveWeights) -> Packed:
         packed = pack(weights, buffer.views, buffer.layout)
         if buffer.bytes.is_cuda:
-            torch.cuda.synchronize(buffer.bytes.device)  # Ray reads it on another stream
+            torch.cuda.synchronize(buffer.bytes.device)  # Ray reads on another stream
         return packed
 
 
@@ -132,7 +136,7 @@ class CudaIpcSender(_PullSender):
 
 
 class _TwoSidedSender(_PackingSender):
-    """Sends a buffer as the value of `staged`. The handle only describes its layout."""
+    """Sends a buffer as the value of `staged`. The handle only describes the buffer."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
         """Pack a snapshot into a free buffer, once Ray has released the previous content.
@@ -142,11 +146,11 @@ class _TwoSidedSender(_PackingSender):
         """
         buffer = self._take(weights, frozen)
         try:
-            # Every generator has fetched the content. Ray learns of that a moment later.
+            # Every generator has fetched the content, but Ray learns of that a moment later.
             wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
         except TimeoutError as error:
             raise TransportError(
-                f"transport={self.name}: Ray has not released an unused snapshot within "
+                f"transport={self.name}: Ray did not release an unused snapshot within "
                 f"{FREED_DEADLINE_S:g} s"
             ) from error
         return self._fill(buffer, weights)
@@ -224,7 +228,7 @@ class CudaIpcReceiver:
         """Do nothing: the buffers belong to the sender."""
 
     def close(self) -> None:
-        """Forget the buffers. Each one's memory is freed with its last tensor."""
+        """Forget the buffers. The memory of a buffer is freed with its last tensor."""
         self._buffers = {}
 
 
@@ -238,12 +242,12 @@ class _TwoSidedReceiver:
         """
 
     def fetch(self, handle: Packed, received: Any = None) -> PolicyWeights:
-        """Return the snapshot in `received`, the list with its buffer."""
+        """Return the snapshot in `received`, a list that contains its buffer."""
         (buffer,) = received
         return handle.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
-        """Do nothing: the memory is freed with its last tensor."""
+        """Do nothing: the memory of a snapshot is freed with its last tensor."""
 
     def close(self) -> None:
         """Do nothing: no buffer is kept."""
@@ -266,14 +270,14 @@ class NcclReceiver(_TwoSidedReceiver):
 
 
 class CollectiveGroup:
-    """A collective group of learner and generators, for use in the process that creates it."""
+    """A collective group of learner and generators, usable only in the process that creates it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """Create the group of all actors.
 
         Raises:
-            TransportError: An actor is gone, the backend does not start in time, or `nccl` finds no
-                free CPU.
+            TransportError: An actor has died, the backend does not start in time, or `nccl` finds
+                no free CPU.
         """
         self._backend, self._size = backend, len(actors)
         if backend == "nccl" and ray.available_resources().get("CPU", 0.0) < 1:
@@ -297,7 +301,7 @@ class CollectiveGroup:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group after its actors were killed. The removal would wait for live actors."""
+        """Remove the group after its actors were killed, because removal waits for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":
@@ -325,14 +329,17 @@ def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
 
 
 def nccl_store(group: str, rank: int) -> str:
-    """Return the name of the Ray actor through which rank 0 and this rank met. It outlives both."""
-    return get_store_name(f"0_0:{rank}_0@{group}")  # the only GPU of an actor is number 0
+    """Return the name of the Ray actor through which rank 0 and this rank met.
+
+    That actor outlives both ranks.
+    """
+    return get_store_name(f"0_0:{rank}_0@{group}")  # an actor sees only one GPU, number 0
 
 
 def start_nixl() -> None:
     """Start the nixl agent of this process.
 
-    If it were started later, Ray's errors would hide why it cannot start.
+    If the agent were started later and could not start, Ray's errors would hide the reason.
 
     Raises:
         TransportError: The agent does not start.
@@ -342,4 +349,4 @@ def start_nixl() -> None:
         manager.get_nixl_agent()
     except Exception as error:  # the library may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TransportError(f"transport=nixl: its agent does not start ({reason})") from error
+        raise TransportError(f"transport=nixl: the nixl agent does not start ({reason})") from error

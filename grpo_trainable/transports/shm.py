@@ -1,9 +1,9 @@
-"""Memory shared by the processes of one node: the sender packs, the receivers map.
+"""Memory shared by the processes of one node: the sender packs weights into it, receivers map it.
 
 A slot is an anonymous file (`memfd_create`). Other processes of the same user open it through the
 sender's `/proc/<pid>/fd`. The file has no name in any file system, so nothing can be left behind.
-Its memory is freed when the last process that has it open or mapped ends, for whatever reason. The
-size of `/dev/shm`, 64 MB in many containers, does not limit it.
+The file's memory is freed when the last process that has the file open or mapped ends, for whatever
+reason. The size of `/dev/shm`, 64 MB in many containers, does not limit the size of the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SharedWeights:
 
 
 class _Slot:
-    """One file in memory, with the layout it was made for."""
+    """One file in memory, with the layout that the file was created for."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -63,19 +63,19 @@ class _Slot:
         self._views = layout.of(_bytes(self._map))
 
     def write(self, publication: int, weights: LiveWeights) -> Packed:
-        """Pack the weights. Meanwhile, mark the slot as being written."""
+        """Pack the weights. Until they are complete, the slot is marked as being written."""
         HEADER.pack_into(self._map, 0, self.token, WRITING)
         packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)
         return packed
 
     def close(self) -> None:
-        """Close the file. The mapping ends with the slot."""
+        """Close the file. The mapping ends when the slot is freed."""
         os.close(self.fd)
 
 
 class ShmSender:
-    """Packs snapshots into memory that others may map."""
+    """Packs snapshots into memory that other processes can map."""
 
     def __init__(self) -> None:
         self.slots = Slots(_Slot)
@@ -117,7 +117,8 @@ class ShmReceiver:
     def __init__(self, deadline_s: float = math.inf, device: str = "cpu") -> None:
         """Set up a receiver. It uses neither argument.
 
-        The snapshot behind a handle is already in memory, and the engine moves it to its device.
+        The snapshot behind a handle is already in memory, and the engine moves the weights to its
+        device.
         """
         self._maps: dict[bytes, mmap.mmap] = {}  # token of a slot -> its mapping
 
@@ -125,7 +126,7 @@ class ShmReceiver:
         """Map the snapshot behind the handle.
 
         Raises:
-            TransportError: The sender is gone, or has overwritten the snapshot.
+            TransportError: The sender has ended, or has overwritten the snapshot.
         """
         mapped = self._maps.get(handle.token)
         if mapped is None:
@@ -142,7 +143,7 @@ class ShmReceiver:
         """Do nothing: the slots belong to the sender."""
 
     def close(self) -> None:
-        """Forget the mappings. Each one ends when its last tensor is freed."""
+        """Forget the mappings. A mapping ends when its last tensor is freed."""
         self._maps = {}
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of transports. Their interface is `grpo_trainable/protocol/weight_transfer.py`."""
+"""Shared parts of transports. `grpo_trainable/protocol/weight_transfer.py` is their interface."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def read_only_is_fine() -> None:
     """Silence torch's warning about tensors in read-only memory.
 
     The filter stays for the whole process, because two threads may fetch weights. Only a process
-    that fetches weights calls this.
+    that fetches weights calls this function.
     """
     warnings.filterwarnings("ignore", "The given (NumPy array|buffer) is not writable", UserWarning)
 
 
 def gpus_seen() -> int:
     """Return the number of CUDA devices that this process sees."""
-    import torch  # takes seconds, and most transports need no GPU
+    import torch  # this import takes seconds, and most transports need no GPU
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
