@@ -89,7 +89,7 @@ def answer(
         said=_not_available(experiment.description),
         note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
         "with minimum and maximum below it. Differences are taken between trials of the same "
-        "seed. The reward after ¼ of the rounds is the one at the evaluation nearest to that "
+        "seed. The reward after ¼ of the rounds comes from the evaluation nearest to that "
         "point. A trial's figure in each of the other columns is computed as follows. "
         f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
     )
@@ -149,7 +149,8 @@ def _mean(trial: TrialRecord, metric: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-# Functions that reduce the rounds' values to one; the keys are those of search_spaces.columns.OVER.
+# Functions that reduce the values of all rounds to one value. The keys are those of
+# search_spaces.columns.OVER.
 OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
     "last": TrialRecord.last,
     "mean": _mean,

@@ -49,7 +49,7 @@ Draw = Callable[[Figure, Theme], None]
 class Plot:
     """Plot on a page: how to draw it and how to read it."""
 
-    name: str  # name of the file, without its ending
+    name: str  # file name without its extension
     title: str
     look: str  # a few sentences: content, meaning, limits
     draw: Draw
@@ -72,7 +72,7 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
 
     Args:
         plots: The plots.
-        files: Draw each plot a second time, for use as a file.
+        files: Also draw each plot with its title, for use as a file.
 
     Returns:
         Pictures without titles for a page, by name and theme: "speed_up-dark". With `files` also
@@ -137,7 +137,7 @@ def colour(arm: int) -> str:
 
 def marker(arm: int) -> str:
     """Return the marker of the arm at this position."""
-    # Shift the markers after each pass through the colours, so that 64 arms look different.
+    # Shift the markers after each pass through the colours, so that up to 64 arms look different.
     return MARKERS[(arm + arm // len(COLOURS)) % len(MARKERS)]
 
 
