@@ -257,6 +257,6 @@ def _by_chance(arms: int) -> str:
     return (
         f"The level of {LEVEL:.0%} holds for a single comparison. If the {arms} arms with several "
         "seeds were all equal to the baseline, any one quantity would still show at least one "
-        f"clear difference by chance in up to {1 - LEVEL**arms:.0%} of experiments. Before you "
-        "rely on an arm, run it again with other seeds (--seed)."
+        f"clear difference, by chance alone, in up to {1 - LEVEL**arms:.0%} of experiments. Before "
+        "you rely on an arm, run it again with other seeds (--seed)."
     )

@@ -83,7 +83,7 @@ def write_evaluation(
         out: The directory.
         record: The evaluation.
         against: The evaluation to compare with.
-        paired: The `differences` between the two.
+        paired: The `differences` between the two evaluations.
 
     Raises:
         OSError: The directory cannot be written to.
@@ -117,7 +117,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def read_evaluation(directory: Path) -> EvaluationRecord:
-    """Read the evaluation in a directory, which may come from anyone: no link is followed.
+    """Read an evaluation without following links, because anyone may have written its directory.
 
     Raises:
         EvaluationError: There is no evaluation, it is damaged, or it has another format.
@@ -183,7 +183,7 @@ def evaluation_data(
     Args:
         record: The evaluation.
         against: The evaluation to compare with.
-        paired: The `differences` between the two.
+        paired: The `differences` between the two evaluations.
     """
     return {
         "format": FORMAT,

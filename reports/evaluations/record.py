@@ -80,7 +80,7 @@ class EvaluationRecord:
             )
         if self.repeated:
             found.append(
-                f"{self.repeated} of {len(self.by_prompt)} prompts repeat others, so the intervals "
-                "are narrower than they should be"
+                f"{self.repeated} of {len(self.by_prompt)} prompts repeat earlier ones, so the "
+                "intervals are narrower than they should be"
             )
         return found
