@@ -29,7 +29,7 @@ class Missing(UsageError):
     """
 
 
-# Raises an error if something is wrong with a trial. Returns lines with notes for the user.
+# A check raises an error if something is wrong with a trial. It returns notes for the user.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
@@ -190,5 +190,5 @@ def _code(trial: GRPOConfig) -> Hashable:
     return trial.loss.type, trial.loss.advantage, trial.rollout.group_size, trial.engine
 
 
-# Each check of a trial, with a function that returns the settings it depends on.
+# Each check of a trial, with a function that returns the settings on which the check depends.
 TRIAL_CHECKS = ((check_inputs, _inputs), (check_code, _code))

@@ -1,4 +1,4 @@
-"""The trials of a search space as a grid search of Tune, in an order that we choose."""
+"""The trials of a search space as a grid search of Tune, in a chosen order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _ByArm:
 
 
 class OrderedGrid(BasicVariantGenerator):
-    """Creates the trials of a grid over `arm` and `seed` in a given order.
+    """Search algorithm that creates the trials of a grid over `arm` and `seed` in a given order.
 
     The scheduler decides how many trials run at the same time: see `tuning.schedulers`.
 

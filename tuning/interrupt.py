@@ -19,8 +19,8 @@ from reports.records import TrialRecord
 # waiting to losing rounds, and can press it again. Slurm and Kubernetes kill a job within 30 s
 # after SIGTERM.
 ROUND_S = {signal.SIGINT: 60.0, signal.SIGTERM: 15.0}
-# Seconds after that: for Tune to end, and for our last messages. Ray then needs up to 3 s to end
-# the processes that we leave behind.
+# Seconds that Tune then has to end, and seconds for our last messages. After that, Ray needs up to
+# 3 s to end the processes that we leave behind.
 TUNE_S, WORDS_S = 7.0, 3.0
 
 
@@ -84,7 +84,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _end_now(self) -> None:
-        """End Tune. A trial that has not saved by now continues from its last checkpoint."""
+        """End Tune. After a resume, an unsaved trial continues from its last checkpoint."""
         if tune_is_running():
             text = "time is up: a trial that has not saved continues from its last checkpoint"
             print(text, file=sys.stderr, flush=True)
