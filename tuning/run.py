@@ -83,11 +83,12 @@ def _start_ray(plan: Plan) -> None:
         return
     os.environ.update(resources.OPENMP)
     make_token(Path.home(), os.environ)
-    # Ray gives its workers niceness 15. Beside a single busy process, a trial would seem to hang.
+    # Ray gives its workers niceness 15. At that niceness, a trial would seem to hang as soon as one
+    # other process is busy.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a worker for each core in advance. Tune runs trials in other workers, with
-    # other environment variables. So each worker started in advance would waste a CPU second while
-    # a trial starts.
+    # other environment variables. So each worker started in advance would waste one second of CPU
+    # time while a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     ray.init(
@@ -111,8 +112,8 @@ def fit(plan: Plan) -> list[Failure]:
     """Run the trials, or continue those of a resumed experiment, and return the failed ones.
 
     Raises:
-        UsageError: The state of the resumed experiment is damaged, or was written by a version of
-            grpo-trainable that this one cannot read.
+        UsageError: The state of the resumed experiment is damaged, or this version of
+            grpo-trainable cannot read the state that another version wrote.
     """
     if not plan.options.verbose:
         # The traceback of a failed trial is in its error.txt. The last line is printed at the end.
@@ -165,7 +166,7 @@ def _new(plan: Plan) -> tune.Tuner:
 
 
 def kept_in(directory: AnyPath) -> dict[str, Any]:
-    """Return a directory as arguments for Tune."""
+    """Return the arguments that make Tune store experiments in a directory."""
     if isinstance(directory, Path):
         return {"storage_path": str(directory)}
     return {"storage_path": directory.path, "storage_filesystem": directory.filesystem}
@@ -246,7 +247,7 @@ def trial_name(trial: Any) -> str:
 
 
 def make_token(home: Path, environment: Mapping[str, str]) -> None:
-    """Write the token that Ray reads in a home directory, unless there is one already.
+    """Write the token that Ray reads from a home directory, unless the file exists already.
 
     Nothing is written if the environment names another token. Ray would write the file too, but
     with the permissions that the umask allows, so others might read it.
