@@ -1,3 +1,3 @@
 """Read an experiment from disk, compare its arms, and write the table, the plots and the page."""
 
-EXPERIMENT_FILE = "experiment.json"  # describes the experiment in whose directory it is
+EXPERIMENT_FILE = "experiment.json"  # in an experiment's directory; describes the experiment

@@ -125,8 +125,8 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure, or None if the trial's rows and files do not have it, or if it is a speed that
-        other processes disturbed.
+        The figure, or None if the trial's rows and files do not have the figure, or if the figure
+        is a speed that other processes disturbed.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -170,7 +170,7 @@ def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
     return None if trained is None or not requested else 1 - trained / requested
 
 
-# Figures that are not metrics of a round; the keys are those of search_spaces.columns.DERIVED.
+# Figures that are not metrics of a round. The keys are those of search_spaces.columns.DERIVED.
 DERIVED: Mapping[str, Callable[[TrialRecord, TrialFiles], float | None]] = {
     "samples_per_s": lambda trial, files: trial.samples_per_s,
     "lag_of_bound": _lag_of_bound,

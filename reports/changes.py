@@ -1,9 +1,9 @@
 """Side effects of training: the text before training compared with the text at the end.
 
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
-sentence every time, or a loop. The reward does not show this. Each quantity here is measured before
-training and at the end. The report names each quantity that moved by more than its threshold in
-either direction. The reader decides whether the change is harmless.
+sentence every time, or a loop. The reward does not show such changes. Each quantity here is
+measured before training and at the end. The report names each quantity that moved by more than its
+threshold in either direction. The reader decides whether the change is harmless.
 
 A word is a run of letters and digits, in lower case, so the measures work for any language. In a
 language without spaces between words, a run is a whole phrase, so n-grams are longer than their

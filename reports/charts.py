@@ -163,7 +163,7 @@ def bars(
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = axes_of(figure, theme, x_label=unit, y_label="", names=list(values))
-        # Cut off a very wide interval, which two seeds can give. It would squeeze all bars.
+        # Cut off a very wide interval, because it would squeeze all bars. Two seeds can give one.
         end = 3 * max(bar.middle for bar in known.values())
         end = min(end, max(bar.high for bar in known.values()))
         for i, (arm, bar) in enumerate(values.items()):

@@ -35,7 +35,7 @@ class Contrast:
     neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
-    spread: Spread | None = None  # variance over the seeds; for a ratio, that of its logarithm
+    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
     identical: int = 0  # number of prompts if the two arms differ in none of them, else 0
     counted_disturbed: str = ""  # for a speed: the disturbed rounds that count, by arm
 
@@ -58,7 +58,7 @@ class Contrast:
     def seeds_needed(self) -> int | None:
         """Number of seeds that would show a difference of this size in four of five experiments.
 
-        None if it is above `intervals.MOST_SEEDS` or unknown.
+        None if the number is above `intervals.MOST_SEEDS` or unknown.
         """
         if self.spread is None:
             return None
@@ -163,7 +163,7 @@ def reward_difference(
 
     Args:
         arm: seed -> prompt -> mean reward of the prompt's responses at the end.
-        base: The same for the baseline.
+        base: seed -> prompt -> mean reward, for the baseline.
 
     Returns:
         The mean difference, or None if the two arms share no seed or no prompt.

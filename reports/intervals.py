@@ -7,7 +7,7 @@ rounds.
 
 With three to five seeds, a percentile bootstrap over seeds and rounds covers far less than it
 claims. `tests/unit/reports/test_intervals.py` simulates both methods. With one seed, the
-interval covers only the noise of consecutive rounds. It does not cover other runs.
+interval covers only the noise of consecutive rounds, not the differences between runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def over_rounds(
 
     Args:
         arm: Seconds and responses of the arm's rounds, (R,) each.
-        base: The same for the baseline.
+        base: Seconds and responses of the baseline's rounds, (R,) each.
 
     Returns:
         The estimate, or None if an arm has fewer than `LEAST_ROUNDS` rounds with responses.
@@ -178,11 +178,11 @@ def wilson(share: float, trials: float) -> Estimate:
 def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
     """Return the mean of one share per prompt, with its interval for other prompts.
 
-    The interval is Wilson's. Its number of trials is the effective sample size of survey statistics
-    (Kish 1965; Korn and Graubard 1998): share (1 - share) over the variance of the mean. With this
-    number, independent trials would scatter as much as the prompts do. The
-    number is limited to at least one and at most `draws` per prompt. So there is an interval even
-    if all prompts are right or all are wrong. In these cases, a bootstrap gives none.
+    The interval is Wilson's. The interval's number of trials is the effective sample size of survey
+    statistics (Kish 1965; Korn and Graubard 1998): share (1 - share) divided by the variance of the
+    mean. That many independent trials would scatter as much as the prompts do. The number is
+    limited to at least one and at most `draws` per prompt. So there is an interval even if all
+    prompts are right or all are wrong. In these cases, a bootstrap gives no interval.
 
     Args:
         values: One share per prompt, (P,), in [0, 1].
@@ -229,7 +229,7 @@ def _student_below(t: float, freedom: float) -> float:
     """Return P(T < t) for t >= 0.
 
     With t = sqrt(freedom) tan(angle), the density is proportional to cos(angle)^(freedom - 1).
-    Simpson's rule integrates it.
+    Simpson's rule integrates the density.
     """
     angles = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 401)
     heights = np.cos(angles) ** (freedom - 1)

@@ -26,7 +26,7 @@ class Pace:
     rounds: int  # number of timed rounds
     planned: int  # number of rounds of the whole trial
     disturbed: int  # number of disturbed rounds
-    others: float | None  # mean share of the machine that other processes took in these rounds
+    others: float | None  # mean share of the machine that other processes took in disturbed rounds
     keeps_disturbed: bool  # disturbed rounds count because the trial's settings say so
 
     @property
@@ -79,7 +79,7 @@ class Pace:
 def counted_disturbed(paces: Iterable[tuple[str, Pace | None]]) -> str:
     """Name the arms whose speed counts disturbed rounds: `sync: 8 of 8 rounds, 43%`.
 
-    The percentage is the share of the machine that other processes took in these rounds.
+    The percentage is the share of the machine that other processes took in the disturbed rounds.
 
     Args:
         paces: Pairs of an arm and the pace of one of its trials.

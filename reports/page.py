@@ -191,8 +191,8 @@ def _table_section(comparison: Comparison) -> str:
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
-        "<p>One row per arm. The held-out reward shows what the arm learned, samples/s how fast it "
-        "was, and device-hours what it cost.</p>\n"
+        "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s show how "
+        "fast the arm was, and device-hours show what it cost.</p>\n"
         f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
@@ -212,7 +212,7 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
         '<section id="told">\n<h2>Which arms differ</h2>\n'
         "<p>A difference is clear if its 95% interval excludes the value of two equal arms: 1 for "
         "a ratio, 0 for a difference in reward. “No clear difference” does not mean that two arms "
-        "are equal. It means that these runs cannot show which arm is better.</p>\n"
+        "are equal, but that these runs cannot show which arm is better.</p>\n"
         f"{html_list(told)}{every}</section>"
     )
 
@@ -231,7 +231,7 @@ def _answer_section(found: Answer | None) -> str:
 
 
 def _changes_section(comparison: Comparison) -> str:
-    """Return the quantities that moved beyond their thresholds, and a folded table of all."""
+    """Return the quantities that moved beyond their thresholds, and all quantities, folded."""
     said = []
     for arm, own in comparison.changes.items():
         moved = [sentence for change in own for sentence in change.sentences()]
@@ -312,7 +312,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
             why = (
                 "no evaluation after round 0 was kept"
                 if examples.round == 0
-                else "no prompt has responses both from round 0 and from later"
+                else "no prompt has responses from both round 0 and a later round"
             )
             content = f'<p class="absent">Nothing to compare: {why}.</p>'
         else:

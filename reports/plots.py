@@ -106,8 +106,9 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             arms,
             name="reward_train",
             title="Training reward",
-            look="The mean reward of the round's responses. It should rise together with the "
-            "held-out reward. If only the training reward rises, the policy memorises its prompts.",
+            look="The mean reward of the round's responses. This training reward should rise "
+            "together with the held-out reward. If only the training reward rises, the policy "
+            "memorises its prompts.",
             x_label="round",
             y_label="mean reward of the round",
             series=metric("reward/train_mean"),

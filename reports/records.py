@@ -34,7 +34,7 @@ class TrialRecord:
     error: str | None  # the last line of error.txt, which remains if a retry succeeds
     error_at: float | None  # time of the last failure, in seconds since 1970
     has_trace: bool
-    problems: Sequence[str]  # what could not be read, one line each
+    problems: Sequence[str]  # one line for each thing that could not be read
 
     @property
     def round(self) -> int:
@@ -50,8 +50,8 @@ class TrialRecord:
     def done(self) -> bool:
         """Return True if the trial has ended and its last policy is saved.
 
-        The policy is saved after the row of the last round, so the save can still fail. On a full
-        disk Tune leaves error.txt empty.
+        The policy is saved after the row of the last round is written, so the save can still fail.
+        On a full disk Tune leaves error.txt empty.
         """
         unsaved = self.error == NO_ERROR or PolicyNotSaved.__name__ in str(self.error)
         return self.ended and not (self._failed_last and unsaved)
@@ -148,7 +148,7 @@ class ExperimentRecord:
 
     directory: Path
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
-    question: Question | None  # None if the experiment asks none
+    question: Question | None  # None if the experiment asks no question
     trials: Sequence[TrialRecord]  # sorted by the question's arms, then by seeds
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     problems: Sequence[str]

@@ -180,7 +180,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "seed": trial.config.seed,
         "status": trial.status,
         "samples_per_s": trial.samples_per_s,
-        # The speed over all rounds, including disturbed ones. Do not compare arms by it.
+        # The speed over all rounds, including disturbed ones. Do not compare arms by this speed.
         "disturbed_samples_per_s": None if own is None or own.comparable else own.samples_per_s,
         "timed_rounds": 0 if own is None else own.rounds,
         "disturbed_rounds": 0 if own is None else own.disturbed,

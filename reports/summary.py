@@ -22,8 +22,8 @@ BASELINE = "colocated_k1"
 MARK = "?"
 COUNTED = "*"  # follows a speed that counts disturbed rounds because the trials' settings say so
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
-    False: "With one seed, an interval covers only the noise between the rounds of these runs. It "
-    "does not predict other runs. If you need such a prediction, use --num-samples 3 or more.",
+    False: "With one seed, an interval covers only the noise between the rounds of these runs and "
+    "does not predict other runs. To predict other runs, use --num-samples 3 or more.",
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
@@ -61,7 +61,7 @@ class TrialSummary:
     reference_nll: float | None
     largest_lag: float | None
     niceness: float  # highest niceness of its actors; an ordinary process has 0
-    # Number of rounds in which no group has unequal rewards; 0 if the advantage can use them.
+    # Number of rounds without a group of unequal rewards; 0 if the advantage can use such rounds.
     still: int
 
     @property
@@ -71,7 +71,7 @@ class TrialSummary:
 
 
 def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
-    """Return the figures of a trial, or None if it has no row yet."""
+    """Return the figures of a trial, or None if the trial has no row yet."""
     if not trial.rows:
         return None
     trained = trial.last("count/trained")

@@ -140,7 +140,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         said.append(f"No arm can be compared with {base} in held-out reward.")
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
-        said.append("All of this rests on one seed, so it holds for these runs only.")
+        said.append("All these results rest on one seed, so they hold for these runs only.")
     return said
 
 

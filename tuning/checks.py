@@ -29,7 +29,7 @@ class Missing(UsageError):
     """
 
 
-# A check raises an error if something is wrong with a trial. It returns notes for the user.
+# A check raises an error if a trial is wrong in some way, and otherwise returns notes for the user.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
@@ -155,7 +155,7 @@ def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:
 def _teachers_context(trial: GRPOConfig) -> int | None:
     """Return the teacher's context in tokens, or None without a teacher.
 
-    With a teacher, this imports torch.
+    If there is a teacher, this function imports torch.
     """
     if trial.teacher is None:
         return None
@@ -168,7 +168,7 @@ def check_code(trial: GRPOConfig) -> Sequence[str]:
     """Try the user's loss, advantage and engine in a separate process.
 
     Raises:
-        PluginError: One of them cannot be used.
+        PluginError: The loss, the advantage or the engine cannot be used.
     """
     from grpo_trainable.learner.user_code import check_user_code
 

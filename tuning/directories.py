@@ -98,7 +98,7 @@ def refusal(directory: AnyPath) -> str | None:
 def is_taken(directory: AnyPath) -> bool:
     """Return True if the directory of an experiment exists.
 
-    In a store it must also contain a file, because a store may show empty directories.
+    In a store, the directory must also contain a file, because a store may show empty directories.
     """
     return directory.exists() if isinstance(directory, Path) else bool(directory.files())
 

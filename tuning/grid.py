@@ -64,8 +64,9 @@ class OrderedGrid(BasicVariantGenerator):
 
     The scheduler decides how many trials run at the same time: see `tuning.schedulers`.
 
-    Each trial remains a grid search, over one arm and one seed. So TensorBoard still treats both as
-    searched parameters, and Tune's `sample_from` still derives the other values from the arm.
+    Each trial remains a grid search, over one arm and one seed. So TensorBoard still treats arm and
+    seed as searched parameters, and Tune's `sample_from` still derives the other values from the
+    arm.
     """
 
     def __init__(self, order: Sequence[tuple[str, int]]) -> None:

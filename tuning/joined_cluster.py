@@ -82,8 +82,8 @@ def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
         files: Path -> SHA-256.
 
     Returns:
-        Path -> content of the files that any node lacked. Trials send them to nodes that join
-        later.
+        Path -> content of the files that any node lacked. Trials send these files to nodes that
+        join later.
 
     Raises:
         UsageError: A file cannot be copied to a node. The message is one line.
@@ -102,8 +102,8 @@ def _check_each(storage: AnyPath, refuses: Callable[[], str | None]) -> None:
 
     Args:
         storage: The storage, for messages.
-        refuses: A function that runs on a node. It returns None, or one line that says why the
-            node cannot use the storage.
+        refuses: A function that runs on a node. The function returns None, or one line
+            that says why the node cannot use the storage.
     """
     here = package_digest()
     seen = {node: _look_from(node_id, refuses) for node, node_id in _nodes().items()}

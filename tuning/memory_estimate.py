@@ -24,8 +24,8 @@ CHECKPOINT = "checkpoint"
 PUBLISHED = "published snapshot"  # only the first of several learners has one
 # Bytes of a process that has imported torch and ray, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
-# Bytes of a process that plays episodes. It imports neither torch nor ray. A user's environment may
-# need more memory.
+# Bytes of a process that plays episodes. Such a process imports neither torch nor ray. A user's
+# environment may need more memory.
 ENVIRONMENT_BYTES = 30_000_000
 # Bytes of a rollout token: id, reference log-prob, log-prob, version, round, and one byte of mask.
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
@@ -89,7 +89,7 @@ def policy_dimensions(model: PolicySettings) -> Dimensions | None:
     directory = policy_directory(model)
     if directory is None or not is_hugging_face(directory):
         return _of_ours(PRESETS[model.preset] if directory is None else read_config(directory))
-    refuse_unusable(directory)  # first, because its message is the clearest
+    refuse_unusable(directory)  # call this first, because its message is the clearest
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     found = dimensions_of(config)
     return found and replace(found, parameters=stored_parameters(directory))
@@ -328,7 +328,7 @@ class _Trial:
         return [Part(what=CHECKPOINT, bytes=max(0, self.state_bytes() - waiting))]
 
     def checkpoint_host_bytes(self) -> int:
-        """Return the bytes of main memory that learners with GPUs need to read a checkpoint."""
+        """Return the bytes of main memory for the checkpoints that learners with GPUs read."""
         learners = self.config.resources.num_learners
         return learners * self.state_bytes() if self._trains_on_gpu else 0
 
@@ -381,7 +381,7 @@ class _Trial:
     # ---- The trial's own process -------------------------------------------------------------
 
     def buffer_bytes(self) -> int:
-        """Return the bytes of the rollouts in the trial's process, in the buffer and in flight."""
+        """Return the number of bytes of rollouts in the trial's process: buffered and in flight."""
         config = self.config
         rounds = config.buffer_capacity + config.lag
         response = config.rollout.max_new_tokens * TOKEN_BYTES

@@ -1,6 +1,7 @@
 """Sizes of a policy's parts, which determine its memory.
 
-This imports neither torch nor transformers, so the launcher can use it before anything starts.
+This module imports neither torch nor transformers, so the launcher can use it before anything
+starts.
 
 D is the hidden size, F the width of the MLP, V the size of the vocabulary and r the rank of LoRA.
 """
@@ -148,7 +149,7 @@ def _count(size: Dimensions, *, tied: bool, biases: bool) -> int:
 def stored_parameters(directory: Path) -> int:
     """Return the number of parameters in the safetensors files of a `transformers` model.
 
-    This reads only the headers of the files.
+    Only the headers of the files are read.
 
     Raises:
         ValueError: A file is missing, cut short, or not a safetensors file.

@@ -196,7 +196,7 @@ def nodes_alive() -> Nodes:
 
 
 class WaitingCallback(FailSafeCallback):
-    """Callback that prints a line when no nodes have room for a trial, and another when they do."""
+    """Callback that reports when a trial waits because no node has room, and when there is room."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_c
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# Packages that results may depend on. Their versions are stored with the experiment.
+# Packages whose versions are stored with the experiment, because results may depend on them.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 MAX_FAILURES = 2
 SPACE_INPUT = "space"  # key of the space's file among the digests of input files
@@ -282,7 +282,8 @@ class Plan:
             return range(self.options.seed, self.options.seed + self.options.num_samples)
         if self.options.num_samples > 1:
             raise UsageError(
-                "--num-samples requests several seeds, but --set seed fixes one; use only one"
+                "--num-samples requests several seeds, but --set seed fixes one; drop one of the "
+                "two options"
             )
         return (self.fixed["seed"],)
 
@@ -315,7 +316,7 @@ class Plan:
     def _task_defaults(self) -> dict[str, dict[str, Any]]:
         """Return the defaults of the settings that users' tasks declare, by task.
 
-        A report needs them to show which settings differ, because it never loads a user's code.
+        A report needs the defaults to show which settings differ, and never loads a user's code.
         """
         names = {trial.task.name for trial in self.trials if trial.task.is_custom}
         return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
@@ -403,7 +404,7 @@ class Plan:
     def check(self) -> None:
         """Check that the trials can read their files and that this machine has what they need.
 
-        This writes nothing and does not start Ray.
+        The check writes nothing and does not start Ray.
 
         Raises:
             UsageError: The experiment exists already or cannot be written, a file that a trial
@@ -453,7 +454,7 @@ class Plan:
     def check_memory(self, nodes: Nodes, available: int, where: str) -> None:
         """Compare the memory that the trials need with the available memory.
 
-        Without a cluster, this also compares their GPU memory with the GPUs of this machine.
+        Without a cluster, this also compares the trials' GPU memory with the GPUs of this machine.
 
         Args:
             nodes: The nodes that the trials run on.

@@ -66,7 +66,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
 
 
 def shortened(text: str) -> str:
-    """Return the text. If it is long, the middle is replaced with the number of its characters."""
+    """Return the text, or for a long text its ends, with the number of characters left out."""
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
         return text
@@ -92,8 +92,7 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
 def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     """Yield the settings that all trials share, if at least one trial reads them.
 
-    Chosen settings come first. They are followed by settings that have their default in every
-    trial.
+    Chosen settings come first, and settings that have their default in every trial come last.
     """
     flat = [trial.in_effect for trial in trials]
     given = [flatten(trial.to_dict()) for trial in trials]

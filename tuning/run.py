@@ -126,7 +126,8 @@ def fit(plan: Plan) -> list[Failure]:
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # The callbacks of a resumed experiment are those that were pickled with it.
     set_verbose(plan.options.verbose)
-    # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them.
+    # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them
+    # short.
     tuned: Any = tuner._local_tuner
     run = tuned._fit_resume if tuned._is_restored else tuned._fit_internal
     try:
@@ -182,11 +183,11 @@ def _restored(plan: Plan) -> tune.Tuner:
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "
             f"({error}); resume it with that version, or start a new experiment"
         ) from error
-    # If the space were passed as an argument, Tune would refuse it if its keys differ from those of
-    # the version that started the experiment.
+    # Do not pass the space as an argument: Tune would refuse a space whose keys differ from those
+    # of the version that started the experiment.
     tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
-    # Tune keeps the settings, including limits, of the command that started the experiment. It
-    # has no public way to change them.
+    # Tune keeps the settings, including limits, of the command that started the experiment. Tune
+    # has no public way to change these settings.
     tuner._local_tuner._tune_config = tune_config(plan)  # pyright: ignore
     return tuner
 

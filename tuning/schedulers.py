@@ -23,7 +23,7 @@ from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 
 
 class Limited(TrialScheduler):
-    """Mixin to inherit before a scheduler of Tune. It changes no limits until `limit` is called."""
+    """Mixin to inherit before a scheduler of Tune, without effect before `limit` is called."""
 
     max_failures: int | None = None  # retries of a trial from now on, not counting earlier ones
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
@@ -48,8 +48,8 @@ class Limited(TrialScheduler):
             # Tune starts pending trials without asking this scheduler, but paused trials only if
             # `choose_trial_to_run` returns them.
             trial.set_status(Trial.PAUSED)
-            # If Tune ends before the trial starts, it needs the trial's directory, which has no
-            # name yet.
+            # If Tune ends before the trial starts, Tune needs the trial's directory, but the
+            # directory has no name yet.
             trial.init_local_path()
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
@@ -104,7 +104,8 @@ def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
 def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
     """Clip the varied settings of a config that PBT explores to their bounds.
 
-    Tune multiplies a value by 0.8 or 1.2 with each clone, so without bounds it can become invalid.
+    Tune multiplies a value by 0.8 or 1.2 with each clone, so without bounds the value can become
+    invalid.
     """
     for key, (low, high) in bounds.items():
         set_dotted(config, key, min(max(flatten(config)[key], low), high))

@@ -43,7 +43,7 @@ def bring(local_path: str, fs: FileSystem, fs_path: str) -> None:
     """Copy the changed files of a directory into another directory, or into a store.
 
     Raises:
-        OSError: A file cannot be written. Its previous copy remains.
+        OSError: A file cannot be written. The previous copy of the file remains.
     """
     source, target = Path(local_path), path_on(fs, fs_path)
     for path in sorted(source.rglob("*")):

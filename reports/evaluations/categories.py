@@ -41,8 +41,8 @@ def shown_truth(truth: JSONValue) -> str:
 def examples(responses: Sequence[Generation]) -> list[Generation]:
     """Choose the responses to show.
 
-    The first response to each prompt comes first, in the order of prompts. Then come the second
-    responses, and so on.
+    The first response to each prompt comes first, in the order of prompts. The second responses
+    follow, and so on.
     """
     seen: Counter[int] = Counter()
     ranked = []
@@ -89,7 +89,7 @@ def _scores(own: Generation) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return a code block with the text. Its fence is longer than any run of backticks in it."""
+    """Return the text in a code block. No run of backticks in the text is as long as the fence."""
     text = visible(text.strip("\n"))
     rest = len(text) - MAX_TEXT
     if rest > 0:
@@ -107,8 +107,8 @@ def categories_section(record: EvaluationRecord) -> str:
     found = record.categories
     if found is None:
         content = (
-            '<p class="absent">There are none: the format and answer rewards of some responses fit '
-            "no category.</p>"
+            '<p class="absent">There are no categories: the format and answer rewards of some '
+            "responses fit no category.</p>"
         )
     else:
         blocks = [_examples(name, own, open_=name == "correct") for name, own in found.items()]

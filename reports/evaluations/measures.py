@@ -1,8 +1,8 @@
 """The figures of an evaluation: the mean of one value per prompt, with its interval.
 
 The interval says how much the mean would vary with other prompts of the same kind, answered by the
-same policy. It is computed from one value per prompt, because responses to the same prompt are
-alike.
+same policy. The interval is computed from one value per prompt, because responses to the same
+prompt are alike.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _majority_at(correct: int, others: tuple[int, ...], silent: int, k: int) -> 
     most = max(others, default=0)
     if k == samples:
         return float(correct > most) if correct != most else _won_tie(correct, others)
-    # To choose k of n, take each sample with probability k / n, on condition that k are taken. So
-    # the votes for the answers are independent, except that their sum is fixed.
+    # To choose k of n, take each sample with probability k / n, on the condition that k are taken.
+    # So the votes for the answers are independent, except that their sum is fixed.
     toss = k / samples
     for_correct = _tosses(correct, toss)
     won = 0.0
@@ -180,7 +180,7 @@ def _not_outvoted(
 ) -> float:
     """Return the probability that `rest` other samples are taken and do not outvote `votes`.
 
-    The other samples have another answer, or none. If several answers tie for the most votes,
+    The other samples have another answer or no answer. If several answers tie for the most votes,
     each wins equally often.
 
     Args:

@@ -37,7 +37,7 @@ STYLE = Path(__file__).with_name("browse.css").read_text("utf-8")
 NO_PLOTS = (
     "no plots, because matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
 )
-# The fields of a row of the data block, in order. browse.js reads them by these names.
+# The fields of a row of the data block, in order. browse.js reads the fields by these names.
 FIELDS = (
     *("prompt", "index", "response", "answer", "category", "reward", "format", "right"),
     *("finished", "tokens", "log_prob", "error"),

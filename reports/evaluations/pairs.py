@@ -23,7 +23,7 @@ class Difference:
 
     name: str  # the measure's name
     own: float  # mean over the shared prompts
-    other: float  # the same mean for the other evaluation
+    other: float  # mean over the shared prompts, for the other evaluation
     value: float  # own minus other
     low: float | None  # None with one prompt, or if all prompts differ by the same amount
     high: float | None
@@ -43,7 +43,7 @@ class Difference:
     def told_apart(self) -> bool | None:
         """Return True if the difference is significant at 5 %, or None if that is unknown.
 
-        If there is an interval, this is a paired test: the interval must exclude 0. There is no
+        If there is an interval, the test is a paired one: the interval must exclude 0. There is no
         interval if all prompts have the same difference. In that case, a difference of 0 over
         several prompts is not significant. Any other difference is significant if there are at
         least `SIGN_TEST` prompts, and otherwise unknown.

@@ -599,7 +599,7 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
     assert answered(record, {OTHER: difference(0.05, 0.06, seeds=1)}) == [
         f"No arm is clearly faster than {BASE}.",
         f"No arm's held-out reward clearly differs from that of {BASE}.",
-        "All of this rests on one seed, so it holds for these runs only.",
+        "All these results rest on one seed, so they hold for these runs only.",
     ]
 
 
