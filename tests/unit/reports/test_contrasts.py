@@ -489,7 +489,7 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     said = told(write(tmp_path / "e", runs))
 
     assert "If the 2 arms with several seeds were all equal" in said[-1]
-    assert "in each quantity in up to 10% of experiments" in said[-1]  # 1 - 0.95²
+    assert "by chance alone, in up to 10% of experiments" in said[-1]  # 1 - 0.95²
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path):
