@@ -89,7 +89,7 @@ def answer(
         said=_not_available(experiment.description),
         note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
         "with minimum and maximum below it. Differences are taken between trials of the same "
-        "seed. The reward after ¼ of the rounds is the one at the evaluation nearest to that "
+        "seed. The reward after ¼ of the rounds comes from the evaluation nearest to that "
         "point. A trial's figure in each of the other columns is computed as follows. "
         f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
     )
@@ -125,8 +125,8 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure, or None if the trial's rows and files do not have it, or if it is a speed that
-        other processes disturbed.
+        The figure, or None if the trial's rows and files do not have the figure, or if the figure
+        is a speed that other processes disturbed.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -149,7 +149,8 @@ def _mean(trial: TrialRecord, metric: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-# Functions that reduce the rounds' values to one; the keys are those of search_spaces.columns.OVER.
+# Functions that reduce the values of all rounds to one value. The keys are those of
+# search_spaces.columns.OVER.
 OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
     "last": TrialRecord.last,
     "mean": _mean,
@@ -169,7 +170,7 @@ def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
     return None if trained is None or not requested else 1 - trained / requested
 
 
-# Figures that are not metrics of a round; the keys are those of search_spaces.columns.DERIVED.
+# Figures that are not metrics of a round. The keys are those of search_spaces.columns.DERIVED.
 DERIVED: Mapping[str, Callable[[TrialRecord, TrialFiles], float | None]] = {
     "samples_per_s": lambda trial, files: trial.samples_per_s,
     "lag_of_bound": _lag_of_bound,

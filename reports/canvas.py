@@ -24,7 +24,7 @@ DPI = 144
 WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points is readable on a screen of 360 pixels
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
-# Okabe and Ito's colours without yellow and black, each of which vanishes on one background.
+# Okabe and Ito's colours, without yellow (invisible on white) and black (invisible on dark pages).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -49,7 +49,7 @@ Draw = Callable[[Figure, Theme], None]
 class Plot:
     """Plot on a page: how to draw it and how to read it."""
 
-    name: str  # name of the file, without its ending
+    name: str  # file name without its extension
     title: str
     look: str  # a few sentences: content, meaning, limits
     draw: Draw
@@ -72,7 +72,7 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
 
     Args:
         plots: The plots.
-        files: Draw each plot a second time, for use as a file.
+        files: Also draw each plot with its title, for use as a file.
 
     Returns:
         Pictures without titles for a page, by name and theme: "speed_up-dark". With `files` also
@@ -137,7 +137,7 @@ def colour(arm: int) -> str:
 
 def marker(arm: int) -> str:
     """Return the marker of the arm at this position."""
-    # Shift the markers after each pass through the colours, so that 64 arms look different.
+    # Shift the markers after each pass through the colours, so that up to 64 arms look different.
     return MARKERS[(arm + arm // len(COLOURS)) % len(MARKERS)]
 
 
@@ -161,7 +161,7 @@ def panels(
         figure: The figure to draw on.
         theme: Its colours.
         arms: arm -> value to draw.
-        draw: Draws one panel. Its arguments are the axes, the position of the arm and its value.
+        draw: Draws one panel, given the axes, the position of the arm and the arm's value.
         x_label: The label below all panels.
         y_label: The label beside all panels.
     """

@@ -1,12 +1,13 @@
 """Side effects of training: the text before training compared with the text at the end.
 
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
-sentence every time, a loop. The reward does not show this. Each quantity here is measured before
-training and at the end. The report names each quantity that moved by more than its threshold in
-either direction. The reader decides whether the change is harmless.
+sentence every time, or a loop. The reward does not show such changes. Each quantity here is
+measured before training and at the end. The report names each quantity that moved by more than its
+threshold in either direction. The reader decides whether the change is harmless.
 
-A word is a run of letters and digits, in lower case, so this works for any language. In a language
-without spaces between words, a run is a phrase, and n-grams are longer than their names say.
+A word is a run of letters and digits, in lower case, so the measures work for any language. In a
+language without spaces between words, a run is a whole phrase, so n-grams are longer than their
+names say.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ Values = Mapping[str, float]  # name of a quantity -> value; unknown quantities 
 class Quantity:
     """Quantity that is measured before training and at the end."""
 
-    name: str  # key in files
+    name: str  # key in report.json
     title: str  # heading in tables
-    measured: str  # how it is measured
+    measured: str  # how the quantity is measured
     form: str  # format of a value
     unit: str  # follows a value in a sentence; empty for shares
     fell: str  # sentence for a decrease
     rose: str  # sentence for an increase
-    threshold: float  # the report names changes above it, in both directions
-    relative: bool  # the threshold is a share of the value before
+    threshold: float  # the report names changes larger than this, in both directions
+    relative: bool  # True: the threshold is a share of the value before training
     because: str  # reason for this threshold
 
     def change(self, before: float, after: float) -> float:
@@ -106,8 +107,8 @@ ENTROPY = Quantity(
 REPEATED = Quantity(
     name="repeated_4grams_share",
     title="repeated 4-grams",
-    measured="share of the four-word runs in a response that repeat an earlier run; the mean over "
-    "the held-out responses with at least four words",
+    measured="share of a response's four-word runs that repeat an earlier run of the same "
+    "response; the mean of this share over the held-out responses with at least four words",
     form="{:.1%}",
     unit="",
     fell="responses repeat themselves less (4-grams)",
@@ -153,7 +154,7 @@ COMMONEST = Quantity(
     rose="more responses share one phrase (3-gram)",
     threshold=0.25,
     relative=False,
-    because="one response in four gained or lost such a phrase",
+    because="one response in four gained or lost a shared phrase",
 )
 NLL = Quantity(
     name="reference_nll_nats",
@@ -182,7 +183,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """Key of the quantity in files."""
+        """Key of the quantity in report.json."""
         return self.quantity.name
 
     @property
@@ -192,7 +193,7 @@ class Change:
 
     @property
     def known(self) -> list[Ends]:
-        """Pairs (before, after) of the seeds for which both are known."""
+        """Pairs (before, after) of the seeds for which both values are known."""
         pairs = zip(self.before, self.after, strict=True)
         return [(b, a) for b, a in pairs if b is not None and a is not None]
 
@@ -232,7 +233,7 @@ def _medians(ends: Sequence[Ends]) -> Ends:
 
 
 def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
-    """Read the evaluations of one arm's trials, and return the change of each of `QUANTITIES`."""
+    """Read the evaluations of one arm's trials, and return the change in each of `QUANTITIES`."""
     ends = [of_trial(trial) for trial in trials]
     return [
         Change(
@@ -335,14 +336,14 @@ def ngrams(words: Sequence[str], length: int) -> list[Ngram]:
 
 
 def repeated_share(words: Sequence[str]) -> float | None:
-    """Return the share of repeated 4-grams, 1 - distinct / all; None below four words."""
+    """Return the share of repeated 4-grams, 1 - distinct / all; None for fewer than four words."""
     runs = ngrams(words, REPEATED_WORDS)
     return 1 - len(set(runs)) / len(runs) if runs else None
 
 
 def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
-    """Return the responses before training and those of the latest evaluation after it began."""
-    table, _ = read_parts(trial, "evaluations")  # the report names damaged parts
+    """Return the responses before training, and those of the latest evaluation after round 0."""
+    table, _ = read_parts(trial, "evaluations")  # `read_files` reports damaged parts
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():
         if is_whole(row):

@@ -1,4 +1,4 @@
-"""The kinds of charts: lines and bars per arm, stages, versions over time, and lags of groups."""
+"""Chart types: lines and bars per arm, stages, versions over time, and lags of groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
 LEGEND_LINE = 0.25  # height of one line of a legend, in inches
-FIRST_ROUNDS = 12  # rounds in the plot of versions; with 64, single rounds would be invisible
+FIRST_ROUNDS = 12  # rounds in the plot of versions; among 64, single rounds would be invisible
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def lines(
         axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         for i, (arm, points) in enumerate(curves.items()):
             up = apart * (i - (len(curves) - 1) / 2)
-            # The curves of arms can be equal, bit for bit. A wider line stays visible behind them.
+            # Curves of different arms can be equal bit for bit. A wider line stays visible behind.
             covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
             xs = [point.x for point in points]
             every = max(1, len(points) // 6)
@@ -152,7 +152,7 @@ def bars(
         look: The text that explains the plot.
         unit: The label of the x axis.
         form: The format of the number beside a bar.
-        line: Draw a vertical line at this value, if any.
+        line: The value at which to draw a vertical line, or None.
         missing: The reason to show if no arm has a bar.
     """
     known = {arm: bar for arm, bar in values.items() if isinstance(bar, Bar)}
@@ -163,7 +163,7 @@ def bars(
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = axes_of(figure, theme, x_label=unit, y_label="", names=list(values))
-        # Cut off a very wide interval, which two seeds can give. It would squeeze all bars.
+        # Cut off a very wide interval, because it would squeeze all bars. Two seeds can give one.
         end = 3 * max(bar.middle for bar in known.values())
         end = min(end, max(bar.high for bar in known.values()))
         for i, (arm, bar) in enumerate(values.items()):

@@ -2,7 +2,7 @@
 
 Runs are paired by seed. Speeds leave out rounds in which other processes took too much of the
 machine (`grpo_trainable.telemetry.machine_load`), as long as enough rounds remain
-(`reports.pace`). The trials' settings can make these rounds count.
+(`reports.pace`). With `callbacks.leave_out_disturbed=false`, disturbed rounds count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Contrast:
     neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
-    spread: Spread | None = None  # variance over the seeds; for a ratio, that of its logarithm
+    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
     identical: int = 0  # number of prompts if the two arms differ in none of them, else 0
     counted_disturbed: str = ""  # for a speed: the disturbed rounds that count, by arm
 
@@ -43,7 +43,7 @@ class Contrast:
     def told_apart(self) -> bool | None:
         """Return True if the interval excludes equality, or None if there is no interval.
 
-        Two arms that differ in no prompt have no interval; for them, return False.
+        Two arms that differ in no prompt have no interval, but the answer is known: return False.
         """
         if self.interval is None:
             return False if self.identical else None
@@ -58,7 +58,7 @@ class Contrast:
     def seeds_needed(self) -> int | None:
         """Number of seeds that would show a difference of this size in four of five experiments.
 
-        None if it is above `intervals.MOST_SEEDS` or unknown.
+        None if the number is above `intervals.MOST_SEEDS` or unknown.
         """
         if self.spread is None:
             return None
@@ -70,7 +70,7 @@ class Contrast:
 
         Args:
             form: The format of both ends.
-            between: The text between them.
+            between: The text between the ends.
         """
         if self.interval is None:
             return ""
@@ -97,17 +97,17 @@ def speed_up(
 ) -> Contrast | NotComparable | None:
     """Return the speed of an arm relative to the baseline: the geometric mean over shared seeds.
 
-    A seed in which the arm or the baseline has hardly begun is left out if there are others. A seed
-    in which the arm or the baseline was disturbed is left out too. If that leaves fewer than half
-    of the seeds, the two are not comparable.
+    A seed in which the arm or the baseline has hardly begun is left out if there are other seeds. A
+    seed in which the arm or the baseline was disturbed is left out too. If fewer than half of the
+    seeds remain, the two arms are not comparable.
 
     Args:
         arm: The trials of the arm.
         base: The trials of the baseline.
 
     Returns:
-        The ratio of responses per second, the reason why there is none, or None if the two share no
-        seed.
+        The ratio of responses per second, the reason why there is no ratio, or None if the two arms
+        share no seed.
     """
     own, other = _paces(arm), _paces(base)
     begun = [seed for seed in own if seed in other]
@@ -158,15 +158,15 @@ def reward_difference(
 ) -> Contrast | None:
     """Return the held-out reward of an arm minus that of the baseline.
 
-    Seeds are paired, and so are prompts. Only prompts that every shared seed scored in both arms
+    Seeds are paired, and so are prompts. Only prompts that both arms scored in every shared seed
     count.
 
     Args:
-        arm: seed -> prompt -> reward, the mean over the prompt's responses at the end.
-        base: The same for the baseline.
+        arm: seed -> prompt -> mean reward of the prompt's responses at the end.
+        base: seed -> prompt -> mean reward, for the baseline.
 
     Returns:
-        The mean difference, or None if the two share no seed or no prompt.
+        The mean difference, or None if the two arms share no seed or no prompt.
     """
     shared = [seed for seed in arm if seed in base and arm[seed].keys() & base[seed].keys()]
     if not shared:

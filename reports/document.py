@@ -25,9 +25,9 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
     Args:
         title: The title of the page, as plain text.
         body: The HTML inside `<main>`.
-        style: CSS that follows the style of every page.
-        script: A script of ours, which runs at the end of the body. The page's security policy
-            names its digest, so no other script can run.
+        style: CSS to append to the style that all pages share.
+        script: A script of this package, which runs at the end of the body. The page's security
+            policy names the script's digest, so no other script can run.
     """
     # Even if text from a model were not escaped, it could not run a script.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -51,7 +51,7 @@ def figure(plot: Plot, images: Mapping[str, bytes]) -> str:
 
     Args:
         plot: The plot.
-        images: PNG by plot and theme: "speed_up-dark".
+        images: PNG images by plot and theme, such as "speed_up-dark".
     """
     size = "tall" if plot.height > 4.5 else "low"
     opening = f'<figure id="{escaped(plot.name)}" class="{size}">'

@@ -96,7 +96,7 @@ def _not_begun(
     Args:
         description: The content of experiment.json.
         entries: name -> kind of each entry of the experiment's directory. A trial's directory is
-            named ARM-SEED-ID. It keeps its name if a scheduler gives the trial other settings.
+            named ARM-SEED-ID. The name remains if a scheduler gives the trial other settings.
         problems: Receives a line if the plan cannot be read.
     """
     begun = Counter(
@@ -139,7 +139,7 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
-    """Read the trial in a directory; None if there is none or its config cannot be used."""
+    """Return the trial in a directory, or None if there is none or its config cannot be used."""
     own: list[str] = []
     try:
         entries = experiment_files.entries(directory.parent, directory.name)
@@ -160,8 +160,8 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     own += [
-        f"{directory.name}: no checkpoint could be used, so it started again from round 0; its "
-        f"earlier files are in {directory.name}/{name}"
+        f"{directory.name}: no checkpoint could be used, so the trial started again from round 0; "
+        f"its earlier files are in {directory.name}/{name}"
         for name, kind in entries.items()
         if ASIDE.fullmatch(name) and kind == "directory"
     ]
@@ -201,9 +201,9 @@ def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[
 
 
 def _finite(text: str) -> float:
-    """Parse a finite number. Python's JSON also reads `NaN`, `Infinity` and 1e999.
+    """Parse a finite number.
 
-    No report can write these.
+    Python's JSON also reads `NaN`, `Infinity` and 1e999, but a report cannot contain them.
 
     Raises:
         ValueError: The number is not finite.
@@ -218,7 +218,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
     """Return the rows of result.json, and True if the last one ends the trial.
 
     A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
-    row replaces earlier rows of the same and of later rounds.
+    row replaces earlier rows of the same round and of later rounds.
     """
     where = f"{directory.name}/result.json"
     content = content_of(directory.parent, (directory.name, "result.json"), problems)

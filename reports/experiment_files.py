@@ -1,14 +1,15 @@
 """Read and write files inside an experiment's directory without following a link out of it.
 
-An experiment can come from anyone. A link in it could put a secret of the reader into the report,
-or make the report overwrite a file of the reader. A FIFO would block the report for ever. So every
-path is walked from the directory that the user named, component by component and by descriptor.
-Links are refused anywhere on the way, and nothing can be replaced by a link between check and use.
+An experiment can come from anyone. A link in its directory could put a secret of the reader into
+the report, or make the report overwrite a file of the reader. A FIFO would block the report for
+ever. So every path is walked from the directory that the user named, component by component and by
+descriptor. Links are refused anywhere on the way, and nothing can be replaced by a link between
+check and use.
 
 The path to the user's directory is the user's choice and may contain links. A hard link cannot be
 distinguished from the file it shares. If the kernel protects hard links (Linux:
-`fs.protected_hardlinks`, on by default), only someone who owns that file or may write to it can
-make one.
+`fs.protected_hardlinks`, on by default), only someone who owns a file or may write to it can make a
+hard link to it.
 
 Every error is an OSError whose `strerror` names the component and its problem.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from grpo_trainable.storage.atomic import replacing
 
-MAX_BYTES = 256 << 20  # limit of one file: enough for 40,000 rows, or for a round's responses
+MAX_BYTES = 256 << 20  # limit for one file: enough for 40,000 rows, or for the responses of a round
 
 
 def read(root: Path, *names: str) -> bytes:
@@ -109,7 +110,7 @@ def write(root: Path, *names: str, content: bytes) -> None:
     """Replace a file as a whole, because a reader may have it open and the disk may be full."""
     *directories, name = names
     with _entered(root, directories) as directory:
-        # Writing would replace a link, not follow it. Refuse it, so the user notices it.
+        # Writing would replace a link, not follow it. Refuse links, so that the user notices them.
         with suppress(FileNotFoundError):
             _refuse_all_but_files(name, os.lstat(name, dir_fd=directory))
         with replacing(name, dir_fd=directory) as file:

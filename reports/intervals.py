@@ -2,11 +2,12 @@
 
 Two runs of one program differ by more than the noise of their rounds, because the machine changes
 too. So a speed-up is estimated once per seed, from runs close in time. The interval is Student's,
-computed on the logarithms of the seeds' ratios. Their spread includes the noise of rounds.
+computed on the logarithms of the seeds' ratios. The spread of these ratios includes the noise of
+rounds.
 
 With three to five seeds, a percentile bootstrap over seeds and rounds covers far less than it
-claims. `tests/unit/reports/test_intervals.py` simulates both. With one seed, the interval covers
-only the noise of consecutive rounds. It does not cover other runs.
+claims. `tests/unit/reports/test_intervals.py` simulates both methods. With one seed, the
+interval covers only the noise of consecutive rounds, not the differences between runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from grpo_trainable.text import plural
 LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # quantile of the standard normal at POWER
 NORMAL = 1.959964  # quantile of the standard normal at 0.5 + LEVEL / 2
-MOST_SEEDS = 50  # advice to run more seeds than this is useless
+MOST_SEEDS = 50  # advice to run more seeds than this would be useless
 LEAST_ROUNDS = 4  # minimum number of rounds to estimate a spread
 BATCHES = 5  # batches of a run's rounds: few, so that each is long, but enough for a spread
 
@@ -50,7 +51,7 @@ class Estimate:
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(value, 600.0))  # the interval of two seeds can exceed every float
+    return math.exp(min(value, 600.0))  # the interval of two seeds can exceed the largest float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def over_rounds(
 
     Args:
         arm: Seconds and responses of the arm's rounds, (R,) each.
-        base: The same for the baseline.
+        base: Seconds and responses of the baseline's rounds, (R,) each.
 
     Returns:
         The estimate, or None if an arm has fewer than `LEAST_ROUNDS` rounds with responses.
@@ -177,11 +178,11 @@ def wilson(share: float, trials: float) -> Estimate:
 def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
     """Return the mean of one share per prompt, with its interval for other prompts.
 
-    The interval is Wilson's. Its number of trials is the effective sample size of survey statistics
-    (Kish 1965; Korn and Graubard 1998): share (1 - share) over the variance of the mean. With this
-    number, independent trials would scatter as much as the prompts do. It is limited to at least
-    one and at most `draws` per prompt. So there is an interval even if all prompts are right or all
-    are wrong, for which a bootstrap gives none.
+    The interval is Wilson's. The interval's number of trials is the effective sample size of survey
+    statistics (Kish 1965; Korn and Graubard 1998): share (1 - share) divided by the variance of the
+    mean. That many independent trials would scatter as much as the prompts do. The number is
+    limited to at least one and at most `draws` per prompt. So there is an interval even if all
+    prompts are right or all are wrong. In these cases, a bootstrap gives no interval.
 
     Args:
         values: One share per prompt, (P,), in [0, 1].
@@ -196,7 +197,7 @@ def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
 
 
 def seeds_needed(effect: float, spread: Spread) -> int | None:
-    """Return the number of seeds that shows an effect of this size in `POWER` of the experiments.
+    """Return the number of seeds needed to show an effect of this size in `POWER` of experiments.
 
     Return None if the number is above `MOST_SEEDS`, or if there is no effect.
     """
@@ -215,7 +216,7 @@ def student(probability: float, freedom: float) -> float:
         probability: From 0.5 to 0.99.
         freedom: The degrees of freedom, at least 1.
     """
-    low, high = 0.0, 64.0  # 31.8 for 0.99 and one degree
+    low, high = 0.0, 64.0  # the quantile is 31.8 for 0.99 and one degree of freedom
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (
@@ -228,7 +229,7 @@ def _student_below(t: float, freedom: float) -> float:
     """Return P(T < t) for t >= 0.
 
     With t = sqrt(freedom) tan(angle), the density is proportional to cos(angle)^(freedom - 1).
-    Simpson's rule integrates it.
+    Simpson's rule integrates the density.
     """
     angles = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 401)
     heights = np.cos(angles) ** (freedom - 1)

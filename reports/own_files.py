@@ -9,15 +9,15 @@ from typing import Any
 
 from reports.records import ExperimentRecord
 
-SHORT = 12  # number of digits to show of a digest
+SHORT = 12  # number of digits of a digest to show
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFile:
     """A file as it was when the experiment started."""
 
-    key: str  # the setting that names the file; if arms name several files, plus the path
-    name: str  # without the directory
+    key: str  # the setting that names the file, plus the path if arms name several files
+    name: str  # file name without the directory
     sha256: str
 
     @property
@@ -48,7 +48,10 @@ def are_noted(experiment: ExperimentRecord) -> bool:
 
 
 def _texts(description: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return the text entries of a mapping in the description, which may come from anyone."""
+    """Return the entries of `description[key]` whose key and value are strings.
+
+    Other content is ignored, because anyone may have written the description.
+    """
     found = description.get(key)
     if not isinstance(found, Mapping):
         return {}

@@ -1,6 +1,7 @@
 """Speed of a trial, measured over the rounds that no other process disturbed.
 
-With `callbacks.leave_out_disturbed=false` all rounds count, and every figure says so.
+With `callbacks.leave_out_disturbed=false`, all rounds count, and the report marks each speed that
+counts disturbed rounds.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from reports.intervals import LEAST_ROUNDS
 class Pace:
     """Timed rounds of a trial, and the rounds that its speed is computed from."""
 
-    seconds: Sequence[float]  # of each round that counts, without evaluation and checkpoints
-    responses: Sequence[float]  # of each round that counts
-    rounds: int  # timed rounds
-    planned: int  # rounds of the whole trial
-    disturbed: int  # disturbed rounds
-    others: float | None  # mean share of the machine that others took in disturbed rounds
+    seconds: Sequence[
+        float
+    ]  # seconds of each round that counts, without evaluation and checkpoints
+    responses: Sequence[float]  # number of responses of each round that counts
+    rounds: int  # number of timed rounds
+    planned: int  # number of rounds of the whole trial
+    disturbed: int  # number of disturbed rounds
+    others: float | None  # mean share of the machine that other processes took in disturbed rounds
     keeps_disturbed: bool  # disturbed rounds count because the trial's settings say so
 
     @property
@@ -76,7 +79,7 @@ class Pace:
 def counted_disturbed(paces: Iterable[tuple[str, Pace | None]]) -> str:
     """Name the arms whose speed counts disturbed rounds: `sync: 8 of 8 rounds, 43%`.
 
-    The percentage is the share of the machine that other processes took in these rounds.
+    The percentage is the share of the machine that other processes took in the disturbed rounds.
 
     Args:
         paces: Pairs of an arm and the pace of one of its trials.
@@ -104,7 +107,7 @@ def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | N
         rows: The rows of result.json.
         config: The settings of the trial.
     """
-    timed: list[tuple[float, float, float]] = []  # seconds, responses, share of others
+    timed: list[tuple[float, float, float]] = []  # seconds, responses, share of other processes
     wall_clock_s = trained = 0.0
     for row in rows:
         if not row.get("time/wall_clock_s") or "count/trained" not in row:

@@ -30,7 +30,7 @@ from reports.summary import Comparison, ends
 if TYPE_CHECKING:
     from reports.canvas import Section
 
-MAX_ITEMS = 60  # lines in the list of missing things
+MAX_ITEMS = 60  # maximum number of lines in the list of missing data
 
 
 def render_page(
@@ -50,10 +50,10 @@ def render_page(
     Args:
         experiment: The experiment as it was read.
         comparison: The comparison of its arms.
-        asked: The table for the question of the search space, if it asks one.
+        asked: The table that answers the question of the search space, or None without one.
         files: Figures from the Parquet parts, by trial name.
         sections: The plots.
-        images: PNG by plot and theme: "speed_up-dark".
+        images: PNG images by plot and theme, such as "speed_up-dark".
         damaged: One line for each file that could not be read.
         short: The short answer at the top of the page.
         told: The sentences about the differences between arms.
@@ -130,7 +130,7 @@ def _warning(comparison: Comparison) -> str:
 def _missing(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], damaged: Sequence[str]
 ) -> str:
-    """List the gaps that make the figures less reliable; empty if nothing is missing."""
+    """Return the gaps that make the figures less reliable, as HTML; empty if there are none."""
     items = []
     for trial in experiment.trials:
         if not trial.done or trial.status != "finished":
@@ -191,8 +191,8 @@ def _table_section(comparison: Comparison) -> str:
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
-        "<p>One row per arm. The held-out reward shows what the arm learned, samples/s how fast it "
-        "was, and device-hours what it cost.</p>\n"
+        "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s show how "
+        "fast the arm was, and device-hours show what it cost.</p>\n"
         f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
@@ -203,16 +203,16 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
     if not told:
         return ""
     every = ""
-    if len(pairs) > 1:  # the list above covers a single pair
+    if len(pairs) > 1:  # a single pair is already in the list above
         every = (
             "<details><summary>Every pair of arms</summary>\n"
             f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n</details>\n"
         )
     return (
         '<section id="told">\n<h2>Which arms differ</h2>\n'
-        "<p>A difference is clear if its 95% interval excludes equality, which is 1 for a ratio "
-        "and 0 for a difference in reward. “No clear difference” does not mean that two arms are "
-        "equal. It means that these runs cannot show which one is better.</p>\n"
+        "<p>A difference is clear if its 95% interval excludes the value of two equal arms: 1 for "
+        "a ratio, 0 for a difference in reward. “No clear difference” does not mean that two arms "
+        "are equal, but that these runs cannot show which arm is better.</p>\n"
         f"{html_list(told)}{every}</section>"
     )
 
@@ -222,8 +222,8 @@ def _answer_section(found: Answer | None) -> str:
         return ""
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
-        "<p>These columns help to answer the question of the search space. They have no intervals, "
-        "so do not read much into small differences.</p>\n"
+        "<p>These columns help to answer the question of the search space. The figures have no "
+        "intervals, so do not read much into small differences.</p>\n"
         f"{html_list(found.said)}"
         f"{html_table(found.header, found.rows(), figures=True)}\n"
         f'<p class="note">{escaped(found.note)}</p>\n</section>'
@@ -231,7 +231,7 @@ def _answer_section(found: Answer | None) -> str:
 
 
 def _changes_section(comparison: Comparison) -> str:
-    """List the quantities that moved beyond their thresholds, and all quantities in a fold."""
+    """Return the quantities that moved beyond their thresholds, and all quantities, folded."""
     said = []
     for arm, own in comparison.changes.items():
         moved = [sentence for change in own for sentence in change.sentences()]
@@ -257,15 +257,15 @@ def _changes_section(comparison: Comparison) -> str:
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        '<p class="note">A word is a run of letters and digits; upper and lower case count as '
-        "equal. In a language written without spaces, such a run is a whole phrase.</p>"
+        '<p class="note">A word is a run of letters and digits. Upper and lower case count as '
+        "equal. In a language written without spaces, a run is a whole phrase.</p>"
         "</details>\n</section>"
     )
 
 
 # ---- Plots -----------------------------------------------------------------------------------
 
-# SVG of the markers by their matplotlib names, 12 units high.
+# SVG shapes of the plot markers, by matplotlib name. Each is 12 units high.
 SHAPES = {
     "o": '<circle cx="12" cy="6" r="4"/>',
     "s": '<path d="M8.5 2.5h7v7h-7z"/>',
@@ -289,7 +289,7 @@ def _plot_section(section: Section, arms: Sequence[str], images: Mapping[str, by
 
 
 def _legend(arms: Sequence[str]) -> str:
-    """Return one legend for all plots of a section: a legend in each plot would hide the data."""
+    """Return one legend for all plots of a section, because a legend in each would hide data."""
     from reports.canvas import colour, marker
 
     items = "".join(
@@ -312,7 +312,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
             why = (
                 "no evaluation after round 0 was kept"
                 if examples.round == 0
-                else "no prompt was kept both at round 0 and later"
+                else "no prompt has responses from both round 0 and a later round"
             )
             content = f'<p class="absent">Nothing to compare: {why}.</p>'
         else:
@@ -330,8 +330,10 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         blocks.append(f"<details{opened}><summary>{escaped(title)}</summary>\n{content}</details>")
     return (
         '<section id="examples">\n<h2>Before and after</h2>\n'
-        "<p>The first response to each of the first held-out prompts, before training and at the "
-        "latest evaluation. They are not cherry-picked.</p>\n" + "\n".join(blocks) + "\n</section>"
+        "<p>The first response to each prompt, before training and at the latest evaluation. The "
+        "prompts are the first held-out prompts, not a selection.</p>\n"
+        + "\n".join(blocks)
+        + "\n</section>"
     )
 
 
@@ -390,7 +392,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
     )
     trace = (
         "<p>A trace shows what every actor did at each moment. Open https://ui.perfetto.dev in a "
-        f"browser and drop one of these files there:</p><ul>{links}</ul>"
+        f"browser and drop one of these files onto that page:</p><ul>{links}</ul>"
         if traces
         else '<p class="absent">No trace.json was written.</p>'
     )

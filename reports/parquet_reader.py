@@ -20,14 +20,14 @@ from reports import experiment_files
 from reports.experiment_files import content_of, one_line
 from reports.records import MAX_NUMBER, TrialRecord
 
-EXAMPLES = 4  # held-out prompts whose responses are shown
+EXAMPLES = 4  # number of held-out prompts whose responses are shown
 
 MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is not a time
 
 # Columns that older versions did not write, or that only some trials have.
 OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward"})
 
-# The columns to read from each kind of part; the parts have more.
+# The columns to read from each kind of part. The parts have other columns too.
 READ = {
     "rollouts": ("round", "cursor", "lag", "first_use"),
     "evaluations": tuple(name for name in SCHEMAS["evaluations"].names if name != "task"),
@@ -175,7 +175,7 @@ def _lags(rollouts: pa.Table) -> Counter[int]:
 def _uses(rollouts: pa.Table) -> float | None:
     """Return the mean number of rounds that trained on a group.
 
-    A group has rows in each of these rounds.
+    A group has rows in each round that trained on the group.
     """
     trained = rollouts.group_by(["round", "cursor"]).aggregate([]).num_rows
     groups = rollouts.group_by("cursor").aggregate([]).num_rows
@@ -183,7 +183,7 @@ def _uses(rollouts: pa.Table) -> float | None:
 
 
 def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean reward by the prompt's text, because an evaluation can repeat prompts."""
+    """Return the mean reward for each prompt text. An evaluation can repeat a prompt."""
     last = max((row["round"] for row in rows if row["round"] is not None), default=0)
     rewards: dict[str, list[float]] = {}
     for row in rows:
@@ -235,7 +235,7 @@ def response_text(row: Mapping[str, Any]) -> str:
 
 
 def _turns(stored: str | None) -> list[dict[str, Any]]:
-    """Return the turns of an episode; empty if there are none or we did not write the file."""
+    """Return the turns of an episode; empty if there are none or they are malformed."""
     try:
         turns = json.loads(stored or "[]")
     except (ValueError, RecursionError):
@@ -254,7 +254,7 @@ def _is_turn(value: Any) -> bool:
 
 
 def truth_text(row: Mapping[str, Any]) -> str | None:
-    """Return the true answer of a row: text unchanged, another value as JSON, or None."""
+    """Return the true answer of a row: a string unchanged, another value as JSON, or None."""
     stored = row["ground_truth"]
     try:
         truth = json.loads(stored or "null")

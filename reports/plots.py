@@ -69,8 +69,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
         arms,
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
-        look="Compare arms here if you wait for the result: a curve further to the left learns "
-        "faster. The clock starts with round 1 and excludes evaluation and checkpoints."
+        look="Compare arms here if the waiting time is what counts: a curve further to the left "
+        "learns faster. The clock starts with round 1 and excludes evaluation and checkpoints."
         f"{_beware(comparison)}",
         x_label="wall-clock, seconds",
         y_label=reward,
@@ -94,8 +94,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             arms,
             name="reward_samples",
             title="Held-out reward over samples",
-            look="The fair comparison of what arms learn: a lower curve learns less from the same "
-            "samples. Small gaps can be noise: see “Which arms differ”.",
+            look="This is the fair comparison of what arms learn: an arm with a lower curve learns "
+            "less from the same samples. Small gaps can be noise: see “Which arms differ”.",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),
@@ -106,8 +106,9 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             arms,
             name="reward_train",
             title="Training reward",
-            look="The mean reward of the round's responses. It should rise together with the "
-            "held-out reward. If it rises alone, the policy memorises its prompts.",
+            look="The mean reward of the round's responses. This training reward should rise "
+            "together with the held-out reward. If only the training reward rises, the policy "
+            "memorises its prompts.",
             x_label="round",
             y_label="mean reward of the round",
             series=metric("reward/train_mean"),
@@ -126,8 +127,8 @@ def _tasks(arms: Arms) -> list[Plot]:
             name=f"task_{label}",
             title=f"Task {label}",
             look="Solid: the reward on held-out prompts of this task. Dotted: the reward in "
-            "training. If a task falls while others rise, the policy forgets it: raise its weight "
-            "in task.mix.",
+            "training. If the reward of one task falls while others rise, the policy forgets that "
+            "task: raise the task's weight in task.mix.",
             x_label="round",
             y_label="mean reward",
             series=_held_out_of(label),
@@ -177,9 +178,9 @@ def _costs(comparison: Comparison) -> list[Plot]:
         name="device_hours",
         title="Device-hours",
         look="The cost of the whole run: wall-clock time × reserved GPUs, or CPU cores if the arm "
-        "has no GPU. Shorter is cheaper. Compare only arms that trained on the same number of "
-        "samples. A question mark: other processes used the machine, so the total is not "
-        "comparable.",
+        "has no GPU. A shorter bar is cheaper. Compare only arms that trained on the same number "
+        "of samples. A question mark means that other processes used the machine, so the total is "
+        "not comparable.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -195,9 +196,10 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             _ratio_bars(comparison, comparison.speed),
             name="speed_up",
             title="Speed-up",
-            look=f"Samples per second {relative}. Use it if the devices are yours anyway: longer "
-            "is faster. Whiskers: the 95% interval; if it includes 1, there is no clear "
-            "difference. A question mark: not comparable, because other processes used the machine."
+            look=f"Samples per second {relative}. Use this plot if you have the devices anyway: a "
+            "longer bar is faster. Whiskers show the 95% interval. If the interval includes 1, "
+            "there is no clear difference. A question mark means that the arm is not comparable, "
+            "because other processes used the machine."
             f"{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
@@ -208,9 +210,9 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             _ratio_bars(comparison, comparison.cost),
             name="equal_cost",
             title="Speed-up at equal cost",
-            look=f"Samples per device-hour {relative}. Use it if the devices could do other work: "
-            "longer is cheaper. A device is a GPU, or a CPU core of the actors if there is no GPU. "
-            f"Whiskers: the 95% interval.{_counted(comparison)}",
+            look=f"Samples per device-hour {relative}. Use this plot if the devices could do other "
+            "work: a longer bar is cheaper. A device is a GPU, or a CPU core of the actors if "
+            f"there is no GPU. Whiskers show the 95% interval.{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
@@ -257,9 +259,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Seconds for 100 responses, by stage",
             look="The typical time of each stage. The longest stage is the one to speed up. The "
             "vertical tick shows the time of the whole step without evaluation. Stages that extend "
-            "beyond it, except eval, overlap with other stages. Bars with a pattern: the generator "
-            "or the learner waits. Checkpoints are written between steps, so only the table of "
-            "arms shows their time."
+            "beyond the tick, except eval, overlap with other stages. Patterned bars show the time "
+            "in which the generator or the learner waits. Checkpoints are written between steps, "
+            "so only the table of arms shows their time."
             f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
@@ -290,7 +292,7 @@ def _drift(arms: Arms) -> list[Plot]:
         (
             "reference",
             "KL to the reference",
-            "The distance of the policy from where it started. At equal reward, less is better.",
+            "The distance of the policy from the initial policy. At equal reward, less is better.",
         ),
         (
             "previous",
@@ -301,8 +303,9 @@ def _drift(arms: Arms) -> list[Plot]:
         (
             "behaviour",
             "KL to the weights that sampled the responses",
-            "The distance between the trained policy and the weights that wrote its responses: "
-            "staleness as the loss sees it. It grows with lag and with gradient steps per round.",
+            "The distance between the trained policy and the weights that sampled the responses: "
+            "staleness as the loss sees it. The distance grows with lag and with the number of "
+            "gradient steps per round.",
         ),
     ):
         plots.append(
@@ -311,7 +314,7 @@ def _drift(arms: Arms) -> list[Plot]:
                 name=f"kl_{name}",
                 title=title,
                 look=f"{look} Solid: the estimate k1, which can be negative. Dotted: the estimate "
-                "k3, which is never negative but jumps at a single unlikely token. The axis is "
+                "k3, which is never negative but jumps at a single unlikely token. The y axis is "
                 "linear near 0 and logarithmic beyond.",
                 x_label="round",
                 y_label="nats per response",
@@ -340,9 +343,9 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="clip_fraction",
             title="Clipped tokens",
-            look="The share of tokens that no longer give a gradient. If it is high, the rollouts "
-            "are too old or the steps are too large, and part of the samples is wasted: lower the "
-            "learning rate, k or lag.",
+            look="The share of tokens that no longer give a gradient. If the share is high, the "
+            "rollouts are too old or the steps are too large, and part of the samples is wasted: "
+            "lower the learning rate, k or lag.",
             x_label="round",
             y_label="clip fraction",
             series=metric("loss/clip_fraction"),
@@ -368,8 +371,8 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="response_length",
             title="Response length",
-            look="The mean length of the responses in training. If it changes for no reason in the "
-            "task, the policy may be gaming the reward.",
+            look="The mean length of the responses in training. If the length changes although the "
+            "task gives no reason, the policy may be gaming the reward.",
             x_label="round",
             y_label="tokens",
             series=metric("response/length_mean"),
@@ -396,8 +399,8 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="lag",
             title="Lag over the rounds",
             look="How many rounds old a group is when it is first trained on. Solid: the oldest "
-            "group of the round, which must not exceed the arm's bound. Dotted: the mean. Equal "
-            "lines are drawn slightly apart.",
+            "group of the round, whose lag must not exceed the arm's bound. Dotted: the mean. "
+            "Equal lines are drawn slightly apart.",
             x_label="round",
             y_label="rounds behind",
             series=metric("lag/max"),
@@ -409,7 +412,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         ),
         Plot(
             name="versions",
-            title="Policy versions in time",
+            title="Policy versions over time",
             look=f"The first {FIRST_ROUNDS} rounds. The dotted line (generator) follows the solid "
             "line (learner). The gap shows how far the generator's weights are behind.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
@@ -453,10 +456,10 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         lines(
             arms,
             name="step_kl",
-            title="KL from the weights that sampled, by gradient step",
-            look="The KL before each step of a round, on the data of that step. A point is the "
-            "median over the rounds. If the line bends upwards, the policy drifts faster with each "
-            "further step of a round.",
+            title="KL from the weights that sampled the responses, by step",
+            look="The KL before each gradient step of a round, on the data of that step. Each "
+            "point is the median over the rounds. If the line bends upwards, the policy drifts "
+            "faster with each further step of a round.",
             x_label="gradient step of the round",
             y_label="nats per response",
             series=by_step(lambda point: point.kl_sampler_nats),
@@ -468,7 +471,7 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="step_clip",
             title="Clipped tokens, by gradient step",
             look="The share of tokens that no longer give a gradient, at each step of a round. If "
-            "it climbs, each further step per round gains less.",
+            "the share climbs, each further step per round gains less.",
             x_label="gradient step of the round",
             y_label="clip fraction",
             series=by_step(lambda point: point.clip_fraction),
@@ -497,7 +500,7 @@ def _reuse(arms: Arms) -> list[Plot]:
             arms,
             name="age",
             title="Age of the trained groups",
-            look="The age of the weights that sampled a group. Solid: the oldest group of the "
+            look="The age of the weights that sampled a group. Solid: the largest age in the "
             "round, which must not exceed buffer.max_age. Dotted: the mean.",
             x_label="round",
             y_label="rounds behind",

@@ -28,13 +28,13 @@ class TrialRecord:
     directory: Path
     params: Mapping[str, Any]  # params.json as it was written
     config: GRPOConfig
-    arm: str  # label of the config's arm, plus settings if trials of one arm differ in them
+    arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # the last row says that no round follows
-    error: str | None  # the last line of error.txt; a retried trial can have finished nevertheless
-    error_at: float | None  # seconds since 1970
+    error: str | None  # the last line of error.txt, which remains if a retry succeeds
+    error_at: float | None  # time of the last failure, in seconds since 1970
     has_trace: bool
-    problems: Sequence[str]  # what could not be read, one line each
+    problems: Sequence[str]  # one line for each thing that could not be read
 
     @property
     def round(self) -> int:
@@ -50,8 +50,8 @@ class TrialRecord:
     def done(self) -> bool:
         """Return True if the trial has ended and its last policy is saved.
 
-        The policy is saved after the row of the last round, so the save can still fail. On a full
-        disk Tune leaves error.txt empty.
+        The policy is saved after the row of the last round is written, so the save can still fail.
+        On a full disk Tune leaves error.txt empty.
         """
         unsaved = self.error == NO_ERROR or PolicyNotSaved.__name__ in str(self.error)
         return self.ended and not (self._failed_last and unsaved)
@@ -65,7 +65,8 @@ class TrialRecord:
     def _failed_last(self) -> bool:
         """Return True if a failure came after the last row.
 
-        Tune keeps the error of a trial that it restarts, so an error can be older than the row.
+        Tune keeps the error of a trial that it restarts. So an error can be older than the last
+        row.
         """
         if self.error is None:
             return False
@@ -111,8 +112,8 @@ class TrialRecord:
     def late_mean(self, name: str) -> float | None:
         """Return the mean of a metric over the last eighth of the trial's rounds.
 
-        The window is a share of the rounds, not a fixed number. So arms with few large rounds are
-        judged by as many samples as the others.
+        The window is a share of the rounds, not a fixed number of rounds. So arms with few large
+        rounds are judged on as many samples as other arms.
         """
         late = self.round - max(1, self.config.rounds // 8)
         values = [
@@ -147,7 +148,7 @@ class ExperimentRecord:
 
     directory: Path
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
-    question: Question | None  # None if no search space asked one
+    question: Question | None  # None if the experiment asks no question
     trials: Sequence[TrialRecord]  # sorted by the question's arms, then by seeds
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     problems: Sequence[str]
@@ -163,8 +164,8 @@ class ExperimentRecord:
 
     @property
     def complete_arms(self) -> dict[str, list[TrialRecord]]:
-        """The arms of `arms`, with only their complete trials.
+        """The arms of `arms`, with their complete trials only.
 
-        Their numbers of samples are equal only if `--samples` set the arms' rounds.
+        The arms trained on equal numbers of samples only if `--samples` set their rounds.
         """
         return {arm: [t for t in trials if t.complete] for arm, trials in self.arms.items()}

@@ -37,15 +37,15 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
     """Write the page, its plots and report.json.
 
     Args:
-        directory: The experiment.
+        directory: The directory of the experiment.
         warn: Called with one line for each damaged file.
 
     Returns:
         The path of the page.
 
     Raises:
-        ReportError: There is no experiment, it has no row yet, matplotlib is missing, or the page
-            cannot be written.
+        ReportError: There is no experiment, no trial has a row yet, matplotlib is missing, or the
+            page cannot be written.
     """
     try:
         # The path "." has no name to show.
@@ -100,7 +100,7 @@ def _drawn(sections: Iterable[Section]) -> list[Plot]:
 
 
 def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes]:
-    """Return the pictures of `render_all`, plus a legend for use outside the page."""
+    """Return the pictures from `render_all`, plus a legend for use outside the page."""
     from reports.canvas import LIGHT, render_all, render_legend
 
     images = render_all(_drawn(sections), files=True)
@@ -108,7 +108,7 @@ def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes
 
 
 def _write_plots(directory: Path, sections: Sequence[Section], images: Mapping[str, bytes]) -> None:
-    """Write the pictures, and remove those that an earlier report drew and this one does not.
+    """Write the pictures, and remove old pictures that this report does not draw.
 
     Raises:
         OSError: The experiment's directory is not writable, or a link is in the way.

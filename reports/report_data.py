@@ -40,7 +40,7 @@ def report_data(
     Args:
         experiment: The experiment as it was read.
         comparison: The comparison of its arms.
-        asked: The table for the question of the search space, if it asks one.
+        asked: The table that answers the question of the search space, or None without one.
         found: The quantities in which the arms are compared with the baseline.
         pairs: The comparisons of every pair of arms.
         short: The sentences of the short answer.
@@ -148,7 +148,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def _pair(quantity: Quantity, arm: str) -> dict[str, Any] | None:
-    """Return the figures of a pair. If it is not comparable, there is only the reason."""
+    """Return the figures of a pair, or only the reason if the pair is not comparable."""
     own, why_not = quantity.contrasts.get(arm), quantity.not_comparable.get(arm)
     if own is None and why_not is None:
         return None
@@ -180,7 +180,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "seed": trial.config.seed,
         "status": trial.status,
         "samples_per_s": trial.samples_per_s,
-        # The speed over all rounds, including disturbed ones. Do not compare arms by it.
+        # The speed over all rounds, including disturbed ones. Do not compare arms by this speed.
         "disturbed_samples_per_s": None if own is None or own.comparable else own.samples_per_s,
         "timed_rounds": 0 if own is None else own.rounds,
         "disturbed_rounds": 0 if own is None else own.disturbed,

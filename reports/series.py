@@ -44,7 +44,7 @@ def metric(name: str) -> Series:
 
 
 def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
-    """Yield held-out reward by KL to the reference; at round 0 the policy is the reference."""
+    """Yield (round, KL to the reference, held-out reward). At round 0, the KL is 0."""
     for round_, reward, row in trial.evaluated():
         if round_ == 0 and trial.column("kl/reference_nats"):
             yield 0, 0.0, reward
@@ -53,7 +53,7 @@ def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
 
 
 def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
-    """Return a point for each round: the medians over the trials that have a value in it."""
+    """Return a point per round: the medians over the trials that have a value in that round."""
     at: dict[int, list[tuple[float, float]]] = {}
     for trial in trials:
         for round_, x, y in series(trial):
@@ -68,9 +68,10 @@ def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
 def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, float]:
     """Return an arm's seconds in each stage, in waiting, and in the whole `step`.
 
-    A figure is the median over the trials of each trial's median over its rounds. For eval, the
-    mean over the rounds is used, because most rounds have no evaluation. Arms differ in the number
-    of responses per round, so the seconds are scaled to `responses`.
+    Each figure is computed in two steps: the median over the rounds of each trial, then the median
+    over the trials. For eval, the mean over the rounds is used instead, because most rounds have no
+    evaluation. Arms differ in the number of responses per round, so the seconds are scaled to
+    `responses`.
 
     Args:
         trials: The trials of an arm.

@@ -87,10 +87,10 @@ def _listed(keys: Sequence[str], values: Flat) -> str:
 
 
 def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of every setting of the trial that has a known one.
+    """Return the known defaults of the trial's settings, by dotted key.
 
     The defaults that a user's task declares come from experiment.json, which was written at the
-    start of the experiment. A report runs no code of the user.
+    start of the experiment. A report never runs a user's code.
 
     Args:
         trial: The trial.

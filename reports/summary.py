@@ -1,4 +1,4 @@
-"""The final table: one row per arm, with medians over its seeds. The report shows the same rows."""
+"""The final table: one row per arm, with medians over seeds. The report shows the same rows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from reports.pace import Pace, counted_disturbed
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
-# Replaces a speed, and follows a total, that other processes made incomparable.
+# Shown instead of a speed, or after a total, if other processes made the figure incomparable.
 MARK = "?"
 COUNTED = "*"  # follows a speed that counts disturbed rounds because the trials' settings say so
-COVERS = {  # key: True if the interval of a speed rests on several seeds
-    False: "With one seed, an interval covers only the noise between the rounds of these runs. It "
-    "does not predict the next run. Use --num-samples 3 or more for that.",
+COVERS = {  # the key is True if the interval of a speed rests on several seeds
+    False: "With one seed, an interval covers only the noise between the rounds of these runs and "
+    "does not predict other runs. To predict other runs, use --num-samples 3 or more.",
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
-EQUAL_SAMPLES = 0.01  # medians that differ by less count as equal, because single groups may fail
+# Medians that differ by a smaller share count as equal, because a few groups may have failed.
+EQUAL_SAMPLES = 0.01
 UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
     "Use --samples N to train every arm on N responses."
@@ -42,7 +43,7 @@ RATIOS = ("speed-up", "at equal cost")  # columns left out if there is nothing t
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
-    """Figures of one trial in the table; None marks a figure that its rows do not have."""
+    """Figures of one trial for the table; None if the trial's rows do not have the figure."""
 
     arm: str
     seed: int
@@ -60,7 +61,8 @@ class TrialSummary:
     reference_nll: float | None
     largest_lag: float | None
     niceness: float  # highest niceness of its actors; an ordinary process has 0
-    still: int  # rounds whose groups all have equal rewards; 0 if the advantage can use such groups
+    # Number of rounds without a group of unequal rewards; 0 if the advantage can use such rounds.
+    still: int
 
     @property
     def comparable(self) -> bool:
@@ -69,7 +71,7 @@ class TrialSummary:
 
 
 def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
-    """Return the figures of a trial, or None if it has no row yet."""
+    """Return the figures of a trial, or None if the trial has no row yet."""
     if not trial.rows:
         return None
     trained = trial.last("count/trained")
@@ -96,12 +98,12 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Comparison of the arms. The command prints it, and the report shows it."""
+    """Comparison of the arms, which the command prints and the report shows."""
 
     arms: Mapping[str, Sequence[TrialSummary]]
     baseline: str | None  # the arm that speed-ups are relative to; None if no arm is timed
-    speed: Mapping[str, Contrast]  # samples per second relative to the baseline, for other arms
-    cost: Mapping[str, Contrast]  # the same for samples per device-hour
+    speed: Mapping[str, Contrast]  # other arm -> samples per second relative to the baseline
+    cost: Mapping[str, Contrast]  # other arm -> samples per device-hour relative to the baseline
     not_comparable: Mapping[str, str]  # arm -> reason why it has no speed and no cost
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
 
@@ -112,7 +114,7 @@ class Comparison:
 
     @property
     def equal_samples(self) -> bool:
-        """Return True if the complete trials of all arms trained on equally many samples."""
+        """Return True if complete trials trained on about equally many samples in every arm."""
         medians = [median([t.samples for t in own if t.complete]) for own in self.arms.values()]
         known = [samples for samples in medians if samples is not None]
         return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
@@ -148,7 +150,7 @@ class Comparison:
         return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 
     def rates(self, arm: str) -> list[float | None]:
-        """Return samples per second of each trial; empty if the arm is not comparable."""
+        """Return the samples per second of each trial; empty if the arm is not comparable."""
         return [t.samples_per_s for t in self.arms[arm]] if self.comparable(arm) else []
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -199,7 +201,7 @@ class Comparison:
         ]
 
     def _disturbed(self) -> list[str]:
-        """Return the trials that do not count: `sync, seed 0 (40% in 12 of 16 rounds)`."""
+        """Return the trials whose speed does not count: `sync, seed 0 (40% in 12 of 16 rounds)`."""
         found = {
             arm: [
                 f"seed {trial.seed} ({trial.pace.disturbance})"
@@ -214,8 +216,8 @@ class Comparison:
         if not self.has_ratios:
             return ""
         return (
-            f"Speed-up: samples per second relative to {self.baseline}; use it if the devices are "
-            f"yours anyway. At equal cost: samples per device-hour relative to {self.baseline}; "
+            f"Speed-up: samples per second relative to {self.baseline}; use it if you have the "
+            f"devices anyway. At equal cost: samples per device-hour relative to {self.baseline}; "
             "use it if the devices could do other work. "
         )
 
@@ -224,9 +226,9 @@ class Comparison:
         if disturbed := self._disturbed():
             notes.append(
                 "Trials excluded from speeds and speed-ups because other processes took too much "
-                f"of the machine: {'; '.join(disturbed)}. The percentage is the share that they "
-                f"took. If too few seeds of an arm remain, the table shows {MARK} instead of its "
-                "speed."
+                f"of the machine: {'; '.join(disturbed)}. The percentage is the share of the "
+                f"machine that they took. If too few seeds of an arm remain, the table shows "
+                f"{MARK} instead of the arm's speed."
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
@@ -263,7 +265,7 @@ class Comparison:
         ]
 
     def seeds_used(self, own: Contrast) -> str:
-        """Return `2 of 3 seeds`; empty if the contrast rests on all seeds of the experiment."""
+        """Return text such as `2 of 3 seeds`; empty if the contrast rests on all seeds."""
         used = len(own.seeds)
         return f"{used} of {self.seeds} seeds" if used < self.seeds else ""
 
@@ -375,7 +377,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 
 def show(values: Sequence[float | None], form: str) -> str:
-    """Return the median as text, followed by minimum and maximum if their texts differ."""
+    """Return the median as text, with minimum and maximum if these differ when formatted."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -387,6 +389,6 @@ def show(values: Sequence[float | None], form: str) -> str:
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
-    """Return both medians as text: `0.366 -> 0.911 (0.902-0.915)`."""
+    """Return the medians before and after, as text: `0.366 -> 0.911 (0.902-0.915)`."""
     first, last = show(before, form), show(after, form)
     return "-" if first == last == "-" else f"{first} -> {last}"

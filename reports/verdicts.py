@@ -1,4 +1,4 @@
-"""Sentences about which arms differ, in speed, cost and held-out reward.
+"""Sentences that say which arms differ in speed, cost and held-out reward.
 
 For speed, every trial with timed rounds counts. For reward, only trials that ran all their rounds
 count.
@@ -25,8 +25,8 @@ class Quantity:
 
     key: str  # key in report.json
     name: str
-    above: str  # "Faster than {base}"
-    below: str
+    above: str  # begins the sentence about arms above the baseline: "Faster than {}"
+    below: str  # begins the sentence about arms below the baseline
     form: str
     contrasts: Mapping[str, Contrast]
     not_comparable: Mapping[str, str]  # arm -> reason why it has no contrast
@@ -84,7 +84,7 @@ def reward_differences(
 
 
 def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
-    """Return the sentences of the report; empty if there is nothing to compare."""
+    """Return the sentences about differences between arms; empty if there is nothing to compare."""
     if not any(quantity.contrasts or quantity.not_comparable for quantity in found):
         return []
     doubt = _baseline_doubt(comparison)
@@ -140,7 +140,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         said.append(f"No arm can be compared with {base} in held-out reward.")
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
-        said.append("All of this rests on one seed, so it holds for these runs only.")
+        said.append("All these results rest on one seed, so they hold for these runs only.")
     return said
 
 
@@ -193,7 +193,7 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
     Args:
         quantity: The quantity.
         comparison: The arms and their baseline.
-        doubts: Say why arms are not comparable.
+        doubts: Also list the arms that are not comparable, with the reasons.
     """
 
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:
@@ -215,7 +215,7 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
             listed(lambda own: own.told_apart is False, advice=True),
         ),
         (
-            f"No interval in {quantity.name} (fewer than {LEAST_ROUNDS} rounds, only one prompt, "
+            f"No interval for {quantity.name} (fewer than {LEAST_ROUNDS} rounds, only one prompt, "
             "or the same difference in every prompt)",
             listed(lambda own: own.told_apart is None),
         ),
@@ -256,7 +256,7 @@ def _by_chance(arms: int) -> str:
         )
     return (
         f"The level of {LEVEL:.0%} holds for a single comparison. If the {arms} arms with several "
-        "seeds were all equal to the baseline, chance alone would still show at least one clear "
-        f"difference in each quantity in up to {1 - LEVEL**arms:.0%} of experiments. Before you "
-        "rely on an arm, run it again with other seeds (--seed)."
+        "seeds were all equal to the baseline, any one quantity would still show at least one "
+        f"clear difference, by chance alone, in up to {1 - LEVEL**arms:.0%} of experiments. Before "
+        "you rely on an arm, run it again with other seeds (--seed)."
     )

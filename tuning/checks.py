@@ -29,7 +29,7 @@ class Missing(UsageError):
     """
 
 
-# Raises an error if something is wrong with a trial. Returns lines with notes for the user.
+# A check raises an error if a trial is wrong in some way, and otherwise returns notes for the user.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
@@ -155,7 +155,7 @@ def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:
 def _teachers_context(trial: GRPOConfig) -> int | None:
     """Return the teacher's context in tokens, or None without a teacher.
 
-    With a teacher, this imports torch.
+    If there is a teacher, this function imports torch.
     """
     if trial.teacher is None:
         return None
@@ -168,7 +168,7 @@ def check_code(trial: GRPOConfig) -> Sequence[str]:
     """Try the user's loss, advantage and engine in a separate process.
 
     Raises:
-        PluginError: One of them cannot be used.
+        PluginError: The loss, the advantage or the engine cannot be used.
     """
     from grpo_trainable.learner.user_code import check_user_code
 
@@ -190,5 +190,5 @@ def _code(trial: GRPOConfig) -> Hashable:
     return trial.loss.type, trial.loss.advantage, trial.rollout.group_size, trial.engine
 
 
-# Each check of a trial, with a function that returns the settings it depends on.
+# Each check of a trial, with a function that returns the settings on which the check depends.
 TRIAL_CHECKS = ((check_inputs, _inputs), (check_code, _code))

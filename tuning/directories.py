@@ -1,4 +1,4 @@
-"""Directories that a user names: storage of experiments, and checks that one may be resumed."""
+"""Directories that a user names: storage for experiments, and checks before a resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reports import EXPERIMENT_FILE
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# Files that a resume reads. Our file is JSON. Tune's files contain pickle, even the JSON files.
+# Files that a resume reads. Our file is JSON. Tune's files, even its JSON files, contain pickle.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -98,7 +98,7 @@ def refusal(directory: AnyPath) -> str | None:
 def is_taken(directory: AnyPath) -> bool:
     """Return True if the directory of an experiment exists.
 
-    In a store it must also contain a file, because a store may show empty directories.
+    In a store, the directory must also contain a file, because a store may show empty directories.
     """
     return directory.exists() if isinstance(directory, Path) else bool(directory.files())
 

@@ -1,4 +1,4 @@
-"""The trials of a search space as a grid search of Tune, in an order that we choose."""
+"""The trials of a search space as a grid search of Tune, in a chosen order."""
 
 from __future__ import annotations
 
@@ -60,12 +60,13 @@ class _ByArm:
 
 
 class OrderedGrid(BasicVariantGenerator):
-    """Creates the trials of a grid over `arm` and `seed` in a given order.
+    """Search algorithm that creates the trials of a grid over `arm` and `seed` in a given order.
 
     The scheduler decides how many trials run at the same time: see `tuning.schedulers`.
 
-    Each trial remains a grid search, over one arm and one seed. So TensorBoard still treats both as
-    searched parameters, and Tune's `sample_from` still derives the other values from the arm.
+    Each trial remains a grid search, over one arm and one seed. So TensorBoard still treats arm and
+    seed as searched parameters, and Tune's `sample_from` still derives the other values from the
+    arm.
     """
 
     def __init__(self, order: Sequence[tuple[str, int]]) -> None:

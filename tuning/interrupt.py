@@ -16,11 +16,11 @@ from grpo_trainable.text import plural
 from reports.records import TrialRecord
 
 # Seconds that trials have to finish their round and save. A user who presses Ctrl-C once prefers
-# waiting to losing rounds, and can press it again. Slurm and Kubernetes kill a job within 30 s
+# waiting to losing rounds, and can press Ctrl-C again. Slurm and Kubernetes kill a job within 30 s
 # after SIGTERM.
 ROUND_S = {signal.SIGINT: 60.0, signal.SIGTERM: 15.0}
-# Seconds after that: for Tune to end, and for our last messages. Ray then needs up to 3 s to end
-# the processes that we leave behind.
+# Seconds for Tune to end after `ROUND_S`, and seconds for our last messages after that. Ray then
+# needs up to 3 s to end the processes that we leave behind.
 TUNE_S, WORDS_S = 7.0, 3.0
 
 
@@ -28,8 +28,8 @@ class Interrupt:
     """Handler of Ctrl-C and SIGTERM.
 
     The first signal gives every trial `ROUND_S` to finish its round and save. Tune then has
-    `TUNE_S` to end. If it has not ended by then, the program ends without it. A second signal ends
-    the program at once.
+    `TUNE_S` to end. If Tune has not ended by then, the program ends without Tune. A second signal
+    ends the program at once.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class Interrupt:
         self._requested.clear()
 
     def install(self) -> None:
-        """Install the handler. Call this before and after `ray.init`, which replaces handlers.
+        """Install the handler.
 
-        This also turns off Tune's handler, which would hide the interrupt.
+        Call this method before and after `ray.init`, which replaces handlers. The method also turns
+        off Tune's handler, which would hide the interrupt.
         """
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
         signal.signal(signal.SIGINT, self._handle)
@@ -84,7 +85,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _end_now(self) -> None:
-        """End Tune. A trial that has not saved by now continues from its last checkpoint."""
+        """End Tune. After a resume, an unsaved trial continues from its last checkpoint."""
         if tune_is_running():
             text = "time is up: a trial that has not saved continues from its last checkpoint"
             print(text, file=sys.stderr, flush=True)

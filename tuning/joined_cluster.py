@@ -22,7 +22,7 @@ from grpo_trainable.storage.digests import package_digest
 from grpo_trainable.storage.object_store import AnyPath, StoredPath, refusal
 
 ANSWER_S = 5.0  # time limit for a connection to the address
-LOOK_S = 60.0  # time limit for the answer of a node, which has to start a process
+LOOK_S = 60.0  # time limit for a node's answer; the node first has to start a process
 TOKEN = (
     "put the cluster's token in ~/.ray/auth_token here (or in RAY_AUTH_TOKEN), and check that the "
     f"cluster also runs Ray {ray.__version__}"
@@ -33,7 +33,8 @@ def join(address: str, **options: Any) -> None:
     """Call `ray.init` with the address of a cluster.
 
     Raises:
-        UsageError: Nothing listens there, or Ray refuses the connection. The message is one line.
+        UsageError: Nothing listens at the address, or Ray refuses the connection. The message is
+            one line.
     """
     _refuse_silence(address)
     try:
@@ -75,14 +76,14 @@ def check_nodes(storage: AnyPath) -> None:
 
 
 def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Send every node the files of the user that it lacks.
+    """Send each node the user's files that the node lacks.
 
     Args:
         files: Path -> SHA-256.
 
     Returns:
-        Path -> content of the files that any node lacked. Trials send them to nodes that join
-        later.
+        Path -> content of the files that any node lacked. Trials send these files to nodes that
+        join later.
 
     Raises:
         UsageError: A file cannot be copied to a node. The message is one line.
@@ -101,8 +102,8 @@ def _check_each(storage: AnyPath, refuses: Callable[[], str | None]) -> None:
 
     Args:
         storage: The storage, for messages.
-        refuses: A function that runs on a node. It returns None, or one line that says why the
-            node cannot use the storage.
+        refuses: A function that runs on a node. The function returns None, or one line
+            that says why the node cannot use the storage.
     """
     here = package_digest()
     seen = {node: _look_from(node_id, refuses) for node, node_id in _nodes().items()}
@@ -115,8 +116,8 @@ def _check_each(storage: AnyPath, refuses: Callable[[], str | None]) -> None:
         if package != here:
             has = "no grpo_trainable" if package is None else "another version of grpo_trainable"
             raise UsageError(
-                f"node {node} of the cluster has {has}; install the version of this machine there, "
-                "in the environment that Ray runs in"
+                f"node {node} of the cluster has {has}; install this machine's version on that "
+                "node, in the environment that Ray runs in"
             )
         if wrong is not None:
             raise UsageError(f"--storage {storage}: node {node} of the cluster {wrong}")
@@ -139,7 +140,7 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """Return a Ray reference to a pair: a node's digest of our package, and what `refuses` returns.
+    """Return a Ray reference to a node's digest of our package and the result of `refuses`.
 
     The digest is None if the node does not have the package. `refuses` is called only if the
     digests agree.
@@ -156,7 +157,7 @@ def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
         try:
             from grpo_trainable.storage.digests import package_digest
         except ImportError:
-            return "of before there were digests", None
+            return "older than digests", None
         if (digest := package_digest()) != here:
             return digest, None
         return digest, pickle.loads(pickled)()

@@ -1,4 +1,4 @@
-"""Compare, before anything starts, the memory that trials need with that of the machine."""
+"""Compare, before anything starts, the memory that trials need with the machine's memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Need:
 
 
 def unlike(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """Drop trials that differ from others only in seed and arm name, which need equal memory."""
+    """Drop trials that differ from others only in seed and arm, and so need the same memory."""
     return list({replace(trial, seed=0, arm="custom"): trial for trial in trials}.values())
 
 
@@ -67,7 +67,7 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
     Args:
         needs: The trials with their estimates.
         together: Number of trials that run at the same time.
-        available: Bytes of main memory where the trials run.
+        available: Number of bytes of main memory where the trials run.
         where: Name of the machine or cluster that they run on.
 
     Raises:
@@ -83,8 +83,8 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
     if takes * together > available:
         each = f" per trial, and {together} trials run at the same time" if together > 1 else ""
         raise DoesNotFit(
-            f"arm {trial.arm} needs about {size(takes)} of memory{each}, but {where} has "
-            f"{size(available)}: {largest}; docs/memory.md says how to reduce each part"
+            f"arm {trial.arm} needs about {size(takes)} of memory ({largest}){each}, but {where} "
+            f"has {size(available)}; docs/memory.md says how to reduce each part"
         )
     return f"memory of a trial: about {size(takes)} of {size(available)} ({largest})"
 
@@ -108,14 +108,14 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
         takes, there = need.estimate.gpu_bytes, int(smallest * reserved)
         if takes > there:
             raise DoesNotFit(
-                f"arm {need.trial.arm} needs about {size(takes)} of GPU memory, but reserves "
-                f"{reserved:g} GPUs with {size(there)}: {need.estimate}; docs/memory.md says how "
-                "to reduce each part"
+                f"arm {need.trial.arm} needs about {size(takes)} of GPU memory "
+                f"({need.estimate}), but reserves {reserved:g} GPUs with {size(there)}; "
+                "docs/memory.md says how to reduce each part"
             )
 
 
 def machine_bytes() -> int:
-    """Return the bytes of main memory of this machine, or of the container that this runs in."""
+    """Return the size in bytes of main memory of this machine, or of its container if smaller."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, LIMITS):
         text = path.read_text().strip() if path.is_file() else ""

@@ -1,7 +1,7 @@
 """Estimate of the memory that a trial needs, from its config, before anything starts.
 
 docs/memory.md explains each formula. N is the number of parameters, T the number of trained
-parameters, and b the bytes per number in the body, 4 or 2.
+parameters, and b the number of bytes per parameter of the body, 4 or 2.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from grpo_trainable.models.shape import HELD, PolicySettings
 from tuning.model_dimensions import KNOWN, Dimensions, dimensions_of, stored_parameters
 
 FLOAT = 4  # bytes of a float32
-# Assumed length of a prompt, if it fits in the context. Prompts are read only later.
+# Assumed number of tokens of a prompt, unless the context is too short. Prompts are read later.
 PROMPT_TOKENS = 256
 CHECKPOINT = "checkpoint"
 PUBLISHED = "published snapshot"  # only the first of several learners has one
 # Bytes of a process that has imported torch and ray, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
-# A process that plays episodes has imported neither. A user's environment may need more memory.
+# Bytes of a process that plays episodes. Such a process imports neither torch nor ray. A user's
+# environment may need more memory.
 ENVIRONMENT_BYTES = 30_000_000
-# A token of a rollout: id, reference log-prob, log-prob, version, round, and one byte of mask.
+# Bytes of a rollout token: id, reference log-prob, log-prob, version, round, and one byte of mask.
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
 
 
@@ -75,7 +76,7 @@ def size(count: int) -> str:
 def policy_dimensions(model: PolicySettings) -> Dimensions | None:
     """Return the sizes of the policy that a trial starts from, or None if they are not known.
 
-    For a hub id that presets name, the sizes are known without the files of the model.
+    For a hub id that a preset names, the sizes are known without the files of the model.
 
     Raises:
         ValueError: The directory cannot be used. The message is one line that begins with the
@@ -88,7 +89,7 @@ def policy_dimensions(model: PolicySettings) -> Dimensions | None:
     directory = policy_directory(model)
     if directory is None or not is_hugging_face(directory):
         return _of_ours(PRESETS[model.preset] if directory is None else read_config(directory))
-    refuse_unusable(directory)  # first, because its message is the clearest
+    refuse_unusable(directory)  # call this first, because its message is the clearest
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     found = dimensions_of(config)
     return found and replace(found, parameters=stored_parameters(directory))
@@ -145,7 +146,7 @@ def estimate(
 
 
 def _beside(config: GRPOConfig) -> int:
-    """Return the bytes of the processes that score, or play episodes, for all generators."""
+    """Return the number of bytes of all processes that score responses or play episodes."""
     r = config.resources
     samplers = 1 if config.placement == "colocated" else r.num_generators
     if config.env.plays:
@@ -159,7 +160,7 @@ def _sum(parts: Sequence[Part]) -> int:
 
 
 class _Trial:
-    """Parts of the memory of one trial. Every number of bytes is that of one actor."""
+    """Parts of the memory of one trial. Every number of bytes applies to one actor."""
 
     def __init__(
         self, config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None
@@ -190,7 +191,7 @@ class _Trial:
     # ---- Held all the time -------------------------------------------------------------------
 
     def learner(self) -> list[Part]:
-        """Return the parts that a learner holds all the time.
+        """Return the parts that a learner keeps in memory all the time.
 
         If learners share a policy, these are the parts of one learner.
         """
@@ -223,11 +224,11 @@ class _Trial:
 
     @property
     def apart_bytes(self) -> int:
-        """Number of bytes of the adapters, if they are published and used apart from the model."""
+        """Number of bytes of the adapters if they are published apart from the model, else 0."""
         return self.trained * FLOAT if self.config.adapters_apart else 0
 
     def state_bytes(self) -> int:
-        """Return the bytes of a checkpoint of the learners.
+        """Return the number of bytes of a checkpoint of the learners.
 
         The checkpoint contains parameters, master weights and moments.
         """
@@ -246,7 +247,7 @@ class _Trial:
         return r.num_learners if r.learner_strategy == "fsdp2" else 1
 
     def gathered_bytes(self) -> int:
-        """Return the bytes of parameters and gradients that a learner gathers during a pass.
+        """Return the number of bytes of parameters and gradients that a learner gathers in a pass.
 
         The learner gathers everything outside the layers, plus two layers: the current layer, and
         the next one while it arrives.
@@ -258,10 +259,10 @@ class _Trial:
         return 2 * (outside + 2 * layer) * self.body
 
     def critic_bytes(self, beside: int) -> int:
-        """Return the bytes of the critic's own body, with gradients and moments.
+        """Return the number of bytes of the critic's own body, with gradients and moments.
 
         Args:
-            beside: Bytes of adapters and master weights, held in addition to the weights. The
+            beside: Number of bytes of adapters and master weights, in addition to the weights. The
                 critic's head is only a vector, so it is not counted.
         """
         if not self.own_critic:
@@ -281,7 +282,7 @@ class _Trial:
     # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """Return the KV cache, and the logits with their probabilities, for one call's rows."""
+        """Return the KV cache, and the logits and probabilities, for the rows of one call."""
         rows, size = schedule.most_rows(self.config), self.size
         # A row has one place in the cache. A slot has a place on every shelf, and the shelves
         # together are at most twice as long as a row.
@@ -297,7 +298,7 @@ class _Trial:
         ]
 
     def training(self) -> list[Part]:
-        """Return the activations of a microbatch and the memory of its head."""
+        """Return the activations of a microbatch, and the memory that the head needs for it."""
         rows = self.microbatch_rows()
         responses = rows * self.config.rollout.max_new_tokens
         size = self.size
@@ -315,10 +316,10 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """Return the checkpoint that a learner reads, minus the memory that it does not need yet.
+        """Return the checkpoint that a learner reads, minus the memory that it does not use yet.
 
-        While a learner loads, it has no gradients or moments yet. It reads the whole checkpoint,
-        even if learners share the policy.
+        While a learner loads, it has no gradients or moments yet. The learner reads the whole
+        checkpoint, even if learners share the policy.
         """
         if self._trains_on_gpu:
             return []
@@ -327,7 +328,7 @@ class _Trial:
         return [Part(what=CHECKPOINT, bytes=max(0, self.state_bytes() - waiting))]
 
     def checkpoint_host_bytes(self) -> int:
-        """Return the bytes of main memory into which learners with GPUs read a checkpoint."""
+        """Return the bytes of main memory for the checkpoints that learners with GPUs read."""
         learners = self.config.resources.num_learners
         return learners * self.state_bytes() if self._trains_on_gpu else 0
 
@@ -336,7 +337,7 @@ class _Trial:
         return self.body < FLOAT and self.config.model.head_fp32
 
     def microbatch_rows(self) -> int:
-        """Return the rows of the largest microbatch, if every row has the maximum length."""
+        """Return the number of rows of a microbatch whose rows all have the maximum length."""
         optim, rollout = self.config.optim, self.config.rollout
         most = optim.microbatch
         if optim.microbatch_tokens is not None:
@@ -344,7 +345,7 @@ class _Trial:
         return min(most, rollout.prompts * rollout.group_size)
 
     def activation_bytes(self) -> int:
-        """Return the bytes per token that autograd keeps for the backward pass, over all layers."""
+        """Return the bytes per token that autograd keeps of all layers for the backward pass."""
         size, layer = self.size, sum(self._activations_of_a_layer())
         around = 3 * size.hidden * self.body  # embedding and last norm
         if not self.config.model.gradient_checkpointing:
@@ -358,7 +359,7 @@ class _Trial:
         return (r.worker_gpus if self.config.placement == "colocated" else r.learner_gpus) > 0
 
     def _activations_of_a_layer(self) -> Iterator[int]:
-        """Yield the bytes per token of the tensors that autograd keeps of a layer.
+        """Yield the bytes per token of the tensors that autograd keeps for one layer.
 
         A test compares the sum with real tensors.
         """
@@ -371,7 +372,7 @@ class _Trial:
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
             yield FLOAT * d  # norms compute in float32
-            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # attention does too, on a CPU
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # so does attention on a CPU
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:
@@ -380,7 +381,7 @@ class _Trial:
     # ---- The trial's own process -------------------------------------------------------------
 
     def buffer_bytes(self) -> int:
-        """Return the bytes of the rollouts in the trial's process: kept, or under way."""
+        """Return the number of bytes of rollouts in the trial's process: buffered and in flight."""
         config = self.config
         rounds = config.buffer_capacity + config.lag
         response = config.rollout.max_new_tokens * TOKEN_BYTES

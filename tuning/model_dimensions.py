@@ -1,8 +1,9 @@
 """Sizes of a policy's parts, which determine its memory.
 
-This imports neither torch nor transformers, so the launcher can use it before anything starts.
+This module imports neither torch nor transformers, so the launcher can use it before anything
+starts.
 
-D is the hidden size, F the width of the MLP, V the vocabulary and r the rank of LoRA.
+D is the hidden size, F the width of the MLP, V the size of the vocabulary and r the rank of LoRA.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ NAMES = {
     "vocab": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "context_length"),
 }
-# Architectures whose parameters can all be counted -> whether they have biases of query, key and
-# value, and whether they have norms of query and key.
+# Architectures whose parameters can all be counted -> two flags: they have biases of query, key
+# and value; they have norms of query and key.
 COUNTED = {
     "llama": (False, False),
     "mistral": (False, False),
@@ -34,8 +35,8 @@ COUNTED = {
 }
 # The parts of config.json on which memory depends, for models that presets name. So the size of a
 # model is known without its files and without the network. The Math model is made from
-# Qwen2.5-1.5B and has its width, layers, heads and vocabulary (arXiv 2412.15115 and 2409.12122).
-# Its context is 4,096 tokens.
+# Qwen2.5-1.5B and has the same width, layers, heads and vocabulary (arXiv 2412.15115 and
+# 2409.12122). Its context is 4,096 tokens.
 KNOWN: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-Math-1.5B": {
         "model_type": "qwen2",
@@ -64,7 +65,7 @@ class Dimensions:
     vocab: int  # V
     context: int  # tokens
     parameters: int  # a tied head counts once
-    ours: bool  # True: a policy of this package; False: a policy of transformers
+    ours: bool  # True: a policy of this package; False: a `transformers` model
     normed_heads: bool = False  # queries and keys are normalised
 
     @property
@@ -74,11 +75,11 @@ class Dimensions:
 
     @property
     def keys(self) -> int:
-        """Size of a token's keys in one layer. Its values have the same size."""
+        """Size of a token's keys in one layer. The token's values have the same size."""
         return self.kv_heads * self.head_dim
 
     def adapter_parameters(self, rank: int, targets: str) -> int:
-        """Return the parameters of LoRA adapters: r (inputs + outputs) for each target.
+        """Return the number of parameters of LoRA adapters: r (inputs + outputs) for each target.
 
         Args:
             rank: r.
@@ -105,7 +106,7 @@ class Dimensions:
 
 
 def dimensions_of(config: Mapping[str, Any]) -> Dimensions | None:
-    """Return the sizes in a config.json of transformers, or None if one of them is not found.
+    """Return the sizes in the config.json of a `transformers` model, or None if a size is missing.
 
     `parameters` is 0 if the architecture is not in `COUNTED`.
     """
@@ -146,9 +147,9 @@ def _count(size: Dimensions, *, tied: bool, biases: bool) -> int:
 
 
 def stored_parameters(directory: Path) -> int:
-    """Return the number of parameters in the safetensors files of a model of transformers.
+    """Return the number of parameters in the safetensors files of a `transformers` model.
 
-    This reads only the headers of the files.
+    Only the headers of the files are read.
 
     Raises:
         ValueError: A file is missing, cut short, or not a safetensors file.

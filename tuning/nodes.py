@@ -1,4 +1,4 @@
-"""Nodes that trials run on, and checks that the actors of a trial find room on them."""
+"""Nodes that trials run on, and checks that the nodes have room for the actors of a trial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from callbacks.trial_files import label
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources
 
-# For each node, Ray's name of a resource -> amount that the node has, or has left.
+# For each node: Ray's name of a resource -> amount of it, in total or still free.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
 KINDS = ("CPU", "GPU")
 
@@ -45,10 +45,9 @@ def room_beside(
     """Place bundles on nodes as Ray does, and return what the nodes have left.
 
     The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
-    The largest bundle comes first. It goes to the node that will then have the largest share of the
-    bundle's resources free. With PACK, all other bundles that fit follow it to that node, which
-    then gets no more bundles. With SPREAD, no node gets a second bundle while another node has
-    room.
+    The largest bundle is placed first, on the node that keeps the largest share of the bundle's
+    resources free. With PACK, all other bundles that fit are placed on the same node, and that node
+    gets no more bundles. With SPREAD, no node gets a second bundle while another node has room.
 
     Args:
         bundles: The bundles to place, each on one node.
@@ -112,7 +111,8 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
     """Refuse a trial that would wait for ever because its placement group never fits.
 
     Raises:
-        UsageError: The actors of a trial need more than there is, or no node has room for one.
+        UsageError: The actors of a trial need more than all nodes have, or no node has room for one
+            of the actors.
     """
     for trial in trials:
         if (
@@ -123,7 +123,7 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
 
 
 def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
-    """Return why a trial finds no room, and which settings to lower."""
+    """Return a message that says why a trial finds no room, and which settings to lower."""
     keys = ("worker",) if trial.placement == "colocated" else ("generator", "learner")
     fewer = ("num_learners",) if trial.resources.num_learners > 1 else ()
     for kind in KINDS:
@@ -136,10 +136,13 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
             )
     lower = _settings(*(f"{key}_cpus" for key in keys), *fewer)
     if trial.resources.spread == "one_node_learners":
-        lower += ", or set resources.spread=pack: now all learners must share one node"
+        lower += (
+            ", or set resources.spread=pack, because one_node_learners puts all learners on one "
+            "node"
+        )
     return (
         f"arm {trial.arm} has actors of {shown(resources.bundles(trial))}, each on one node, but "
-        f"the nodes of {where} have no room for them: {shown(nodes)}; lower {lower}"
+        f"the nodes of {where} ({shown(nodes)}) have no room for them; lower {lower}"
     )
 
 
@@ -163,7 +166,7 @@ def _shown(bundle: Mapping[str, float]) -> str:
 
 
 def at_once(trials: Sequence[GRPOConfig], nodes: Nodes) -> int:
-    """Return how many of the largest trials fit at the same time, at most all of them."""
+    """Return how many copies of the largest trial fit at the same time, at most `len(trials)`."""
     shapes = {
         (str(resources.bundles(trial)), resources.placement_strategy(trial)): trial
         for trial in trials
@@ -193,7 +196,7 @@ def nodes_alive() -> Nodes:
 
 
 class WaitingCallback(FailSafeCallback):
-    """Prints a line when the nodes have no room for a trial, and another when there is room."""
+    """Callback that reports when a trial waits because no node has room, and when there is room."""
 
     def __init__(
         self,
@@ -201,7 +204,7 @@ class WaitingCallback(FailSafeCallback):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nodes, self._clock = nodes, clock
-        self._waiting: set[str] = set()  # ids of trials with a printed line
+        self._waiting: set[str] = set()  # ids of trials whose wait has been printed
         self._looked_at = -LOOK_S
 
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
@@ -222,7 +225,7 @@ class WaitingCallback(FailSafeCallback):
                 self._waiting.add(trial.trial_id)
                 print(
                     f"{label(trial)} waits for room: its actors need {shown(bundles)}, each on one "
-                    f"node, but the nodes that are alive have {shown(nodes)}; it continues when "
-                    "another node joins",
+                    f"node, but the nodes that are alive have {shown(nodes)}; the trial continues "
+                    "when another node joins",
                     flush=True,
                 )

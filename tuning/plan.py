@@ -50,7 +50,7 @@ from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_c
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# Packages that results may depend on. Their versions are stored with the experiment.
+# Packages whose versions are stored with the experiment, because results may depend on them.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 MAX_FAILURES = 2
 SPACE_INPUT = "space"  # key of the space's file among the digests of input files
@@ -79,7 +79,7 @@ class Options:
 
 
 class Plan:
-    """Options of an experiment, resolved to the config of every trial.
+    """Options of an experiment, resolved into the config of every trial.
 
     Raises:
         UsageError, ConfigError: The options contradict each other, a trial is invalid, or a resumed
@@ -98,7 +98,7 @@ class Plan:
                 "without slashes"
             )
         if options.resume == "must" and options.name is None:
-            raise UsageError("--resume needs --name: the experiment to continue")
+            raise UsageError("--resume needs --name, the name of the experiment to continue")
         self.name: str = options.name or ""
         stored = self._read_stored()
         if options.resume == "must" and stored is None:
@@ -111,7 +111,7 @@ class Plan:
         if self.resuming:
             self._refuse_state_of_others()  # before any Python file that the state names is loaded
         self.preset = self._preset()
-        # Name of the space, or path and SHA-256 of a user's file.
+        # The name of the space and None, or the path and the SHA-256 of a user's file.
         self.space_source, self.space_digest = self._space_source()
         self.space = self._space()
         if not self.name:
@@ -128,14 +128,14 @@ class Plan:
             self._take_stored_settings()
         self.trials = self._trials(self._seeds())
         # Key -> SHA-256 of the files that the trials read, as they were when the experiment
-        # started. None until they are known, and on the first resume of an experiment that an older
-        # version started.
+        # started. None until the digests are known, and on the first resume of an experiment that
+        # an older version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
-        self.own_files: dict[str, str] | None = None  # key -> path; None until they are read here
-        # Path -> content of the files that nodes of a cluster lack, once these are known.
+        self.own_files: dict[str, str] | None = None  # key -> path; None until the files are read
+        # Path -> content of the files that nodes of a cluster lack, once the nodes have answered.
         self.shipped: dict[str, bytes] = {}
         self.told: list[str] = []  # notes from the checks of trials
-        self.memory: str | None = None  # a line about the largest trial, once checked
+        self.memory: str | None = None  # a line about the memory of the largest trial, once checked
 
     @property
     def directory(self) -> AnyPath:
@@ -212,7 +212,7 @@ class Plan:
         return source, digest
 
     def _fixed(self) -> dict[str, Any]:
-        """Return the dotted keys that the options fix in every trial, with absolute paths."""
+        """Return the settings that the options fix in every trial, with absolute paths, by key."""
         options = self.options
         checks = self._checks()
         fixed = dict(parse_assignment(text, checks) for text in options.assignments)
@@ -235,7 +235,7 @@ class Plan:
         return flatten(make_absolute(nested, os.getcwd(), checks))
 
     def _checks(self) -> dict[str, Check]:
-        """Return every key that may be fixed, including those of a user's task in any trial."""
+        """Return every key that may be fixed, including the keys of a user's task in any trial."""
         key = "task.name"
         given = [text for text in self.options.assignments if text.split("=")[0].strip() == key]
         fixed = dict(self.stored["fixed"]) if self.resuming else {}
@@ -247,7 +247,7 @@ class Plan:
         return checks
 
     def _tasks(self, fixed: Mapping[str, Any]) -> set[str]:
-        """Return the tasks of all arms if these keys are fixed."""
+        """Return the tasks that the arms run if these settings are fixed."""
         key = "task.name"
         if key in fixed:
             return {fixed[key]}
@@ -282,12 +282,13 @@ class Plan:
             return range(self.options.seed, self.options.seed + self.options.num_samples)
         if self.options.num_samples > 1:
             raise UsageError(
-                "--num-samples requests several seeds, but --set seed fixes one; drop one of them"
+                "--num-samples requests several seeds, but --set seed fixes one; drop one of the "
+                "two options"
             )
         return (self.fixed["seed"],)
 
     def _limits(self) -> dict[str, Any]:
-        """Return the limits that a resume may change, by default those of the previous command."""
+        """Return the limits that a resume may change. The defaults are the previous command's."""
         limits: dict[str, Any] = {"max_failures": MAX_FAILURES, "max_concurrent": None}
         before = self.stored if self.resuming else {}
         for option, default in limits.items():
@@ -313,9 +314,9 @@ class Plan:
         }
 
     def _task_defaults(self) -> dict[str, dict[str, Any]]:
-        """Return the default of each setting that a user's task declares, by task.
+        """Return the defaults of the settings that users' tasks declare, by task.
 
-        A report shows which settings differ from their defaults, but never loads a user's code.
+        A report needs the defaults to show which settings differ, and never loads a user's code.
         """
         names = {trial.task.name for trial in self.trials if trial.task.is_custom}
         return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
@@ -395,7 +396,7 @@ class Plan:
 
     @property
     def files_of_trials(self) -> dict[str, str]:
-        """The user's files that trials read on whatever machine they run: path -> SHA-256."""
+        """SHA-256 of each file of the user that trials read on any machine, by path."""
         own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
         digests = self.inputs or {}
         return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}
@@ -403,7 +404,7 @@ class Plan:
     def check(self) -> None:
         """Check that the trials can read their files and that this machine has what they need.
 
-        This writes nothing and does not start Ray.
+        The check writes nothing and does not start Ray.
 
         Raises:
             UsageError: The experiment exists already or cannot be written, a file that a trial
@@ -453,11 +454,11 @@ class Plan:
     def check_memory(self, nodes: Nodes, available: int, where: str) -> None:
         """Compare the memory that the trials need with the available memory.
 
-        Without a cluster, this also compares their GPU memory with the GPUs of this machine.
+        Without a cluster, this also compares the trials' GPU memory with the GPUs of this machine.
 
         Args:
             nodes: The nodes that the trials run on.
-            available: Bytes of main memory of all nodes together.
+            available: Number of bytes of main memory of all nodes together.
             where: Name of the machine or cluster, for messages.
 
         Raises:
@@ -523,7 +524,8 @@ class Plan:
     def prepare_directory(self) -> None:
         """Write the description of the experiment.
 
-        A resume writes it too. This shows, before Ray starts, that the directory is writable.
+        A resume also writes the description. This shows, before Ray starts, that the directory is
+        writable.
         """
         if self.inputs is None:
             self._read_inputs()
@@ -550,7 +552,7 @@ class Plan:
 
 
 def _told(error: Exception) -> str:
-    """Return in one line what went wrong with a file."""
+    """Return, in one line, the problem with a file."""
     if isinstance(error, OSError):
         from grpo_trainable.storage.object_store import reason
 

@@ -12,7 +12,7 @@ from grpo_trainable.text import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
-MOST_CHARACTERS = 1200  # maximum number of characters to show of a prompt or a true answer
+MOST_CHARACTERS = 1200  # longest prompt or true answer that is shown in full
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
@@ -66,7 +66,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
 
 
 def shortened(text: str) -> str:
-    """Return the text. If it is long, the number of characters left out replaces the middle."""
+    """Return the text, or for a long text its ends, with the number of characters left out."""
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
         return text
@@ -75,7 +75,7 @@ def shortened(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value in full, as it is written for `--set`."""
+    """Return a value in full, as one would write it for `--set`."""
     if value is None or isinstance(value, str):
         return "none" if value is None else value
     if isinstance(value, float):
@@ -92,7 +92,7 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
 def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     """Yield the settings that all trials share, if at least one trial reads them.
 
-    Chosen settings come first. Settings with their default in every trial follow.
+    Chosen settings come first, and settings that have their default in every trial come last.
     """
     flat = [trial.in_effect for trial in trials]
     given = [flatten(trial.to_dict()) for trial in trials]

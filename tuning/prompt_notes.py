@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from grpo_trainable.tasks.mix import MixTask
     from grpo_trainable.tasks.prompts import Prompts
 
-NUMBERS = "prompts"  # first word of a line that only states the numbers of prompts
+NUMBERS = "prompts"  # first word of a line that only states how many prompts there are
 OPEN_REASONING = "<think>"  # end of a prompt that has already begun the response
 
 
 def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> Iterator[str]:
-    """Yield lines with the numbers of prompts, and notes about what may be a mistake."""
+    """Yield lines with the numbers of prompts, and notes about possible mistakes."""
     parts: Mapping[str | None, Task] = getattr(task, "parts", {None: task})
     asked = Counter(prompts.label("eval", index) for index in range(trial.eval.prompts))
     for label, part in parts.items():
@@ -28,8 +28,8 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
         yield (
             f"note: prompts already begin the response, with {OPEN_REASONING}, but "
-            f"model.chat_template={shown(trial.model.chat_template)} turns them into messages, so "
-            "each prompt ends up inside another one; choose another task.template, or "
+            f"model.chat_template={shown(trial.model.chat_template)} turns prompts into messages, "
+            "so each prompt ends up inside another prompt; choose another task.template, or "
             "model.chat_template=off (docs/howto/math.md)"
         )
 
@@ -39,8 +39,8 @@ def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
 
     Args:
         task: The task.
-        asked: Number of held-out prompts that an evaluation requests of this task.
-        total: Number of held-out prompts that an evaluation requests of all tasks.
+        asked: Number of held-out prompts that an evaluation requests from this task.
+        total: Number of held-out prompts that an evaluation requests from all tasks.
         of: Phrase that names the task in a mix, else "".
     """
     to_train_on = train_size(task)

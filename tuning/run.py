@@ -83,11 +83,12 @@ def _start_ray(plan: Plan) -> None:
         return
     os.environ.update(resources.OPENMP)
     make_token(Path.home(), os.environ)
-    # Ray gives its workers niceness 15. Beside a single busy process, a trial would seem to hang.
+    # Ray gives its workers niceness 15. At that niceness, a trial would seem to hang as soon as one
+    # other process is busy.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a worker for each core in advance. Tune runs trials in other workers, with
-    # other environment variables. So each worker started in advance would waste a CPU second while
-    # a trial starts.
+    # other environment variables. So each worker started in advance would waste one second of CPU
+    # time while a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     ray.init(
@@ -111,8 +112,8 @@ def fit(plan: Plan) -> list[Failure]:
     """Run the trials, or continue those of a resumed experiment, and return the failed ones.
 
     Raises:
-        UsageError: The state of the resumed experiment is damaged, or was written by a version of
-            grpo-trainable that this one cannot read.
+        UsageError: The state of the resumed experiment is damaged, or this version of
+            grpo-trainable cannot read the state that another version wrote.
     """
     if not plan.options.verbose:
         # The traceback of a failed trial is in its error.txt. The last line is printed at the end.
@@ -125,7 +126,8 @@ def fit(plan: Plan) -> list[Failure]:
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # The callbacks of a resumed experiment are those that were pickled with it.
     set_verbose(plan.options.verbose)
-    # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them.
+    # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them
+    # short.
     tuned: Any = tuner._local_tuner
     run = tuned._fit_resume if tuned._is_restored else tuned._fit_internal
     try:
@@ -165,7 +167,7 @@ def _new(plan: Plan) -> tune.Tuner:
 
 
 def kept_in(directory: AnyPath) -> dict[str, Any]:
-    """Return a directory as arguments for Tune."""
+    """Return the arguments that make Tune store experiments in a directory."""
     if isinstance(directory, Path):
         return {"storage_path": str(directory)}
     return {"storage_path": directory.path, "storage_filesystem": directory.filesystem}
@@ -181,11 +183,11 @@ def _restored(plan: Plan) -> tune.Tuner:
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "
             f"({error}); resume it with that version, or start a new experiment"
         ) from error
-    # If the space were passed as an argument, Tune would refuse it if its keys differ from those of
-    # the version that started the experiment.
+    # Do not pass the space as an argument: Tune would refuse a space whose keys differ from those
+    # of the version that started the experiment.
     tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
-    # Tune keeps the settings, including limits, of the command that started the experiment. It
-    # has no public way to change them.
+    # Tune keeps the settings, including limits, of the command that started the experiment. Tune
+    # has no public way to change these settings.
     tuner._local_tuner._tune_config = tune_config(plan)  # pyright: ignore
     return tuner
 
@@ -246,7 +248,7 @@ def trial_name(trial: Any) -> str:
 
 
 def make_token(home: Path, environment: Mapping[str, str]) -> None:
-    """Write the token that Ray reads in a home directory, unless there is one already.
+    """Write the token that Ray reads from a home directory, unless the file exists already.
 
     Nothing is written if the environment names another token. Ray would write the file too, but
     with the permissions that the umask allows, so others might read it.

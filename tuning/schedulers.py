@@ -1,8 +1,8 @@
 """FIFO, ASHA and PBT for GRPO trials: Tune's schedulers with limits that a resume can change.
 
 When an experiment starts, Tune stores the number of retries in each trial and the number of
-concurrent trials in the search. A resume restores both. Every command creates a new scheduler. So
-here the scheduler sets both limits after a call of `limit`, and nothing else sets them.
+concurrent trials in the search. A resume restores both numbers, but every command creates a new
+scheduler. So these schedulers set both limits, after a call of `limit`. Nothing else sets them.
 
 If you build a `tune.Tuner` yourself, these classes take the arguments of Tune's classes:
 
@@ -23,7 +23,7 @@ from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 
 
 class Limited(TrialScheduler):
-    """Mixin to inherit before a scheduler of Tune. It changes no limits until `limit` is called."""
+    """Mixin to inherit before a scheduler of Tune, without effect before `limit` is called."""
 
     max_failures: int | None = None  # retries of a trial from now on, not counting earlier ones
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
@@ -45,21 +45,22 @@ class Limited(TrialScheduler):
         tune_controller._tune_controller._cached_trial_decisions.pop(trial.trial_id, None)
         trial.max_failures = trial.num_failures + self.max_failures
         if self.max_concurrent and trial.status == Trial.PENDING:
-            # Tune starts pending trials without asking, but paused ones only if chosen below.
+            # Tune starts pending trials without asking this scheduler, but paused trials only if
+            # `choose_trial_to_run` returns them.
             trial.set_status(Trial.PAUSED)
-            # If Tune ends before the trial starts, it needs the trial's directory, which has no
-            # name yet.
+            # If Tune ends before the trial starts, Tune needs the trial's directory, but the
+            # directory has no name yet.
             trial.init_local_path()
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """Choose the next trial, or None if `max_concurrent` trials run already."""
+        """Return the next trial, or None if `max_concurrent` trials already run."""
         if not self.max_concurrent:
             return super().choose_trial_to_run(tune_controller)
         trials = tune_controller.get_trials()
         active = [trial for trial in trials if trial.status in (Trial.PENDING, Trial.RUNNING)]
         if len(active) >= self.max_concurrent:
             return None
-        # Tune starts pending trials without choosing them.
+        # Tune starts pending trials without calling this method.
         others: Any = SimpleNamespace(get_trials=lambda: [t for t in trials if t not in active])
         return super().choose_trial_to_run(others)
 
@@ -101,9 +102,10 @@ def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
 
 
 def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
-    """Limit the varied keys of a config that PBT explores to their bounds.
+    """Clip the varied settings of a config that PBT explores to their bounds.
 
-    Tune multiplies a value by 0.8 or 1.2 with each clone, so without bounds it can become invalid.
+    Tune multiplies a value by 0.8 or 1.2 with each clone, so without bounds the value can become
+    invalid.
     """
     for key, (low, high) in bounds.items():
         set_dotted(config, key, min(max(flatten(config)[key], low), high))

@@ -1,9 +1,9 @@
 """Keep Tune's snapshots of an experiment whole, and refuse to resume from a damaged one.
 
 `--resume` continues from the newest snapshot. Once per second, Tune copies the snapshot over its
-previous copy. A full disk would cut both short. A snapshot that is copied while Tune writes it
-would be incomplete. If Tune cannot read a snapshot, it silently restarts all trials from the
-beginning.
+previous copy. On a full disk, both the snapshot and its copy would be cut short. A snapshot that is
+copied while Tune writes it would be incomplete. If Tune cannot read a snapshot, it silently
+restarts all trials from the beginning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from grpo_trainable.storage.trial_storage import path_on
 
 def keep_whole() -> None:
     """Make Tune, in this process, copy each file of a snapshot completely or not at all."""
-    _FilesystemSyncer._sync_up_command = _sync_up_command  # Tune has no public way
+    _FilesystemSyncer._sync_up_command = _sync_up_command  # Tune has no public way to do this
 
 
 def _sync_up_command(
@@ -43,7 +43,7 @@ def bring(local_path: str, fs: FileSystem, fs_path: str) -> None:
     """Copy the changed files of a directory into another directory, or into a store.
 
     Raises:
-        OSError: A file cannot be written. Its previous copy remains.
+        OSError: A file cannot be written. The previous copy of the file remains.
     """
     source, target = Path(local_path), path_on(fs, fs_path)
     for path in sorted(source.rglob("*")):
@@ -73,9 +73,10 @@ def _bring(path: Path, target: AnyPath) -> None:
 
 
 class StateUnreadable(BaseException):
-    """Raised if Tune cannot read the state of an experiment.
+    """Error raised if Tune cannot read the state of an experiment.
 
-    This is not an `Exception`: Tune catches those and silently restarts all trials.
+    This is not an `Exception`, because Tune catches every `Exception` and silently restarts all
+    trials.
     """
 
 
@@ -84,7 +85,7 @@ def refuse_to_begin_anew() -> None:
 
     An experiment that ended before its first snapshot still restarts from the beginning.
     """
-    TuneController.resume = _resume  # Tune has no public way
+    TuneController.resume = _resume  # Tune has no public way to do this
 
 
 _tunes_resume = TuneController.resume

@@ -1,7 +1,7 @@
-"""The table of categories and ten responses of each, as Markdown and as HTML.
+"""The table of categories and up to ten responses of each, as Markdown and as HTML.
 
-The categories apply to a reward for format and answer: both right, only the format right, neither.
-A model wrote the responses, so nothing in them may become markup.
+The categories apply to rewards of 0 or 1 for format and answer: both right, only the format right,
+or the format wrong. A model wrote the responses, so nothing in them may become markup.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 
-EXAMPLES = 10  # examples of each category: the first ones, not a selection
+EXAMPLES = 10  # number of examples of each category: the first ones, not a selection
 HEADER = ("category", "meaning", "responses", "share")
 MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
 
@@ -32,7 +32,7 @@ def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
 
 
 def shown_truth(truth: JSONValue) -> str:
-    """Return a ground truth in readable form: text unchanged, other values as JSON."""
+    """Return a ground truth in readable form: strings as they are, other values as JSON."""
     texts = truth if isinstance(truth, list) else [truth]
     words = [text for text in texts if isinstance(text, str)]
     return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)
@@ -41,8 +41,8 @@ def shown_truth(truth: JSONValue) -> str:
 def examples(responses: Sequence[Generation]) -> list[Generation]:
     """Choose the responses to show.
 
-    The first response to each prompt comes first, in the order of prompts. Then come the second
-    responses, and so on.
+    The first response to each prompt comes first, in the order of prompts. The second responses
+    follow, and so on.
     """
     seen: Counter[int] = Counter()
     ranked = []
@@ -89,7 +89,7 @@ def _scores(own: Generation) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return a code block with the text. Its fence is longer than any backticks in the text."""
+    """Return the text in a code block. No run of backticks in the text is as long as the fence."""
     text = visible(text.strip("\n"))
     rest = len(text) - MAX_TEXT
     if rest > 0:
@@ -103,12 +103,12 @@ def fenced(text: str) -> str:
 
 
 def categories_section(record: EvaluationRecord) -> str:
-    """Return the section of the page. With graded rewards, it says why there are no categories."""
+    """Return the section of the page, or say why there are no categories (graded rewards)."""
     found = record.categories
     if found is None:
         content = (
-            '<p class="absent">There are none: the format and answer rewards of some responses fit '
-            "no category.</p>"
+            '<p class="absent">There are no categories: the format and answer rewards of some '
+            "responses fit no category.</p>"
         )
     else:
         blocks = [_examples(name, own, open_=name == "correct") for name, own in found.items()]

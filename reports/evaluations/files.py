@@ -1,6 +1,6 @@
 """Write the files of an evaluation to its directory, and read them again.
 
-`evaluation.json` is written last. A directory without it does not count as an evaluation.
+`evaluation.json` is written last. A directory without this file does not count as an evaluation.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def write_evaluation(
         out: The directory.
         record: The evaluation.
         against: The evaluation to compare with.
-        paired: The `differences` between the two.
+        paired: The `differences` between the two evaluations.
 
     Raises:
         OSError: The directory cannot be written to.
@@ -117,7 +117,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def read_evaluation(directory: Path) -> EvaluationRecord:
-    """Read the evaluation in a directory, which may come from anyone: no link is followed.
+    """Read an evaluation without following links, because anyone may have written its directory.
 
     Raises:
         EvaluationError: There is no evaluation, it is damaged, or it has another format.
@@ -183,7 +183,7 @@ def evaluation_data(
     Args:
         record: The evaluation.
         against: The evaluation to compare with.
-        paired: The `differences` between the two.
+        paired: The `differences` between the two evaluations.
     """
     return {
         "format": FORMAT,
@@ -233,12 +233,12 @@ def _against(against: EvaluationRecord, paired: Sequence[Difference]) -> dict[st
 
 
 def running_commit() -> str | None:
-    """Return the commit that is checked out, followed by "+" if files differ from it.
+    """Return the commit that is checked out, with "+" appended if files differ from the commit.
 
     Return None if this is not a checkout of the repository, for example after an installation.
     """
     try:
-        # The directory may be inside a repository of the user that does not track this file.
+        # This directory may be inside a repository of the user, which does not track this file.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "HEAD") + ("+" if changed else "")

@@ -1,7 +1,8 @@
 """The figures of an evaluation: the mean of one value per prompt, with its interval.
 
-The interval is for other prompts of the same kind, answered by the same policy. Prompts are the
-unit, because responses to the same prompt are alike.
+The interval says how much the mean would vary with other prompts of the same kind, answered by the
+same policy. The interval is computed from one value per prompt, because responses to the same
+prompt are alike.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class Figure:
     value: float
     low: float | None  # None if there is no interval
     high: float | None
-    method: str | None  # of the interval: "wilson" or "student"
+    method: str | None  # method of the interval: "wilson" or "student"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
     """Quantity with one value per prompt."""
 
-    name: str  # key in files: "reward", "pass@4", "majority@4", …
+    name: str  # key in evaluation.json: "reward", "pass@4", "majority@4", …
     values: Mapping[int, float]  # prompt index -> value
-    draws: int  # independent values that a prompt's responses could give
+    draws: int  # number of independent values that a prompt's responses could give
 
     @property
     def title(self) -> str:
@@ -53,8 +54,8 @@ class Measure:
     def figure(self) -> Figure:
         """Return the mean and its interval.
 
-        The interval is Wilson's if all values are in [0, 1], else Student's. There is no Student's
-        interval for a single value, or if all values are equal.
+        The interval is Wilson's if all values are in [0, 1], else Student's. A single value has no
+        Student's interval, and neither have several equal values.
         """
         values = np.array(list(self.values.values()))
         if ((values >= 0) & (values <= 1)).all():
@@ -131,7 +132,7 @@ def ks(samples: int) -> list[int]:
 
 
 def pass_at(samples: int, correct: int, k: int) -> float:
-    """Return the share of choices of k samples that contain a correct one.
+    """Return the share of all choices of k samples that contain a correct sample.
 
     This is 1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al. (2021),
     arXiv 2107.03374, for the probability that at least one of k responses is correct.
@@ -140,16 +141,16 @@ def pass_at(samples: int, correct: int, k: int) -> float:
 
 
 def majority_at(correct: int, others: Sequence[int], silent: int, k: int) -> float:
-    """Return the share of choices of k samples in which the correct answer wins the vote.
+    """Return the share of all choices of k samples in which the correct answer wins the vote.
 
     If several answers have the most votes, each wins equally often. Majority voting is the
     self-consistency of Wang et al. (2023), arXiv 2203.11171.
 
     Args:
-        correct: Samples with the correct answer, in any spelling.
-        others: Samples with each of the other answers.
-        silent: Samples without an answer. They have no vote.
-        k: Samples in a choice.
+        correct: Number of samples with the correct answer, in any spelling.
+        others: Number of samples with each of the other answers.
+        silent: Number of samples without an answer, which have no vote.
+        k: Number of samples in a choice.
     """
     return _majority_at(correct, tuple(sorted(others)), silent, k)
 
@@ -160,8 +161,8 @@ def _majority_at(correct: int, others: tuple[int, ...], silent: int, k: int) -> 
     most = max(others, default=0)
     if k == samples:
         return float(correct > most) if correct != most else _won_tie(correct, others)
-    # To choose k of n, take each sample with probability k / n, on condition that k are taken. So
-    # the votes for the answers are independent, except that their sum is fixed.
+    # To choose k of n, take each sample with probability k / n, on the condition that k are taken.
+    # So the votes for the answers are independent, except that their sum is fixed.
     toss = k / samples
     for_correct = _tosses(correct, toss)
     won = 0.0
@@ -179,13 +180,13 @@ def _not_outvoted(
 ) -> float:
     """Return the probability that `rest` other samples are taken and do not outvote `votes`.
 
-    The other samples have another answer, or none. A tie for the most votes counts in equal parts
-    for each answer in it.
+    The other samples have another answer or no answer. If several answers tie for the most votes,
+    each wins equally often.
 
     Args:
-        others: Samples with each of the other answers.
-        silent: Samples without an answer.
-        votes: Votes for the correct answer.
+        others: Number of samples with each of the other answers.
+        silent: Number of samples without an answer.
+        votes: Number of votes for the correct answer.
         rest: Number of other samples in the choice.
         toss: The probability of taking a sample.
     """

@@ -1,8 +1,8 @@
 """The page of an evaluation: its figures, its categories, and a browser of all responses.
 
-The responses may be hostile text. In the body, they are escaped. The list of all responses is JSON,
-in a block that is never run as a script. The page's own script puts them into text nodes, and the
-page's security policy allows no other script.
+The responses may be hostile text. In the body, the responses are escaped. The list of all responses
+is JSON, in a block that is never run as a script. The page's own script puts the responses into
+text nodes, and the page's security policy allows no other script.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STYLE = Path(__file__).with_name("browse.css").read_text("utf-8")
 NO_PLOTS = (
     "no plots, because matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
 )
-# The fields of a row of the data block, in order. browse.js reads them by these names.
+# The fields of a row of the data block, in order. browse.js reads the fields by these names.
 FIELDS = (
     *("prompt", "index", "response", "answer", "category", "reward", "format", "right"),
     *("finished", "tokens", "log_prob", "error"),
@@ -54,7 +54,7 @@ def render_page(
     Args:
         record: The evaluation.
         against: The evaluation to compare with.
-        paired: The `differences` between the two.
+        paired: The `differences` between the two evaluations.
     """
     measured = measures(record)
     drawn, images, missing = _drawn(record, measured)
@@ -108,10 +108,11 @@ def _problems(problems: Sequence[str]) -> str:
 
 def _figures_section(measured: Mapping[str, Measure]) -> str:
     note = (
-        "Each figure is a mean over the prompts. Its 95% interval covers other prompts of the same "
-        "kind, answered by the same policy. It does not cover another training run. If every value "
-        "is between 0 and 1, the interval is Wilson's, for the number of trials that would scatter "
-        "as much as the prompts do. Otherwise it is Student's."
+        "Each figure is a mean over the prompts. Its 95% interval says how much the mean would "
+        "vary with other prompts of the same kind, answered by the same policy. The interval does "
+        "not cover another training run. If every value is between 0 and 1, the interval is "
+        "Wilson's, for the number of independent trials that would scatter as much as the prompts "
+        "do. Otherwise, the interval is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'
@@ -125,9 +126,9 @@ def _against_section(against: EvaluationRecord | None, paired: Sequence[Differen
         return ""
     note = (
         f"The other policy: {policy_line(against)}. Differences are taken prompt by prompt, over "
-        f"the {max((own.prompts for own in paired), default=0)} prompts that both answered. A "
-        "difference is significant if its interval excludes 0 (a paired t-test at 5%). With many "
-        "figures, one can be significant by chance."
+        f"the {max((own.prompts for own in paired), default=0)} prompts that both "
+        "policies answered. A difference is significant if its interval excludes 0 (a paired "
+        "t-test at 5%). With many figures, one can be significant by chance."
     )
     return (
         f'<section id="against">\n<h2>Compared with {escaped(against.name)}</h2>\n'
@@ -237,7 +238,7 @@ def _row(own: Generation, place: int) -> tuple[Any, ...]:
 
 
 def _cut(text: str) -> str:
-    """Return the part of a text to show. generations.jsonl contains the whole text."""
+    """Return the part of a text that the page shows. generations.jsonl has the whole text."""
     text = text.strip("\n")
     rest = len(text) - MAX_TEXT
     return visible(text) if rest <= 0 else f"{visible(text[:MAX_TEXT])} … {rest} more characters"

@@ -1,4 +1,4 @@
-"""Differences between two evaluations over the prompts that both answered."""
+"""Differences between two evaluations, over the prompts that both policies answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from reports.evaluations.measures import TITLES, measures
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import alike, over_prompts
 
-SIGN_TEST = 6  # prompts; equal policies differ in one direction in all 6 with p = 2 / 2^6 = 3 %
+# Number of prompts. The chance that equal policies differ in one direction in all 6 prompts is
+# 2 / 2^6 = 3 %.
+SIGN_TEST = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +23,11 @@ class Difference:
 
     name: str  # the measure's name
     own: float  # mean over the shared prompts
-    other: float  # the same mean for the other evaluation
+    other: float  # mean over the shared prompts, for the other evaluation
     value: float  # own minus other
     low: float | None  # None with one prompt, or if all prompts differ by the same amount
     high: float | None
-    prompts: int  # different prompts that both answered
+    prompts: int  # number of different prompts that both policies answered
 
     @property
     def title(self) -> str:
@@ -41,9 +43,10 @@ class Difference:
     def told_apart(self) -> bool | None:
         """Return True if the difference is significant at 5 %, or None if that is unknown.
 
-        With an interval, this is a paired test: the interval must exclude 0. There is no interval
-        if all prompts have the same difference. Over several prompts, a difference of 0 is not
-        significant. Any other is significant if there are at least `SIGN_TEST` prompts.
+        If there is an interval, the test is a paired one: the interval must exclude 0. There is no
+        interval if all prompts have the same difference. In that case, a difference of 0 over
+        several prompts is not significant. Any other difference is significant if there are at
+        least `SIGN_TEST` prompts, and otherwise unknown.
         """
         if self.low is None or self.high is None:
             return False if self.identical else True if self.prompts >= SIGN_TEST else None
@@ -51,7 +54,7 @@ class Difference:
 
 
 def differences(own: EvaluationRecord, other: EvaluationRecord) -> list[Difference]:
-    """Return `own` minus `other` for each measure of both; empty if they share no prompt.
+    """Return `own` minus `other` for each measure of both; empty if the two share no prompt.
 
     Prompts are paired by their text. The difference is taken prompt by prompt, so the difficulty of
     a prompt cancels out. The interval is Student's over the prompts.
@@ -86,7 +89,7 @@ def _difference(name: str, pairs: np.ndarray) -> Difference:
 
 
 def _by_text(record: EvaluationRecord) -> dict[str, Mapping[str, float]]:
-    """Return measure -> text of a prompt -> value. A repeated prompt has the mean of its values."""
+    """Return measure -> prompt text -> value. The values of a repeated prompt are averaged."""
     texts = {index: own[0].prompt for index, own in record.by_prompt.items()}
     found: dict[str, Mapping[str, float]] = {}
     for name, measure in measures(record).items():

@@ -13,7 +13,7 @@ from reports.canvas import HEIGHT, Plot, Theme, axes_of, colour, legend, marker
 from reports.evaluations.measures import Figure, Measure
 from reports.evaluations.record import EvaluationRecord
 
-BARS = 24  # bars of the histogram of lengths
+BARS = 24  # number of bars in the histogram of lengths
 ALL = "all responses"
 
 
@@ -63,10 +63,11 @@ def _attempts(measured: Mapping[str, Measure]) -> Plot:
     return Plot(
         name="attempts",
         title="Value of more attempts",
-        look="pass@k: the share of prompts for which at least one of k responses is right. A rise "
-        "means that more samples find more right answers. majority@k: the share of prompts for "
-        "which the most frequent of k answers is right. Unlike pass@k, it can be reached without "
-        "knowing the true answer, by voting. The bands are 95% intervals over prompts.",
+        look="pass@k: the share of prompts for which at least one of k responses is right. A "
+        "rising curve means that more samples find more right answers. majority@k: the share of "
+        "prompts for which the most frequent of k answers is right. Unlike pass@k, majority@k can "
+        "be reached without knowing the true answer, by voting. The bands are 95% intervals over "
+        "prompts.",
         draw=draw,
         alt=f"Lines over k. Last values: {last}.",
         height=HEIGHT + 0.3,
@@ -107,7 +108,7 @@ def _lengths(record: EvaluationRecord) -> Plot:
 
 
 def _edges(lengths: Sequence[Sequence[int]]) -> list[float]:
-    """Return the edges of bars of equal width, each around whole numbers of tokens."""
+    """Return the edges of bars of equal width, halfway between whole numbers of tokens."""
     low = min(map(min, lengths))
     high = max(map(max, lengths))
     width = -(-(high - low + 1) // BARS)

@@ -30,7 +30,7 @@ class EvaluationRecord:
 
     @cached_property
     def scored(self) -> dict[int, list[Generation]]:
-        """Responses to each prompt whose responses were all scored. Rewards use only these."""
+        """Responses to each prompt whose responses were all scored, for the figures of rewards."""
         return {
             index: own
             for index, own in self.by_prompt.items()
@@ -80,7 +80,7 @@ class EvaluationRecord:
             )
         if self.repeated:
             found.append(
-                f"{self.repeated} of {len(self.by_prompt)} prompts repeat others, so the intervals "
-                "are narrower than they should be"
+                f"{self.repeated} of {len(self.by_prompt)} prompts repeat earlier ones, so the "
+                "intervals are narrower than they should be"
             )
         return found

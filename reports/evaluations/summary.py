@@ -42,7 +42,7 @@ def task_line(record: EvaluationRecord) -> str:
 
 
 def figure_rows(measured: Mapping[str, Measure]) -> list[tuple[str, str, str]]:
-    """Return a row of `FIGURES` for each measure."""
+    """Return a row for each measure, with the columns `FIGURES`."""
     rows = []
     for measure in _distinct(list(measured.values())):
         own = measure.figure()
@@ -52,7 +52,7 @@ def figure_rows(measured: Mapping[str, Measure]) -> list[tuple[str, str, str]]:
 
 
 def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
-    """Return a row of `DIFFERENCES` for each measure of both evaluations."""
+    """Return a row for each measure that both evaluations have, with the columns `DIFFERENCES`."""
     answers = {True: "yes", False: "no", None: "unknown"}
     return [
         (
@@ -100,12 +100,12 @@ def console_lines(
     against: EvaluationRecord | None = None,
     paired: Sequence[Difference] = (),
 ) -> Iterator[str]:
-    """Yield the lines that the command prints at its end.
+    """Yield the lines that the command prints when it ends.
 
     Args:
         record: The evaluation.
         against: The evaluation to compare with.
-        paired: The `differences` between the two.
+        paired: The `differences` between the two evaluations.
     """
     yield policy_line(record)
     yield task_line(record)

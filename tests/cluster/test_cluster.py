@@ -60,7 +60,7 @@ def test_an_actor_larger_than_any_machine_is_refused(cluster: Cluster, tmp_path)
     )
     assert status == 2
     (line,) = printed.splitlines()
-    assert "find" in line or "have no room for them: 2 CPUs, 2 CPUs, 2 CPUs" in line
+    assert "find" in line or "(2 CPUs, 2 CPUs, 2 CPUs) have no room for them" in line
 
 
 def test_an_address_at_which_nobody_listens_is_one_line(cluster: Cluster, tmp_path):

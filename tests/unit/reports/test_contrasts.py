@@ -489,7 +489,7 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     said = told(write(tmp_path / "e", runs))
 
     assert "If the 2 arms with several seeds were all equal" in said[-1]
-    assert "in each quantity in up to 10% of experiments" in said[-1]  # 1 - 0.95²
+    assert "by chance alone, in up to 10% of experiments" in said[-1]  # 1 - 0.95²
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path):
@@ -599,7 +599,7 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
     assert answered(record, {OTHER: difference(0.05, 0.06, seeds=1)}) == [
         f"No arm is clearly faster than {BASE}.",
         f"No arm's held-out reward clearly differs from that of {BASE}.",
-        "All of this rests on one seed, so it holds for these runs only.",
+        "All these results rest on one seed, so they hold for these runs only.",
     ]
 
 

@@ -84,7 +84,7 @@ def test_without_any_score_there_are_lengths_alone():
 
 def test_repeated_prompts_are_told():
     evaluation = record([generation(0), generation(1, prompt="Prompt 0")])
-    assert "1 of 2 prompts repeat others" in evaluation.problems[0]
+    assert "1 of 2 prompts repeat earlier ones" in evaluation.problems[0]
 
 
 @pytest.mark.parametrize(

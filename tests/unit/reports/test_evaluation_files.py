@@ -75,7 +75,7 @@ def test_jsonl_and_parquet_hold_the_same_rows(hostile, tmp_path):
 def test_a_graded_evaluation_has_no_page_of_categories(tmp_path):
     out = written(tmp_path / "mine", answered([[0.5]]))
     assert not (out / "categories.md").exists()
-    assert "There are none" in (out / "evaluation.html").read_text()
+    assert "There are no categories" in (out / "evaluation.html").read_text()
 
 
 def test_a_directory_that_is_in_use_is_refused(tmp_path):

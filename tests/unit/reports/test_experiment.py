@@ -206,7 +206,7 @@ def test_rounds_that_were_set_aside_are_named(experiment):
     trial = write_trial(experiment, config(), [row(1)])
     (trial / "set-aside-1").mkdir()
     assert only_trial(experiment).problems == [
-        f"{trial.name}: no checkpoint could be used, so it started again from round 0; its "
+        f"{trial.name}: no checkpoint could be used, so the trial started again from round 0; its "
         f"earlier files are in {trial.name}/set-aside-1"
     ]
 

@@ -77,8 +77,8 @@ def test_a_trial_that_fits_no_node_is_refused_though_the_cluster_has_enough():
         check_resources([wide], cpus(2, 2, 2), "the cluster")
     assert str(caught.value) == (
         f"arm {wide.arm} has actors of 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, but the nodes of "
-        "the cluster have no room for them: 2 CPUs, 2 CPUs, 2 CPUs; lower resources.generator_cpus "
-        "or resources.learner_cpus"
+        "the cluster (2 CPUs, 2 CPUs, 2 CPUs) have no room for them; lower "
+        "resources.generator_cpus or resources.learner_cpus"
     )
 
 
@@ -153,7 +153,7 @@ def test_learners_that_fit_no_node_together_are_told_so():
     config = together(num_learners=2, learner_cpus=2, generator_cpus=1)
     check_resources([config], cpus(4, 2), "the cluster")
     with pytest.raises(
-        UsageError, match=r"resources\.spread=pack: now all learners must share one node$"
+        UsageError, match=r"spread=pack, because one_node_learners puts all learners on one node$"
     ):
         check_resources([config], cpus(3, 3), "the cluster")
     check_resources([trial(num_learners=2, learner_cpus=2, generator_cpus=1)], cpus(3, 3), "it")

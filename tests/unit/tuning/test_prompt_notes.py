@@ -54,6 +54,6 @@ def test_a_prompt_inside_a_prompt_is_told(sums, tmp_path):
     for template, notes in (("r1_zero", 1), ("short", 1), ("question_only", 0)):
         lines = told(task={**sums, "template": template}, model=model, eval={"prompts": 2})
         assert (
-            len([line for line in lines if "each prompt ends up inside another one" in line])
+            len([line for line in lines if "each prompt ends up inside another prompt" in line])
             == notes
         )

@@ -33,7 +33,7 @@ def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
     nodes = [{"CPU": 1.0}]
     assert look("PENDING") == (
         "sync/0 waits for room: its actors need 0.1 CPUs, 2 CPUs, each on one node, but the nodes "
-        "that are alive have 1 CPU; it continues when another node joins\n"
+        "that are alive have 1 CPU; the trial continues when another node joins\n"
     )
     assert look("PENDING") == ""  # reported once
     nodes = [{"CPU": 1.0}, {"CPU": 2.0}]
