@@ -18,7 +18,7 @@ from grpo_trainable.models.shape import PolicySettings
 
 
 def chosen_engine(config: GRPOConfig) -> EngineRecord:
-    """Return the record of a trial's engine, resolving `auto` by `model.path`.
+    """Return the record of a trial's engine, resolving `auto` by the kind of policy.
 
     Raises:
         ValueError: The engine cannot sample the trial's policy, does not support a setting, or
