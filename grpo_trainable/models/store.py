@@ -1,7 +1,7 @@
 """Policies on disk: building, loading and saving them.
 
 A directory holds a policy of this package (config.json, policy.safetensors, tokenizer.json) or a
-model of transformers. `directory.py` reads everything that can be known without the weights.
+Hugging Face model. `directory.py` reads everything that can be known without the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
 
-# Called with `config.model` and a seed. Returns (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
+# A function from `config.model` and a seed to (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
 BUILD_ACTING = "grpo_trainable.control.policy:build_control_policy"
 
 # ---- Policies of this package ------------------------------------------------------------------
@@ -95,11 +95,11 @@ def _build_acting(model: PolicySettings, seed: int) -> tuple[ActingPolicy, Token
 
 
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
-    """Build, on the CPU, the language model that `config.model` names, as it is before training.
+    """Build the untrained language model that `config.model` names, on the CPU.
 
-    Its weights are read from a directory, or from a shipped policy if the preset has one. Otherwise
-    they are drawn from `seed`, and the tokenizer is that of the shipped story policy. Engines and
-    the reference use this policy.
+    The weights are read from a directory, or from a shipped policy if the preset has one. Otherwise
+    the weights are drawn from `seed`, and the tokenizer is that of the shipped story policy.
+    Engines and the reference use this policy.
 
     Raises:
         ValueError: The directory cannot be used. The message is one line that begins with the
@@ -189,7 +189,7 @@ def _adapted(model: PolicySettings, seed: int, *, apart: bool) -> tuple[LoraPoli
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
 
-    assert isinstance(policy, HFPolicy), "others have no adapters"
+    assert isinstance(policy, HFPolicy), "other policies have no adapters"
     assert model.lora_rank is not None
     try:
         adapted = LoraPolicy(
