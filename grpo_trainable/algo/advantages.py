@@ -43,7 +43,7 @@ def whitened(rewards: Tensor, eps: float) -> Tensor:
 def _over_std(deviations: Tensor, eps: float) -> Tensor:
     """Return deviations / (their sample std + eps), row by row."""
     std = deviations.std(dim=-1, keepdim=True)
-    # With eps = 0 the clamp to the smallest float turns 0 / 0 into 0. It changes no other quotient.
+    # With eps = 0, the clamp to the smallest float turns 0 / 0 into 0. No other quotient changes.
     return deviations / (std + eps).clamp(min=torch.finfo(std.dtype).tiny)
 
 
@@ -113,8 +113,8 @@ def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
     likely.
 
     Raises:
-        ValueError: A reward is below 0. The mean could then be near 0, and one group would dominate
-            the gradient.
+        ValueError: A reward is below 0. Negative rewards could bring the mean near 0, and one group
+            would dominate the gradient.
     """
     _refuse_groups_of_one(rewards, "maxrl")
     if (rewards < 0).any():
@@ -160,7 +160,7 @@ def compute_group_normalized_rewards(
         repeated_ground_truths: The ground truth of each response, N in all.
         group_size: Responses per group.
         advantage_eps: Constant added to the standard deviation. `group_mean` ignores it.
-        normalize_by_std: Use `group_std`. Otherwise use `group_mean`.
+        normalize_by_std: True for `group_std`, False for `group_mean`.
 
     Raises:
         ValueError: N is 0, is not a multiple of `group_size`, or differs from the number of ground

@@ -1,4 +1,4 @@
-"""Policy-gradient losses per token. `aggregation` turns them into one number.
+"""Policy-gradient losses per token. `aggregation` turns these losses into one number.
 
 Shapes: B responses, S positions. All tensors are (B, S) unless stated otherwise. ρ is the ratio
 π_θ / π_old and A the advantage. clip(ρ) is ρ limited to [1 − clip_low, 1 + clip_high].
@@ -103,7 +103,7 @@ def cispo(
 ) -> tuple[Tensor, Tensor]:
     """Compute −sg[min(ρ, 1 + clip_high)]·A·log π per token.
 
-    sg, stop-gradient, makes the weight a constant. Only the weight is clipped, so every token keeps
+    sg (stop-gradient) makes the weight a constant. Only the weight is clipped, so every token keeps
     a gradient. Tokens whose weight was cut count as clipped. The paper (arXiv 2506.13585) sets no
     lower bound, so `clip_low` is ignored.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def zero_off_mask(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return `tensor` with 0 where `mask` is 0. No gradient flows back to those positions."""
+    """Return `tensor` with 0 where `mask` is 0. No gradient flows to positions off the mask."""
     # Multiplying by the mask would give 0 * inf = NaN, in the value and also in the gradient.
     return tensor.masked_fill(~mask.bool(), 0)
 

@@ -137,8 +137,8 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return −min(ρA, clip(ρ)A), and a mask of tokens whose clipped term is the smaller one.
 
-    The clipped term gives no gradient. It is the smaller one if ρ has left the clip range in the
-    direction that A favours.
+    The clipped term, which gives no gradient, is the smaller one if ρ has left the clip range in
+    the direction that A favours.
     """
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages

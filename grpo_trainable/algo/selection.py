@@ -1,6 +1,6 @@
 """Losses that treat a few tokens of a gradient step differently, and the selection of those tokens.
 
-The selection depends on all tokens of the step. It therefore runs before the step is split into
+The selection depends on all tokens of the step, and therefore runs before the step is split into
 microbatches, on log-probs of the policy before the step. For each loss in this module, `SELECTIONS`
 has a function that takes the whole step and returns a mask (B, S) of the selected tokens, False off
 the response mask. The loss receives its microbatch's part of the selection as `selected`.
@@ -55,9 +55,10 @@ def second_moment_outliers(
 ) -> Tensor:
     """Select the fewest tokens whose removal brings the mean (log ρ)² down to `second_moment`.
 
-    These are the tokens with the largest (log ρ)². Only tokens that moved in the direction that A
-    favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Clipping would not affect
-    other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161 (`second_moment` 0.04).
+    The selected tokens are those with the largest (log ρ)². Only tokens that moved in the direction
+    that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Clipping would not
+    affect other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161 (`second_moment`
+    0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0

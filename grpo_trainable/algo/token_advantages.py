@@ -67,7 +67,7 @@ def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
 
 
 def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
-    """Return, for each token, V(next valued state) − V(latest valued state at or before its own).
+    """Return V(next valued state) − V(last valued state at or before the token's own) per token.
 
     If no valued state follows, the reward of the response takes the place of the next value. All
     tokens between two valued states have the same advantage. VinePPO, arXiv 2410.01679, equation 8,

@@ -76,9 +76,9 @@ def topr(
     """Compute −w·A·log π per token: w = 1 where A ≥ 0, else sg[min(ρ of the whole response, 1)].
 
     A good response is imitated even after it has become unlikely. A bad response is ignored once it
-    is unlikely. The tokens of a bad response count as clipped if its ratio was cut to 1. `clip_low`
-    and `clip_high` are ignored. TOPR, arXiv 2503.14286. The paper's ratio is the product over the
-    tokens of the response. A is the paper's R minus the baseline of `loss.advantage`.
+    is unlikely. The tokens of a bad response count as clipped if the response's ratio was cut to 1.
+    `clip_low` and `clip_high` are ignored. TOPR, arXiv 2503.14286. The paper's ratio is the product
+    over the tokens of the response. A is the paper's R minus the baseline of `loss.advantage`.
     """
     ratio = response_ratio(log_probs, old_log_probs, mask).detach()
     a = zero_off_mask(advantages, mask)
@@ -120,9 +120,9 @@ def dppo_kl(
     """Compute −ρA per token, and 0 where its KL grew too large in the direction A favours.
 
     The KL is computed for the choice between this token and any other:
-    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). Its limit is `clip_high` where
-    A > 0 and ρ > 1, and `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv 2602.04879,
-    equations 12 and 14 (limit 0.05). ρ is bounded as in `dppo_tv`.
+    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). The limit of the KL is
+    `clip_high` where A > 0 and ρ > 1, and `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv
+    2602.04879, equations 12 and 14 (limit 0.05). ρ is bounded as in `dppo_tv`.
     """
     new, old = _probability(log_probs, mask), _probability(old_log_probs, mask)
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).detach()

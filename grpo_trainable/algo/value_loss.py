@@ -14,7 +14,7 @@ def value_loss(
     """Compute ½·max((V − R)², (V_clip − R)²) per token, and a mask of clipped tokens, both (B, S).
 
     V_clip is V limited to within `clip` of the value before the round (PPO2, OpenAI baselines). A
-    token is clipped if its V_clip term is the larger one. That term gives no gradient. `clip=None`
+    token is clipped if its V_clip term, which gives no gradient, is the larger one. `clip=None`
     turns clipping off. Off the mask, tensors may hold anything; the loss there is 0 and nothing is
     clipped.
     """

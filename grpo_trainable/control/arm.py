@@ -1,4 +1,4 @@
-"""A robot arm that reaches for a ball. The policy sees both through a camera.
+"""A robot arm that reaches for a ball. The policy sees arm and ball through a camera.
 
 Select it with `model.env=grpo_trainable.control.arm:Arm`.
 

@@ -84,7 +84,7 @@ class _Episode(RecordedRow):
 
 
 class ControlEngine(LoadedWeights):
-    """An engine that samples episodes of actions. Their draws are keyed like those of tokens.
+    """An engine that samples episodes of actions. Draws of actions are keyed like draws of tokens.
 
     On one machine, the same list of requests gives the same bits in every process with the same
     number of threads, if the environment is deterministic.

@@ -1,6 +1,6 @@
 """A small network that acts in a Gymnasium environment, and the distribution of its actions.
 
-Shapes: T steps, A numbers per continuous action, D width of the hidden states.
+Shapes: T steps, A components per continuous action, D width of the hidden states.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ControlPolicy(ActingPolicy):
         self._draw(torch.Generator().manual_seed(seed))
 
     def _draw(self, generator: torch.Generator) -> None:
-        """Draw orthogonal weights. A head near 0 makes actions about equally likely at first."""
+        """Draw orthogonal weights. A head near 0 makes all actions about equally likely."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 gain = 0.01 if module is self.head else math.sqrt(2)

@@ -90,5 +90,5 @@ def refuse_disagreement(
         raise ValueError(
             f"its log-probs differ from the learner's by {found:.2g} nats per token although "
             f"both have the same weights; rounding explains at most {allowed:g}; training "
-            "would not use the probabilities of sampling"
+            "would use other probabilities than sampling"
         )

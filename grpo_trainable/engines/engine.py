@@ -24,7 +24,7 @@ class EngineError(RuntimeError):
 class EngineSetup:
     """Inputs for building an engine, in the process of its generator."""
 
-    config: GRPOConfig  # of the whole trial; `models.store.build_policy` builds its policy
+    config: GRPOConfig  # config of the trial; `models.store.build_policy` builds the policy
     tokenizer: Tokenizer
     device: torch.device
 
@@ -49,8 +49,8 @@ class Engine(Protocol):
     def load(self, weights: PolicyWeights) -> None:
         """Load `weights` and sample with them from now on.
 
-        The tensors have the names of the learner's parameters and may be read-only. They stay
-        unchanged until the next weights are loaded, so an engine may use them in place. After
+        The tensors have the names of the learner's parameters and may be read-only. These tensors
+        stay unchanged until the next weights are loaded, so an engine may use them in place. After
         loading, `grpo_trainable.protocol.checksums.storage_checksum` of the engine's own tensors
         should equal `weights.checksum`. Raise an error if the weights arrived torn.
         """
@@ -71,13 +71,13 @@ class Engine(Protocol):
 
         Each token carries the version and round of the weights that sampled it, and its log-prob
         under `request.limits.temperature`. Measure the log-prob while sampling. The learner
-        compares it with its own log-prob at the same temperature, so any other value gives wrong
+        compares that log-prob with its own at the same temperature, so any other value gives wrong
         gradients. At temperature 0, which only evaluations request, choose the most likely token,
         and measure its log-prob at temperature 1.
 
         All tensors are on the CPU. `check_groups` lists the other checks. Under the same weights,
-        the same requests must give the same tokens. Otherwise a resumed run differs from one that
-        never stopped.
+        the same requests must give the same tokens, so that a resumed run equals one that never
+        stopped.
         """
         ...
 
@@ -121,12 +121,12 @@ class PlayingEngine(Protocol):
     def play(
         self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
     ) -> list[RolloutGroup]:
-        """Return groups like `Engine.generate`, but with responses of several actions.
+        """Return groups like those of `Engine.generate`, but with responses of several actions.
 
         A token that would end a response ends an action instead. The row then waits until `partner`
         has an observation for it. The observation is fed to the row token by token while other rows
         continue, so nothing is tokenised or prefilled twice. Fed tokens are a hole in
-        `response_mask`. They keep their ids but have no log-prob, version or round.
+        `response_mask`. Fed tokens keep their ids but have no log-prob, version or round.
 
         `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
         ended the response. Draw t belongs to token t of a response, whether that token is sampled
@@ -142,7 +142,7 @@ class EarningEngine(Protocol):
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[list[Score | RewardError]]]:
-        """Return groups like `Engine.generate`, and a score for each response.
+        """Return groups like those of `Engine.generate`, and a score for each response.
 
         `finished` is True if the environment ended the response. A group's `observations` are the
         policy's inputs, its `response_ids` or `actions` are the policy's actions, and its

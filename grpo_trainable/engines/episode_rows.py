@@ -95,7 +95,7 @@ class EpisodeRows:
             self._fed[row].extend(observation.ids)
 
     def drop_over(self) -> Tensor | None:
-        """Once many rows are over, drop them and return the indices of the kept rows among the A.
+        """Once many rows are over, drop them, and return the batch indices of the kept rows.
 
         Returns None if nothing was dropped. The result is empty if all rows are over.
         """

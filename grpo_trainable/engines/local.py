@@ -62,7 +62,8 @@ class Decoder(Protocol):
 
         Args:
             sampled: Ids of the tokens so far, (A, T).
-            lengths: Number of those tokens in each row. Without slots this is T for every row.
+            lengths: Number of those tokens in each row. Without slots, this number is T for every
+                row.
         """
         ...
 

@@ -99,7 +99,7 @@ class Rows:
         return not self.running and self._entered == len(self._finished)
 
     def enter(self) -> range:
-        """Let waiting rows enter the batch, after those already in it, and return their indices.
+        """Let waiting rows enter at the end of the batch, and return the indices of these rows.
 
         The indices refer to all B rows.
         """
@@ -168,7 +168,7 @@ class Rows:
             ended[place] = stops.completed(response)
 
     def drop_ended(self) -> Tensor | None:
-        """Drop rows that have ended, and return the indices of the kept rows among the A.
+        """Drop rows that have ended, and return the batch indices of the kept rows.
 
         Returns None if nothing was dropped: without a queue, rows are dropped only once many have
         ended. The result is empty if all rows have ended.

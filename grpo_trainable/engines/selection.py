@@ -30,8 +30,8 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
         others = (f"{n} ({r.promise})" for n, r in ENGINES.items() if kind in r.samples)
         valid = ", ".join(("auto", *others))
         raise ValueError(
-            f"engine={config.engine}: samples {_named(record)}, but {_start(config)} is "
-            f"{POLICY_KINDS[kind]}; valid: {valid}"
+            f"engine={config.engine}: this engine samples {_named(record)}, but {_start(config)} "
+            f"is {POLICY_KINDS[kind]}; valid: {valid}"
         )
     if config.env.plays and not record.plays:
         raise ValueError(

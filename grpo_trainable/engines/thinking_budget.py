@@ -26,7 +26,8 @@ class ThinkingBudget:
 
         Args:
             interruption: The interruption of the call's limits.
-            answers: Finds `interruption.answer_strings` on the CPU. None if there are none.
+            answers: Search for `interruption.answer_strings`, on the CPU. None without such
+                strings.
             rows: B, the number of rows of the call.
             device: Device of the rows.
         """

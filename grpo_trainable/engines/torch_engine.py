@@ -157,7 +157,7 @@ class TorchDecoder:
         return self._model.head(hidden[:, 0])
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         self._fan_out = self._fan_out[rows]
         self._next_positions = self._next_positions[rows]
         self._cache.keep(rows)
@@ -209,7 +209,7 @@ class SlotDecoder:
         return self._model.head(self._cache.decode(self._model, tokens))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         places = rows.tolist()
         self._rows = [self._rows[place] for place in places]
         self._cache.keep(places)
@@ -271,7 +271,7 @@ class EpisodeCache:
         return self._model.head(hidden)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         self._cache.keep(rows)
 
     def rebuild(self, sequences: Sequence[Tensor]) -> None:

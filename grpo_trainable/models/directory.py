@@ -2,8 +2,8 @@
 
 The directory contains a policy of this package (config.json, policy.safetensors, tokenizer.json) or
 a Hugging Face model. This module tells the two kinds apart, and reads the shape and the tokenizer
-of either kind. It does not import torch, so that the command can check a policy before it starts
-anything else.
+of either kind. The module does not import torch, so that the command can check a policy before it
+starts anything else.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ def read_own(directory: Path) -> tuple[ModelConfig, Tokenizer]:
     """Read the shape and the tokenizer of a policy of this package.
 
     Raises:
-        ValueError: The directory is not such a policy. The message is one line and names the file.
+        ValueError: The directory is not a policy of this package. The message is one line and names
+            the file.
     """
     for name in POLICY_FILES:
         if (directory / name).is_symlink():
             raise ValueError(
-                f"{directory / name}: is a link, which may lead out of the directory; copy its target"
+                f"{directory / name}: is a link, which may lead out of the directory; replace the "
+                "link with a copy of the file"
             )
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory / "tokenizer.json")

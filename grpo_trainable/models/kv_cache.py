@@ -220,8 +220,8 @@ def run_tokens(model: TransformerLM, tokens: Tensor, positions: Tensor, attend: 
     """Return the hidden states (B, T, D) of tokens (B, T) at their positions.
 
     `attend` receives a layer's index, its scaled queries (B, N, T, H), and the keys and values of
-    the tokens (B, T, N, H). It stores these keys and values with the earlier ones, and returns the
-    attention (B, N, T, H).
+    the tokens (B, T, N, H). `attend` stores these keys and values with the earlier ones, and
+    returns the attention (B, N, T, H).
     """
     config = model.config
     rows, count = tokens.shape

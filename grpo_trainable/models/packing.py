@@ -53,8 +53,8 @@ def _picked(x_TD: Tensor, index: Tensor) -> Tensor:
 def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     """Pack the tokens of ids (B, S) that the states at `wanted`, bool (B, S), depend on.
 
-    A row ends with its last wanted state, but has at least one token. It shares the tokens of its
-    beginning with the row before it, as far as both rows are equal. Rows of one prompt should
+    A row ends with its last wanted state, but has at least one token. A row shares the tokens of
+    its beginning with the row before it, as far as both rows are equal. Rows of one prompt should
     therefore be adjacent.
     """
     position = torch.arange(input_ids.shape[1], device=input_ids.device)

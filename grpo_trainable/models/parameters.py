@@ -23,7 +23,7 @@ def copy_parameters(
     """Copy `tensors` into the parameters' storage.
 
     Raises:
-        ValueError: Names or shapes do not match exactly. In this case, nothing is copied.
+        ValueError: Names or shapes do not match exactly. The parameters are left unchanged.
     """
     _match(parameters, tensors, source)
     with torch.no_grad():

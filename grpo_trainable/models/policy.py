@@ -40,8 +40,8 @@ class NamedWeights(nn.Module, ABC):
         """Return every tensor that an engine samples with, by name.
 
         A tied head appears once. The tensors are the live parameters, unless the policy merges
-        adapters into its weights. In that case, the result contains new, merged tensors under the
-        names that the model has without adapters.
+        adapters into its weights. A policy that merges adapters returns new, merged tensors under
+        the names that the model has without adapters.
         """
         return dict(self.named_parameters())
 

@@ -21,7 +21,7 @@ def uniforms(
 ) -> np.ndarray:
     """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
-    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). Its counter
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). Philox's counter
     starts from `state`, the index of a response in the group and a number of that response's first
     tokens. A draw depends on nothing else: not on the batch, the number of generators or earlier
     samples.
@@ -43,7 +43,7 @@ def _philox(
 ) -> np.random.Philox:
     if not 0 <= prompt_index < 1 << 44 or not 0 <= response < 1 << 16:
         raise ValueError(
-            f"prompt_index={prompt_index}, response={response}: outside the key's 44 + 16 bits"
+            f"prompt_index={prompt_index}, response={response}: do not fit the key's 44 + 16 bits"
         )
     key = (STREAMS[stream] << 60) | (prompt_index << 16) | response
     # The lowest of the counter's four words counts the draws.
@@ -55,8 +55,8 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Te
     """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
     `logits` are overwritten. At temperature 0, each token is the most likely one (the first in case
-    of a tie), and `uniform` (B,) is ignored. In that case, log-probs are computed at temperature 1,
-    because they would all be 0 at temperature 0.
+    of a tie), `uniform` (B,) is ignored, and log-probs are computed at temperature 1, because they
+    would all be 0 at temperature 0.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)

@@ -145,9 +145,9 @@ def build_trained_policy(
 ) -> tuple[Policy, Tokenizer]:
     """Build the policy of `build_policy` for the learner.
 
-    It has adapters and gradient checkpointing if the settings request them. The names and shapes of
-    its `weights` are the same as for `build_policy`, or, with `adapters_apart`, the same as for
-    `build_adapted_policy`.
+    The policy has adapters and gradient checkpointing if the settings request them. The names and
+    shapes of the policy's `weights` are the same as for `build_policy`, or, with `adapters_apart`,
+    the same as for `build_adapted_policy`.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.
@@ -167,7 +167,7 @@ def build_trained_policy(
 def build_adapted_policy(model: PolicySettings, seed: int) -> tuple[HFPolicy, Tokenizer]:
     """Build the policy for an engine that samples with adapters beside the model.
 
-    It computes exactly as the learner's policy does.
+    The policy computes exactly as the learner's policy does.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.

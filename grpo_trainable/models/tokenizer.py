@@ -84,7 +84,8 @@ class Tokenizer:
         """Read a tokenizer that was made by `train` and written by `save`.
 
         Raises:
-            ValueError: The file cannot be read or is not such a tokenizer. The message is one line.
+            ValueError: The file cannot be read or does not contain a tokenizer of this package. The
+                message is one line.
         """
         backend = read_backend(path)
         try:
@@ -152,7 +153,7 @@ class Tokenizer:
         return token_bytes(self._backend, self.vocab_size)
 
     def is_part_of(self, other: Tokenizer) -> bool:
-        """Return True if every token of this tokenizer has the same id in the other."""
+        """Return True if every token of this tokenizer has the same id in `other`."""
         own, others = (t._backend.get_vocab(with_added_tokens=True) for t in (self, other))
         return own.items() <= others.items()
 
@@ -167,8 +168,8 @@ class Tokenizer:
 def _parsed(content: str) -> tokenizers.Tokenizer:
     """Parse the content of a tokenizer file, once per process.
 
-    Several roles in a process read the same file. They can share the result, because encoding and
-    decoding do not change it.
+    Several roles in a process read the same file. The roles can share the result, because encoding
+    and decoding do not change it.
     """
     return tokenizers.Tokenizer.from_str(content)
 

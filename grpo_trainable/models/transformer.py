@@ -186,11 +186,11 @@ class TransformerLM(Policy):
                 )
 
     def _store_by_column(self) -> None:
-        """Store the matrices by column. Their shapes and values stay the same.
+        """Store the matrices by column, with unchanged shapes and values.
 
-        This makes the multiplication of a few dozen rows by weights that are read from memory up to
-        a sixth faster. Training takes as long as with storage by row. A tied head stays stored by
-        row, because its rows are looked up as embeddings.
+        Storage by column makes the multiplication of a few dozen rows by weights that are read from
+        memory up to a sixth faster. Training takes as long as with storage by row. A tied head
+        stays stored by row, because its rows are looked up as embeddings.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:

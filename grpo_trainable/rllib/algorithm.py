@@ -51,7 +51,7 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
     """RLlib's config for GRPO.
 
     Use `training(grpo={…})` for settings that have no name in RLlib. With 0 env runners, one
-    process samples and trains. With 1 or more, each env runner is a generator, separate from the
+    process samples and trains. With 1 or more env runners, each is a generator, separate from the
     learner.
     """
 
@@ -67,7 +67,7 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
 
         Args:
             grpo: Nested settings of a trial (docs/config.md), merged with those of earlier calls.
-                Relative paths in them are relative to the current directory.
+                Relative paths in `grpo` are relative to the current directory.
             settings: RLlib's settings. GRPO reads only `lr` and `grad_clip`.
 
         Raises:
@@ -146,7 +146,7 @@ class GRPO(Algorithm):
         self._report = self.trial.run_round()
 
     def step(self) -> dict[str, Any]:
-        """Run one round with RLlib's bookkeeping, and return its result."""
+        """Run one round with RLlib's bookkeeping, and return the round's result."""
         assert self.trial is not None
         if self.trial.pipeline.ended:
             # Tune restored the checkpoint of the last round without knowing that the trial has
@@ -238,8 +238,8 @@ class GRPO(Algorithm):
         if self.training_iteration != self.trial.rounds_trained:
             raise CheckpointError(
                 f"RLlib's part of the checkpoint is from iteration {self.training_iteration}, but "
-                f"its folder {TRIAL}/ is missing or from round {self.trial.rounds_trained}; use "
-                "another checkpoint"
+                f"the checkpoint's folder {TRIAL}/ is missing or from round "
+                f"{self.trial.rounds_trained}; use another checkpoint"
             )
 
     def cleanup(self) -> None:

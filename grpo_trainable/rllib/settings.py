@@ -17,7 +17,8 @@ from grpo_trainable.config import (
     shown,
 )
 
-# RLlib has no last round. A trial needs one, because its learning rate may fall until that round.
+# RLlib has no last round. A trial needs a last round, because its learning rate may fall until that
+# round.
 ENDLESS = 10**9
 
 # RLlib's name -> our name, for settings with the same meaning.

@@ -161,7 +161,7 @@ class VLLMEngine:
                 self._running.clear()
 
     def _admit(self, waiting: deque[_Row]) -> None:
-        """Pass waiting rows to vLLM, up to the number that it computes together.
+        """Pass waiting rows to vLLM, up to the number of rows that it computes together.
 
         The remaining rows begin later, with the weights that are loaded by then.
         """
@@ -231,7 +231,7 @@ def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
 
 
 def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:
-    """Compare the versions that vLLM recorded for the tokens of a row with ours.
+    """Compare the versions that vLLM recorded for a row's tokens with those that the row has.
 
     Raises:
         EngineError: The versions differ.

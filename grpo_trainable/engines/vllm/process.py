@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 MUST = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other actors share the cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about things that we do on purpose
+    "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns about things that we do on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-# Packages that vLLM's CPU build imports if installed. They may be built for another torch than
-# vLLM's.
+# Packages that vLLM's CPU build imports if installed. These packages may be built for another torch
+# than vLLM's.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
 PREFILL_TOKENS = 4096  # lowest limit on the tokens of a step; rows beyond the limit wait
@@ -67,7 +67,7 @@ def import_vllm(threads: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch warns about vLLM's own code
             import vllm  # noqa: F401  # pyright: ignore
-    except Exception as error:  # other installed packages make it fail in many ways
+    except Exception as error:  # other installed packages make the import fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
             f"vLLM cannot be imported ({reason}); if installed packages are not built for its "
@@ -118,7 +118,7 @@ def start_llm(
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),
         # Computing a seeded prompt in parts fails: "CPU Generator does not use offset".
         enable_chunked_prefill=False,
-        enable_prefix_caching=True,  # responses to one prompt share its cache
+        enable_prefix_caching=True,  # responses to a prompt share the prompt's cache
         block_size=BLOCK_TOKENS,
         kv_cache_memory_bytes=cache.bytes(rows, longest),  # the default takes nearly all memory
         async_scheduling=False,  # otherwise a step would return the token of the previous step

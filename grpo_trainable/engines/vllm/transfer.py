@@ -1,7 +1,7 @@
 """Weights for vLLM: a backend for its weight-transfer API.
 
 The backend passes on a snapshot within the process in which vLLM computes, whichever of our
-transports delivered the snapshot. It needs neither a disk nor a second process group.
+transports delivered the snapshot. The backend needs neither a disk nor a second process group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if HEAD in tensors:
         return dict(tensors)
     if EMBEDDING not in tensors:
-        raise ValueError(f"the model has neither {HEAD} nor {EMBEDDING}, which could replace it")
+        raise ValueError(
+            f"the model has neither {HEAD} nor {EMBEDDING}, which could replace the head"
+        )
     return {HEAD: tensors[EMBEDDING], **tensors}
 
 

@@ -115,7 +115,7 @@ class ChatTemplate:
         ]
         _, found, rest = self.render(messages).partition(said)
         if not found:
-            raise ValueError("model.chat_template: drops the model's earlier message")
+            raise ValueError("model.chat_template: the template drops the model's earlier message")
         quoted = re.compile(f"{before}({self._special}){after}")
         ids = self._by_parts(rest, quoted, stray=f"[{before}{after}]")
         return ids[1:] if list(response[-1:]) == ids[:1] else ids

@@ -100,7 +100,7 @@ def model_files(directory: Path) -> list[str]:
 def revision_file(directory: Path) -> dict[str, Path]:
     """Return `refs/main` of a download from the hub, or nothing for other directories.
 
-    A machine needs this file to find the download. Without the file, it would ask the hub.
+    A machine needs this file to find the download. Without the file, the machine would ask the hub.
     """
     main = directory.parent.parent / "refs" / "main"
     return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}
@@ -169,7 +169,7 @@ def read_shape(directory: Path) -> PolicyShape:
 
 
 def refuse_unusable(directory: Path) -> None:
-    """Check everything that can be known before transformers reads the weights.
+    """Check everything that can be known before `transformers` reads the weights.
 
     Raises:
         ValueError: A library is missing, the architecture is unknown or brings its own code, the
@@ -185,7 +185,7 @@ def refuse_unusable(directory: Path) -> None:
         )
     if not _known_to_transformers(config.get("model_type")):
         raise ValueError(
-            f"{directory}: the installed transformers has no architecture "
+            f"{directory}: the installed version of transformers does not know the architecture "
             f"model_type={json.dumps(config.get('model_type'))}"
         )
     if (directory / "adapter_config.json").exists():
@@ -228,9 +228,10 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     """Read tokenizer.json, with the end ids and the padding id that the other files name.
 
     A response ends with the tokenizer's end-of-text token, which is the first of `end_ids`. A
-    response also ends with any end token that generation_config.json lists. If that file lists
-    none, the list in config.json is used. If no file names a padding token, an end id serves as
-    padding, which is safe because no result depends on the token at a padded position.
+    response also ends with any end token that generation_config.json lists. If
+    generation_config.json lists no end token, the list in config.json is used. If no file names a
+    padding token, an end id serves as padding, which is safe because no result depends on the token
+    at a padded position.
 
     Raises:
         ValueError: A file cannot be read, no end token is named, or the model's vocabulary is too

@@ -119,7 +119,8 @@ class LoraPolicy(Policy):
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors that an engine samples with, by name.
 
-        With `apart`, adapters are separate tensors. Otherwise they are merged into the weights.
+        With `apart`, adapters are separate tensors. Otherwise, adapters are merged into the
+        weights.
         """
         if self._apart:
             return self.base.weights()

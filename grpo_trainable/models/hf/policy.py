@@ -36,7 +36,8 @@ class HFPolicy(Policy):
         """Take over `model`, and turn its dropout off, because sampling uses none.
 
         Raises:
-            ValueError: Its logits are not hidden states times head. The message is one line.
+            ValueError: The model's logits are not hidden states times head. The message is one
+                line.
         """
         super().__init__()
         self.context_length, self.vocab_size = shape.context_length, shape.vocab_size
@@ -209,7 +210,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     model, told = loaded
     if dtype == "bfloat16":
         _suit_to_cpu(model)
-    # transformers would fill missing weights with random numbers and continue.
+    # `transformers` would fill missing weights with random numbers and continue.
     lacking = sorted(told["missing_keys"])
     if lacking:
         raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} missing)")
