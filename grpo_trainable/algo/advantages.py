@@ -1,4 +1,4 @@
-"""Advantages from rewards. Shapes: N groups of G responses each; `rewards` is never changed.
+"""Advantages from rewards. Shapes: N groups of G responses each. No function changes `rewards`.
 
 `ADVANTAGES` holds the built-in values of `loss.advantage`. Built-in and user-defined functions have
 the signature `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give exactly 0,
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Advantage(Protocol):
-    """A function from rewards (N, G) to advantages (N, G), by group or over all groups."""
+    """A function from rewards (N, G) to advantages (N, G), within each group or over all groups."""
 
     def __call__(self, rewards: Tensor, /, *, eps: float) -> Tensor:
         """Return the advantages (N, G) of `rewards` (N, G)."""
@@ -23,10 +23,10 @@ class Advantage(Protocol):
 
 
 def _deviations(rewards: Tensor) -> Tensor:
-    """Return r − mean of its row, (N, G)."""
-    # The float32 mean of equal rewards can miss them by a rounding error, and dividing by std + eps
-    # turns that error into a real advantage. Relative to the first reward of the row, equal rewards
-    # are exactly 0.
+    """Return each reward minus the mean of its row, (N, G)."""
+    # The float32 mean of equal rewards can differ from them by a rounding error, and dividing by
+    # std + eps turns that error into a real advantage. Subtracting the first reward of the row
+    # makes equal rewards exactly 0.
     shifted = rewards - rewards[:, :1]
     return shifted - shifted.mean(dim=-1, keepdim=True)
 
@@ -43,7 +43,7 @@ def whitened(rewards: Tensor, eps: float) -> Tensor:
 def _over_std(deviations: Tensor, eps: float) -> Tensor:
     """Return deviations / (their sample std + eps), row by row."""
     std = deviations.std(dim=-1, keepdim=True)
-    # With eps = 0 the clamp to the smallest float turns 0 / 0 into 0. It changes no other quotient.
+    # With eps = 0, the clamp to the smallest float turns 0 / 0 into 0. No other quotient changes.
     return deviations / (std + eps).clamp(min=torch.finfo(std.dtype).tiny)
 
 
@@ -53,7 +53,10 @@ def raw_reward(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def zero(rewards: Tensor, *, eps: float) -> Tensor:
-    """Return 0 for every response, so only a teacher counts (distillation). `eps` is ignored."""
+    """Return 0 for every response, leaving only a teacher's advantages (distillation).
+
+    `eps` is ignored.
+    """
     return torch.zeros_like(rewards)
 
 
@@ -80,8 +83,8 @@ def rloo(rewards: Tensor, *, eps: float) -> Tensor:
 def batch(rewards: Tensor, *, eps: float) -> Tensor:
     """Return (r − mean) / (sample std + eps) over all groups together.
 
-    REINFORCE++ (arXiv 2501.03262). A single reward equals its mean and gets advantage 0. A batch
-    can shrink to one reward if the others could not be scored.
+    REINFORCE++ (arXiv 2501.03262). If the batch has a single reward, because the other responses
+    could not be scored, the advantage is 0.
     """
     if rewards.numel() == 1:
         return torch.zeros_like(rewards)
@@ -91,27 +94,27 @@ def batch(rewards: Tensor, *, eps: float) -> Tensor:
 def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     """Return r − mean of its group, divided by (sample std + eps) over all groups together.
 
-    The standard deviation is taken of the differences r − mean, not of the rewards. This is
-    REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens, so long responses weigh
-    more. Here every response counts once.
+    The standard deviation is that of the differences r − mean, not that of the rewards. This is
+    REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens and thereby gives long
+    responses more weight. Here, every response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")
-    # The mean of all deviations is 0 up to rounding, so it is not subtracted: the rounding error
-    # would give equal rewards an advantage.
+    # The mean of all deviations is 0 up to a rounding error. Subtracting the mean would turn that
+    # error into an advantage of equal rewards.
     return _over_std(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
 
 
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
     """Return (r − mean) / (mean + eps) within each group, or 0 if all rewards of the group are 0.
 
-    With rewards of 0 and 1, the policy gradient is an estimate, from G samples, of the gradient of
-    the mean log-likelihood of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv
-    2602.02710). A group without a correct response gets 0, because it has nothing to make more
+    With rewards of 0 and 1, the policy gradient estimates, from G samples, the gradient of the mean
+    log-likelihood of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv
+    2602.02710). A group without a correct response gets 0, because it has no response to make more
     likely.
 
     Raises:
-        ValueError: A reward is below 0. The mean could then be near 0, and one group would dominate
-            the gradient.
+        ValueError: A reward is below 0. Negative rewards could bring the mean near 0, and one group
+            would dominate the gradient.
     """
     _refuse_groups_of_one(rewards, "maxrl")
     if (rewards < 0).any():
@@ -156,12 +159,12 @@ def compute_group_normalized_rewards(
         rollout_responses: N responses.
         repeated_ground_truths: The ground truth of each response, N in all.
         group_size: Responses per group.
-        advantage_eps: Added to the standard deviation.
-        normalize_by_std: Use `group_std`. Otherwise use `group_mean`.
+        advantage_eps: Constant added to the standard deviation. `group_mean` ignores it.
+        normalize_by_std: True for `group_std`, False for `group_mean`.
 
     Raises:
         ValueError: N is 0, is not a multiple of `group_size`, or differs from the number of ground
-            truths. `normalize_by_std` also needs groups of at least 2 responses.
+            truths; or `group_size` is below 1, or below 2 with `normalize_by_std`.
     """
     num_responses = len(rollout_responses)
     if num_responses != len(repeated_ground_truths):
@@ -171,7 +174,8 @@ def compute_group_normalized_rewards(
         )
     if group_size < 1 or num_responses == 0 or num_responses % group_size != 0:
         raise ValueError(
-            f"{num_responses} rollout_responses do not make groups of group_size={group_size}"
+            f"{num_responses} rollout_responses cannot be split into groups of "
+            f"group_size={group_size}"
         )
     scores = [
         reward_fn(response, truth)

@@ -1,8 +1,8 @@
 """Aggregation of per-token losses into one number.
 
-The denominator belongs to the whole gradient step. A step sums its microbatches, each divided by
-the same denominator. Any split into microbatches or over learners, equal or not, therefore gives
-the same gradient.
+The denominator belongs to the whole gradient step. A step adds up the loss sums of its
+microbatches, each divided by the same denominator. Any split into microbatches or over learners,
+equal or not, therefore gives the same gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AGGREGATIONS = ("sequence_mean", "token_mean", "constant")
 
 
 def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
-    """Return the number that divides the sum of every microbatch in a gradient step.
+    """Return the divisor of the loss sum of every microbatch in a gradient step.
 
     An empty response counts as a response.
 
@@ -36,7 +36,7 @@ def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
     if aggregation == "sequence_mean":
         return num_responses
     if aggregation == "token_mean":
-        # A step without any token has loss 0 instead of 0 / 0.
+        # With a denominator of 1, a step without any token has loss 0 instead of 0 / 0.
         return max(mask.bool().sum().item(), 1.0)
     return num_responses * max_tokens
 
@@ -48,9 +48,10 @@ def aggregate(
 
     The shares of all microbatches add up to the loss.
 
-    The aggregation sets the weight of a token, and so how length biases the gradient. For example,
-    let a step have two responses, of 1 and 3 tokens, and let `max_tokens` be 4. The weights of a
-    token in the short response and of one in the long response are then:
+    The aggregation sets the weight of each token, and thereby how the lengths of responses bias the
+    gradient. For example, suppose that a step has two responses, of 1 and 3 tokens, and that
+    `max_tokens` is 4. A token of the short response and a token of the long response have these
+    weights:
 
         sequence_mean  1/2 and 1/6: both responses weigh the same in total
         token_mean     1/4 and 1/4: the long response weighs three times as much in total

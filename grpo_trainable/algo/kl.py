@@ -2,8 +2,8 @@
 
 d = log π_θ − log π_ref. All tensors are (B, S). Off the mask, log-probs may hold anything and
 estimates are 0. Source: Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds
-the values of `loss.kl_estimator`, and also k1. k1 only serves as a metric: its expected gradient is
-0, so it cannot be a loss.
+the values of `loss.kl_estimator`, and also k1. k1 serves only as a metric. k1 cannot be a loss,
+because its expected gradient is 0.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class KLEstimator(Protocol):
 
 
 def k1(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return d per token: unbiased, positive or negative."""
+    """Return d of each token, an unbiased estimate that can be negative."""
     return zero_off_mask(log_probs - ref_log_probs, mask)
 
 
 def k2(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return d² / 2 per token: biased, never negative."""
+    """Return d² / 2 of each token, a biased estimate that is never negative."""
     return k1(log_probs, ref_log_probs, mask).square() / 2
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return e^(−d) − 1 + d per token: unbiased, never negative.
+    """Return e^(−d) − 1 + d of each token, an unbiased estimate that is never negative.
 
-    A d below −20 counts as −20, so that float32 can hold the exponential, and has the gradient of
-    d = −20 (see `ratios.bounded_log_ratio`).
+    A d below −20 is treated as −20, both in the value and in the gradient, so that float32 can hold
+    the exponential (see `ratios.bounded_log_ratio`).
     """
     minus_d = bounded_log_ratio(-k1(log_probs, ref_log_probs, mask))
-    # expm1 because exp(-d) - 1 loses all digits for small d, and d is small most of the time.
+    # `exp(-d) - 1` would lose all digits for small d, and d is usually small.
     return torch.expm1(minus_d) - minus_d
 
 
@@ -51,7 +51,7 @@ KL_ESTIMATORS: dict[str, KLEstimator] = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def sequence_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimator: str) -> Tensor:
-    """Return the mean KL of a response in nats, a scalar.
+    """Return the mean KL per response in nats, a scalar.
 
     Sums over the tokens of each response, then averages over the non-empty responses. Returns 0 if
     every response is empty. `estimator` is a key of `KL_ESTIMATORS`.
@@ -61,7 +61,7 @@ def sequence_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
 
 
 def steered_coefficient(coefficient: float, kl: float, target: float, gain: float) -> float:
-    """Return β of the next round: larger if `kl` was above `target`, else smaller.
+    """Return the next round's β: larger if `kl` is above `target`, smaller if it is below.
 
     The result is β · (1 + gain · clip(kl / target − 1, −0.2, 0.2)) (Ziegler et al. 2019, arXiv
     1909.08593: gain 0.1). `kl` is the round's KL in nats per response. If `kl` is not finite, β

@@ -1,14 +1,15 @@
-"""Policy-gradient losses per token. `aggregation` turns them into one number.
+"""Policy-gradient losses per token. `aggregation` turns these losses into one number.
 
 Shapes: B responses, S positions. All tensors are (B, S) unless stated otherwise. ρ is the ratio
-π_θ / π_old and A the advantage. clip(ρ) keeps ρ within [1 − clip_low, 1 + clip_high].
+π_θ / π_old and A the advantage. clip(ρ) is ρ limited to [1 − clip_low, 1 + clip_high].
 
 `LOSSES` holds the built-in values of `loss.type`. All losses, user-defined ones included, take the
 same tensors and the clip range, so the learner calls them all in the same way. A formula ignores
 arguments that it does not need. Any further argument is either a setting of the same name, such as
-`loss.tau_positive`, or the `selected` tokens of the module `selection`. Each loss returns the loss
-of every token, and the tokens that it clipped. `loss/clip_fraction` counts the clipped tokens.
-Positions off the mask may hold anything: their loss is 0 and they never count as clipped.
+`loss.tau_positive`, or the `selected` tokens of the module `selection`. Each function returns the
+loss of every token and a mask of the tokens that it clipped. `loss/clip_fraction` counts the
+clipped tokens. Positions off the mask may hold anything: their loss is 0 and they never count as
+clipped.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class TokenLoss(Protocol):
-    """A function that returns each token's loss, (B, S), and the clipped tokens, bool (B, S)."""
+    """A function that returns the loss of each token and a mask of clipped tokens, both (B, S)."""
 
     def __call__(
         self,
@@ -46,7 +47,7 @@ class TokenLoss(Protocol):
         clip_low: float,
         clip_high: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token and the clipped tokens."""
+        """Return the loss of each token and a bool mask of the clipped tokens, both (B, S)."""
         ...
 
 
@@ -59,7 +60,7 @@ def policy_gradient(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute −A·log π per token, without ratio or clip (REINFORCE)."""
+    """Compute −A·log π per token, without a ratio and without clipping (REINFORCE)."""
     loss = -zero_off_mask(advantages, mask) * zero_off_mask(log_probs, mask)
     return loss, torch.zeros_like(loss, dtype=torch.bool)
 
@@ -76,11 +77,11 @@ def grpo_clip(
 ) -> tuple[Tensor, Tensor]:
     """Compute −min(ρA, clip(ρ)A) per token.
 
-    Papers: GRPO, arXiv 2402.03300 (clip 0.2, 0.2); DAPO, arXiv 2503.14476 (0.2, 0.28); PPO, arXiv
-    1707.06347, equation 7 (0.2, 0.2).
+    Papers, with their `clip_low` and `clip_high`: GRPO, arXiv 2402.03300 (0.2, 0.2); DAPO, arXiv
+    2503.14476 (0.2, 0.28); PPO, arXiv 1707.06347, equation 7 (0.2, 0.2).
 
-    With `dual_clip` c, the loss of a token with A < 0 is at most −cA. It is constant for ρ > c, so
-    the token has no gradient there (dual-clip PPO, arXiv 1912.09729: c = 3).
+    With `dual_clip` c, the loss of a token with A < 0 is at most −cA. For ρ > c, that loss is
+    constant, so the token has no gradient (dual-clip PPO, arXiv 1912.09729: c = 3).
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -102,8 +103,9 @@ def cispo(
 ) -> tuple[Tensor, Tensor]:
     """Compute −sg[min(ρ, 1 + clip_high)]·A·log π per token.
 
-    This clips the weight and never the gradient. Tokens whose weight was cut count as clipped. The
-    paper (arXiv 2506.13585) sets no lower bound, so `clip_low` is ignored.
+    sg (stop-gradient) makes the weight a constant. Only the weight is clipped, so every token keeps
+    a gradient. Tokens whose weight was cut count as clipped. The paper (arXiv 2506.13585) sets no
+    lower bound, so `clip_low` is ignored.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask).detach()
     weight = ratio.clamp(max=1 + clip_high)
@@ -122,7 +124,7 @@ def gspo(
 ) -> tuple[Tensor, Tensor]:
     """Compute −min(sA, clip(s)A) with one ratio s per response.
 
-    GSPO, arXiv 2507.18071 (clip 3e-4, 4e-4).
+    GSPO, arXiv 2507.18071 (`clip_low` 3e-4, `clip_high` 4e-4).
     """
     ratio = sequence_ratio(log_probs, old_log_probs, mask)
     return clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -134,7 +136,7 @@ LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "grpo_clip": grpo_clip,
     # DAPO has the same formula, with a clip_high above clip_low.
     "dapo": grpo_clip,
-    # The formula comes from PPO. PPO uses per-token advantages.
+    # PPO has the same formula, with an advantage for each token.
     "ppo": grpo_clip,
     "cispo": cispo,
     "gspo": gspo,
@@ -152,7 +154,7 @@ LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 def compute_naive_policy_gradient_loss(
     raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
 ) -> Tensor:
-    """Compute −A·log π per token, (B, S); A is (B, 1)."""
+    """Compute −A·log π per token, (B, S), with advantages or raw rewards A, (B, 1)."""
     return -raw_rewards_or_advantages * policy_log_probs
 
 
@@ -162,8 +164,8 @@ def compute_grpo_clip_loss(
     """Compute −min(ρA, clip(ρ)A) per token, (B, S), and the metadata `clipped`.
 
     A is (B, 1). ρ = exp(policy_log_probs − old_log_probs) is at most e^20 (see `ratios`). clip(ρ)
-    keeps ρ within [1 − cliprange, 1 + cliprange]. `clipped` is 1.0 for tokens whose clipped term is
-    the smaller one. DeepSeekMath, arXiv 2402.03300.
+    is ρ limited to [1 − cliprange, 1 + cliprange]. `clipped` is 1.0 for tokens whose clipped term
+    is the smaller one. DeepSeekMath, arXiv 2402.03300.
     """
     ratio = bounded_log_ratio(policy_log_probs - old_log_probs).exp()
     loss, clipped = clipped_surrogate(ratio, advantages, cliprange, cliprange)
@@ -186,7 +188,7 @@ def compute_policy_gradient_loss(
         raw_rewards: Rewards, (B, 1). Needed for `no_baseline`.
         advantages: Advantages, (B, 1). Needed for `reinforce_with_baseline` and `grpo_clip`.
         old_log_probs: Log-probs under the old policy, (B, S). Needed for `grpo_clip`.
-        cliprange: Distance from 1 to both bounds of the clip range. Needed for `grpo_clip`.
+        cliprange: Distance from 1 to each bound of the clip range. Needed for `grpo_clip`.
 
     Raises:
         ValueError: A needed argument is missing, or `loss_type` is unknown.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def zero_off_mask(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return `tensor` with 0 where `mask` is 0. No gradient flows back to those positions."""
-    # Fill instead of multiplying: 0 * inf is NaN, in the value and again in the gradient.
+    """Return `tensor` with 0 where `mask` is 0. No gradient flows to positions off the mask."""
+    # Multiplying by the mask would give 0 * inf = NaN, in the value and also in the gradient.
     return tensor.masked_fill(~mask.bool(), 0)
 
 
@@ -25,7 +25,7 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_row_mean(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of each row over its mask, (B, S) -> (B,); 0 for an empty row."""
+    """Return each row's mean over positions with mask 1, (B, S) -> (B,); 0 for an empty row."""
     return masked_sum(tensor, mask, -1) / mask.bool().sum(-1).clamp(min=1)
 
 

@@ -2,10 +2,10 @@
 
         J = mean over the response tokens of  w · ℓ(ρ, A) + β · KL(π_θ ‖ π_ref)
 
-`aggregation` defines the mean. ℓ is a formula of `losses`, A is the advantage and ρ = π_θ / π_old.
-w is the importance weight π_old / b, bounded by C, where b is the policy that sampled the token
-(`ratios.importance_weight`). Without a cap C, π_old = b and w is 1. Staleness is therefore
-corrected exactly once.
+`aggregation` defines the mean. ℓ is a formula from the module `losses`, A is the advantage and
+ρ = π_θ / π_old. w is the importance weight π_old / b, bounded by C, where b is the policy that
+sampled the token (`ratios.importance_weight`). Without a cap C, π_old = b and w is 1. With or
+without a cap, staleness is therefore corrected exactly once.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ def compute_objective(
     importance_floor: float | None = None,
     selected: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return a microbatch's share of J, a scalar, and the tokens that `loss` clipped, bool (B, S).
+    """Return a microbatch's share of J, a scalar, and a mask (B, S) of tokens that `loss` clipped.
 
-    All tensors are (B, S) and log-probs are in nats. Off the mask they may hold anything.
+    All tensors are (B, S) and may hold anything off the mask. Log-probs are in nats.
 
     Args:
         log_probs: Log-probs under the policy in training.
         old_log_probs: Log-probs under π_old, the denominator of ρ.
-        behaviour_log_probs: Log-probs under the policy that sampled. Read only with an
-            `importance_cap`.
-        reference_log_probs: Log-probs under π_ref. Read only with a `kl_coef` above 0.
+        behaviour_log_probs: Log-probs under b, the policy that sampled the tokens. Used only with
+            an `importance_cap`.
+        reference_log_probs: Log-probs under π_ref. Used only with a `kl_coef` above 0.
         advantages: Advantage of each token.
-        mask: Tokens that count.
+        mask: True for the tokens that count.
         loss: Loss per token, a value of `LOSSES` or a user-defined function.
         clip_low: Distance from 1 down to the lower bound of the clip range; passed to `loss`.
         clip_high: Distance from 1 up to the upper bound of the clip range; passed to `loss`.
-        importance_cap: C, the bound on w. None omits w.
+        importance_cap: C, the upper bound on w. None omits w.
         kl_coef: β. 0 omits the KL.
         kl_estimator: A key of `KL_ESTIMATORS`.
         aggregation: One of `AGGREGATIONS`.
-        denominator: `loss_denominator` of the whole gradient step. With it, the shares of the
+        denominator: `loss_denominator` of the whole gradient step, with which the shares of the
             step's microbatches add up to J.
         importance_level: One of `IMPORTANCE_LEVELS`.
         importance_rule: One of `IMPORTANCE_RULES`.
         importance_floor: Lower bound on w for the rule `mask`.
-        selected: Tokens that `selection` chose, bool (B, S). Passed only to a loss that selects
-            tokens.
+        selected: Mask of the tokens that the module `selection` chose, bool (B, S). Needed only by
+            a loss that selects tokens.
 
     Raises:
         ValueError: `aggregation`, `importance_level` or `importance_rule` is unknown.

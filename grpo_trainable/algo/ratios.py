@@ -11,7 +11,8 @@ from torch import Tensor
 
 from grpo_trainable.algo.masking import masked_row_mean, masked_sum, zero_off_mask
 
-# A ratio of e^20, 5e8, already outweighs the sum of all others: float32 keeps seven digits.
+# float32 keeps seven digits, so a single ratio of e^20 = 5e8 already outweighs the sum of all
+# others.
 LOG_RATIO_MAX = 20.0
 
 # The values of `loss.importance_level` and `loss.importance_rule`.
@@ -22,10 +23,10 @@ IMPORTANCE_RULES = ("truncate", "mask")
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with a gradient even above the bound.
 
-    Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and so is its derivative. A
-    token that a loss does not clip (A < 0) is therefore still pushed back. A plain clamp would not
-    push the token back, because its derivative is 0. No lower bound is needed: the exponential
-    underflows to 0, and so does its derivative.
+    Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and its derivative is the
+    same number. A token that a loss does not clip (A < 0) is therefore still pushed back. A plain
+    clamp would not push the token back, because its derivative is 0. No lower bound is needed: the
+    exponential underflows to 0, and so does its derivative.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess
@@ -64,29 +65,29 @@ def importance_weight(
     rule: str = "truncate",
     floor: float | None = None,
 ) -> Tensor:
-    """Return the weight w = p/b of each token, (B, S), bounded by `rule`.
+    """Return the weight w = p/b of each token, (B, S), bounded according to `rule`.
 
-    The weight is a constant that multiplies the loss of the token. p is the policy at the start of
-    the round, and b the policy that sampled the token. As in AReaL (arXiv 2505.24298), w is
-    decoupled from the clipped ratio, which is then π_θ / p.
+    The weight is a constant factor of the token's loss. p is the policy at the start of the round,
+    and b the policy that sampled the token. As in AReaL (arXiv 2505.24298), w is decoupled from the
+    clipped ratio, which is π_θ / p.
 
     Args:
         start_log_probs: Log-probs under p, (B, S).
         behaviour_log_probs: Log-probs under b, (B, S).
-        mask: Tokens that count, (B, S).
+        mask: True for the tokens that count, (B, S).
         cap: Upper bound on w.
         level: `token` gives each token its own w, and 1 off the mask. `sequence` gives every token
-            the product of w over its response.
+            the product of p/b over its response.
         rule: `truncate` gives min(w, `cap`), truncated importance sampling (Yao et al. 2025).
             `mask` gives w where `floor` ≤ w ≤ `cap` and 0 elsewhere, masked importance sampling
-            (Liu et al. 2025). `mask` with a floor is IcePop (arXiv 2510.18855: 0.5, 5).
-        floor: Lower bound on w for `mask`. None means no bound.
+            (Liu et al. 2025). `mask` with a floor is IcePop (arXiv 2510.18855: 0.5 to 5).
+        floor: Lower bound on w for the rule `mask`. None means no bound.
 
     Raises:
         ValueError: `level` or `rule` is unknown.
     """
     if level not in IMPORTANCE_LEVELS or rule not in IMPORTANCE_RULES:
-        raise ValueError(f"unknown level {level!r} or rule {rule!r} of importance weights")
+        raise ValueError(f"unknown level {level!r} or unknown rule {rule!r} of importance weights")
     weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
     if rule == "truncate":
         return weight.clamp(max=cap)
@@ -102,10 +103,10 @@ def weights_bounded(
     level: str = "token",
     floor: float | None = None,
 ) -> Tensor:
-    """Return the tokens whose importance weight is cut to the cap or set to 0, bool (B, S).
+    """Return a mask (B, S) of tokens whose importance weight is cut to the cap or set to 0.
 
-    False off the mask. Both rules act on the same tokens, except that only `mask` has a `floor`.
-    Arguments are those of `importance_weight`.
+    The result is False off the mask. Both rules change the same tokens, except that only the rule
+    `mask` has a `floor`. The arguments are those of `importance_weight`.
     """
     weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
     return _out_of_range(weight, cap, floor) & mask.bool()
@@ -121,9 +122,9 @@ def _out_of_range(weight: Tensor, cap: float, floor: float | None) -> Tensor:
 
 
 def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return the tokens whose ratio is above e^LOG_RATIO_MAX, bool (B, S), False off the mask.
+    """Return True for tokens with a ratio above e^LOG_RATIO_MAX, (B, S); False off the mask.
 
-    `loss/bounded_tokens` counts them.
+    The metric `loss/bounded_tokens` counts these tokens.
     """
     return zero_off_mask(log_probs - old_log_probs, mask) > LOG_RATIO_MAX
 
@@ -134,10 +135,10 @@ def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return −min(ρA, clip(ρ)A), and the tokens whose clipped term is the smaller one.
+    """Return −min(ρA, clip(ρ)A), and a mask of tokens whose clipped term is the smaller one.
 
-    The clipped term gives no gradient. It is the smaller one if ρ is out of range on the side that
-    A favours.
+    The clipped term, which gives no gradient, is the smaller one if ρ has left the clip range in
+    the direction that A favours.
     """
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
@@ -145,5 +146,5 @@ def clipped_surrogate(
 
 
 def surrogate_without(ratio: Tensor, advantages: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return −ρA, set to 0 for the `dropped` tokens, bool (B, S), and `dropped` itself."""
+    """Return −ρA, with 0 for the tokens of the mask `dropped` (B, S), and `dropped` itself."""
     return (-ratio * advantages).masked_fill(dropped, 0), dropped

@@ -1,10 +1,11 @@
 """Losses that treat a few tokens of a gradient step differently, and the selection of those tokens.
 
-The selection depends on all tokens of the step. It therefore runs before the step is split into
-microbatches, on the log-probs of the policy before the step. For each such loss, `SELECTIONS` has a
-function that takes the whole step and returns the selected tokens as bool (B, S), False off the
-mask. The loss receives its microbatch's part of that tensor as `selected`. Otherwise, shapes and
-results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A its advantage.
+The selection depends on all tokens of the step, and therefore runs before the step is split into
+microbatches, on log-probs of the policy before the step. For each loss in this module, `SELECTIONS`
+has a function that takes the whole step and returns a mask (B, S) of the selected tokens, False off
+the response mask. The loss receives its microbatch's part of the selection as `selected`.
+Otherwise, shapes and results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A its
+advantage.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from grpo_trainable.algo.ratios import clipped_surrogate, surrogate_without, tok
 
 
 class Selection(Protocol):
-    """A function that returns the tokens that the loss treats differently, bool (B, S)."""
+    """A function that returns a bool mask (B, S) of the tokens that a loss treats differently."""
 
     def __call__(
         self,
@@ -34,7 +35,7 @@ class Selection(Protocol):
         clip_low: float,
         clip_high: float,
     ) -> Tensor:
-        """Return the selected tokens."""
+        """Return a bool mask (B, S) of the selected tokens."""
         ...
 
 
@@ -52,11 +53,12 @@ def second_moment_outliers(
     clip_high: float,
     second_moment: float,
 ) -> Tensor:
-    """Return the fewest tokens whose removal brings the mean (log ρ)² down to `second_moment`.
+    """Select the fewest tokens whose removal brings the mean (log ρ)² down to `second_moment`.
 
-    These are the tokens with the largest (log ρ)². Only tokens that moved in the direction that A
-    favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Other tokens would not be
-    clipped either. Equation 4 and algorithm 1 of arXiv 2510.01161 (`second_moment` 0.04).
+    The selected tokens are those with the largest (log ρ)². Only tokens that moved in the direction
+    that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Clipping would not
+    affect other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161 (`second_moment`
+    0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0
@@ -78,7 +80,7 @@ def m2po(
 ) -> tuple[Tensor, Tensor]:
     """Compute −ρA per token, and 0 for the `selected` outliers, which count as clipped.
 
-    `second_moment_outliers` selects them. M2PO, arXiv 2510.01161, equation 5.
+    `second_moment_outliers` selects the outliers. M2PO, arXiv 2510.01161, equation 5.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     return surrogate_without(ratio, zero_off_mask(advantages, mask), selected)
@@ -90,8 +92,8 @@ def m2po(
 def covariances(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """Return (log π − mean)·(A − mean) of each token, (B, S); −∞ off the mask.
 
-    The means are taken over the gradient step. Tokens with a large covariance lower the entropy
-    most (arXiv 2505.22617, equation 10).
+    The means are taken over all tokens of the gradient step. Tokens with a large covariance lower
+    the entropy most (arXiv 2505.22617, equation 10).
     """
     deviations = (values - masked_mean(values, mask) for values in (log_probs, advantages))
     return torch.mul(*deviations).masked_fill(~mask.bool(), -torch.inf)
@@ -109,9 +111,9 @@ def clip_cov_tokens(
     cov_fraction: float,
     cov_band: tuple[float, float],
 ) -> Tensor:
-    """Draw `cov_fraction` of all tokens, at least one, from those with a covariance in `cov_band`.
+    """Select at random `cov_fraction` of all tokens, at least one, with a covariance in `cov_band`.
 
-    Clipped tokens are not drawn. If there are too few candidates, all of them are returned.
+    Clipped tokens are never selected. If there are too few candidates, all of them are selected.
     Clip-Cov, arXiv 2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token
     follows the authors' code.
     """
@@ -135,7 +137,7 @@ def clip_cov(
 ) -> tuple[Tensor, Tensor]:
     """Compute −min(ρA, clip(ρ)A) per token, and 0 for the `selected` tokens.
 
-    `clip_cov_tokens` selects them, and they count as clipped too. Clip-Cov, arXiv 2505.22617,
+    `clip_cov_tokens` selects the tokens, which count as clipped too. Clip-Cov, arXiv 2505.22617,
     equation 12.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
@@ -154,7 +156,7 @@ def kl_cov_tokens(
     clip_high: float,
     cov_fraction: float,
 ) -> Tensor:
-    """Return the `cov_fraction` of all tokens, at least one, with the largest covariance.
+    """Select the `cov_fraction` of all tokens, at least one, with the largest covariance.
 
     KL-Cov, arXiv 2505.22617, equation 13 (fraction 2e-4).
     """
@@ -177,9 +179,9 @@ def kl_cov(
 ) -> tuple[Tensor, Tensor]:
     """Compute −ρA per token, plus `cov_kl_coef`·|log ρ| for the `selected` tokens.
 
-    `kl_cov_tokens` selects them. No ratio is clipped. KL-Cov (arXiv 2505.22617, equation 14:
-    coefficient 1.0) adds KL(π_old ‖ π_θ) of these tokens. The authors' code replaces this KL with
-    |log ρ|, and so does this function. |log ρ| has no gradient at ρ = 1.
+    `kl_cov_tokens` selects the tokens. No ratio is clipped. KL-Cov (arXiv 2505.22617, equation 14:
+    coefficient 1.0) adds KL(π_old ‖ π_θ) of the selected tokens. The authors' code replaces this KL
+    with |log ρ|, and so does this function. |log ρ| has no gradient at ρ = 1.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
     ratio = token_ratio(log_probs, old_log_probs, mask)
@@ -189,7 +191,7 @@ def kl_cov(
 
 
 def _share(fraction: float, mask: Tensor) -> int:
-    """Return `fraction` of the number of tokens, but at least one if there are any."""
+    """Return `fraction` times the number of tokens, rounded down, but at least 1 if any exist."""
     tokens = int(mask.bool().sum())
     return min(tokens, max(1, int(fraction * tokens)))
 

@@ -2,8 +2,8 @@
 
 Shapes: G responses of R tokens. All tensors are (G, R) unless stated otherwise. State t is the
 prompt plus the first t tokens of the response, and token t is the action taken in state t.
-`values[:, t]` is the expected return from state t. `mask` may have holes, and a hole is not a
-state. Off the mask, tensors may hold anything and results are 0.
+`values[:, t]` is the expected return from state t. `mask` may have holes. A position in a hole is
+not a state. Off the mask, tensors may hold anything and results are 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     """Compute Σ_l (γλ)^l δ_{t+l} for each token t, with δ = r + γ·V(next state) − V(this state).
 
     Generalised advantage estimation (arXiv 1506.02438, equation 16). The state after the last token
-    has value 0, even if the response was cut off there. λ = 1 gives the discounted return minus the
+    has value 0, even if the response was cut off. λ = 1 gives the discounted return minus the
     value, and λ = 0 gives δ.
     """
     advantages = torch.zeros_like(values)
@@ -53,7 +53,7 @@ def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor
 def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
     """Return each step's return-to-go, Σ_l γ^l r_{t+l}, minus its mean over the group at that step.
 
-    This group-relative advantage compares episodes step by step. An episode that has ended counts
+    This group-relative advantage compares episodes step by step. After its end, an episode counts
     as 0 in the mean. With a reward only at the last step, equal lengths and γ = 1, this is
     `group_mean`.
 
@@ -67,16 +67,16 @@ def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
 
 
 def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
-    """Return, for each token, V(next valued state) − V(latest valued state at or before its own).
+    """Return V(next valued state) − V(last valued state at or before the token's own) per token.
 
     If no valued state follows, the reward of the response takes the place of the next value. All
     tokens between two valued states have the same advantage. VinePPO, arXiv 2410.01679, equation 8,
-    without discount.
+    without discounting.
 
     Args:
         rewards: Reward of each response, (G,).
-        state_values: Value of each state, (G, R); NaN for states without one. The first state of
-            every response needs a value.
+        state_values: Value of each state, (G, R); NaN for states without a value. The first state
+            of every response needs a value.
         mask: Tokens that the policy sampled, (G, R).
     """
     tokens = mask.shape[1]
@@ -94,7 +94,8 @@ def whitened_tokens(
 ) -> list[Tensor]:
     """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) per group.
 
-    Equal advantages give exactly 0. A single token equals its mean and also gives 0.
+    Equal advantages give exactly 0. The advantage of a single token equals the mean and also gives
+    0.
     """
     tokens = torch.cat([a[mask] for a, mask in zip(advantages, masks, strict=True)])
     white = whitened(tokens[None], eps)[0] if len(tokens) > 1 else torch.zeros_like(tokens)
@@ -113,12 +114,13 @@ def teacher_advantages(
 ) -> Tensor:
     """Return log π_T − log b of each token, (B, S), in nats.
 
-    π_T is the teacher and b the policy that sampled. Off the mask, log-probs may hold anything and
-    the result is 0. Used as advantages in a policy gradient, these values lower KL(π ‖ π_T) of the
-    next token in the sampled contexts. Each token gets credit only for itself, as with discount 0.
+    π_T is the teacher and b the policy that sampled the token. Off the mask, log-probs may hold
+    anything and the result is 0. Used as advantages in a policy gradient, these values lower
+    KL(π ‖ π_T) of the next token in the sampled contexts. Each token gets credit only for itself,
+    as with discount 0.
 
     This is on-policy distillation: Lu and Thinking Machines Lab 2025,
     https://thinkingmachines.ai/blog/on-policy-distillation/. GKD (arXiv 2306.13649) includes the
-    reverse KL on the student's samples as its case λ = 1.
+    reverse KL on the student's samples as its special case λ = 1.
     """
     return k1(teacher_log_probs, behaviour_log_probs, mask)

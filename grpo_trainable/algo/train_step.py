@@ -21,12 +21,12 @@ def grpo_microbatch_train_step(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the loss of a microbatch, call backward on it, and return loss and metadata.
+    """Compute the loss of a microbatch, call backward on it, and return the loss and its metadata.
 
     The loss is the mean over each response's tokens, then over the B responses, divided by
-    `gradient_accumulation_steps`. It is returned as a detached scalar. A response with an empty
-    mask counts as a loss of 0. Off the mask, log-probs may hold anything. Other arguments and
-    errors are those of `compute_policy_gradient_loss`.
+    `gradient_accumulation_steps`. The loss is returned as a detached scalar. A response with an
+    empty mask counts as a loss of 0. Off the mask, log-probs may hold anything. The other arguments
+    and the errors are those of `compute_policy_gradient_loss`.
     """
     token_loss, metadata = compute_policy_gradient_loss(
         zero_off_mask(policy_log_probs, response_mask),

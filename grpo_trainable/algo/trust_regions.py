@@ -54,8 +54,8 @@ def gmpo(
 
     Ratios are clipped before their mean is computed: log ρ is at most `clip_high` where A > 0, and
     at least −`clip_low` elsewhere. ρ therefore stays within [e^−clip_low, e^clip_high] on the side
-    that A favours. GMPO, arXiv 2507.20673 (clip 0.4, 0.4). Every token of a response has the loss
-    −sA, so `sequence_mean` gives the loss of the paper.
+    that A favours. GMPO, arXiv 2507.20673 (`clip_low` and `clip_high` 0.4). Every token of a
+    response has the loss −sA, so `sequence_mean` gives the loss of the paper.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -76,9 +76,9 @@ def topr(
     """Compute −w·A·log π per token: w = 1 where A ≥ 0, else sg[min(ρ of the whole response, 1)].
 
     A good response is imitated even after it has become unlikely. A bad response is ignored once it
-    is unlikely. Tokens of bad responses count as clipped if their ratio was cut at 1. `clip_low`
-    and `clip_high` are ignored. TOPR, arXiv 2503.14286. The paper's ratio is the product over the
-    tokens of the response. A is the paper's R minus the baseline of `loss.advantage`.
+    is unlikely. The tokens of a bad response count as clipped if the response's ratio was cut to 1.
+    `clip_low` and `clip_high` are ignored. TOPR, arXiv 2503.14286. The paper's ratio is the product
+    over the tokens of the response. A is the paper's R minus the baseline of `loss.advantage`.
     """
     ratio = response_ratio(log_probs, old_log_probs, mask).detach()
     a = zero_off_mask(advantages, mask)
@@ -100,7 +100,7 @@ def dppo_tv(
     Too far means π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0.
     |π_θ − π_old| is the total variation of the choice between this token and any other.
     DPPO-Binary-TV, arXiv 2602.04879, equations 12 and 13 (threshold 0.15). The authors' code also
-    cuts ρ, at 10 or more. Here the only bound on ρ is e^20.
+    caps ρ, with a cap of 10 or more. Here, the only bound on ρ is e^20.
     """
     moved = _probability(log_probs, mask) - _probability(old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -120,9 +120,9 @@ def dppo_kl(
     """Compute −ρA per token, and 0 where its KL grew too large in the direction A favours.
 
     The KL is computed for the choice between this token and any other:
-    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). Its limit is `clip_high` where
-    A > 0 and ρ > 1, and `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv 2602.04879,
-    equations 12 and 14 (limit 0.05). ρ is bounded as in `dppo_tv`.
+    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). The limit of the KL is
+    `clip_high` where A > 0 and ρ > 1, and `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv
+    2602.04879, equations 12 and 14 (limit 0.05). ρ is bounded as in `dppo_tv`.
     """
     new, old = _probability(log_probs, mask), _probability(old_log_probs, mask)
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).detach()

@@ -11,11 +11,11 @@ from grpo_trainable.algo.masking import zero_off_mask
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute ½·max((V − R)², (V_clip − R)²) per token, (B, S), and the clipped tokens.
+    """Compute ½·max((V − R)², (V_clip − R)²) per token, and a mask of clipped tokens, both (B, S).
 
-    V_clip keeps V within `clip` of the value before the round (PPO2, OpenAI baselines). A token is
-    clipped if its V_clip term is the larger one. That term gives no gradient. `clip=None` turns
-    clipping off. Off the mask, tensors may hold anything; the loss there is 0 and nothing is
+    V_clip is V limited to within `clip` of the value before the round (PPO2, OpenAI baselines). A
+    token is clipped if its V_clip term, which gives no gradient, is the larger one. `clip=None`
+    turns clipping off. Off the mask, tensors may hold anything; the loss there is 0 and nothing is
     clipped.
     """
     target = zero_off_mask(returns, mask)
@@ -31,8 +31,8 @@ def value_loss(
 def explained_variance(values: Tensor, returns: Tensor) -> float | None:
     """Return 1 − Var(R − V) / Var(R) over tokens (T,), or None if all returns are equal.
 
-    A perfect critic has 1. A critic that knows only the mean has 0. Equal returns leave nothing to
-    explain.
+    The result is 1 for a perfect critic and 0 for a critic that knows only the mean. If all returns
+    are equal, there is no variance to explain.
     """
     if not len(returns) or bool((returns == returns[0]).all()):
         return None

@@ -1,4 +1,4 @@
-"""A robot arm that reaches for a ball. The policy sees both through a camera.
+"""A robot arm that reaches for a ball. The policy sees arm and ball through a camera.
 
 Select it with `model.env=grpo_trainable.control.arm:Arm`.
 
@@ -20,7 +20,7 @@ SIZE = 32  # image height and width, in pixels
 STEPS = 25  # actions per episode
 SUBSTEPS = 4  # simulation steps of 0.02 s per action
 SPEED = 6.0  # joint speed at action 1, in radians per second
-REACH = 0.2  # length of the arm and distance of the ball, in metres
+REACH = 0.2  # length of the arm, and distance of the ball from its shoulder, in metres
 NEAR = 0.04  # distance at which the hand reaches the ball, in metres
 SCENE = f"""
 <mujoco>
@@ -67,7 +67,10 @@ def _model() -> Any:
 
 @functools.cache
 def _renderer() -> Any:
-    """Return the renderer of all arms in this process. Only the thread that made it may use it."""
+    """Return the renderer that all arms in this process share.
+
+    Only the thread that created the renderer may use it.
+    """
     return _mujoco().Renderer(_model(), SIZE, SIZE)
 
 
@@ -75,9 +78,9 @@ class Arm(gymnasium.Env):
     """Gymnasium environment of the arm.
 
     An observation consists of the last two frames, (32, 32, 6) uint8. An action is one number, the
-    speed of the joint. The reward of an action is -10 times the distance between hand and ball in
-    metres, plus 1 if the distance is below 4 cm. The seed determines the initial angles of ball and
-    arm. An episode has 25 actions.
+    speed of the joint relative to `SPEED`. The reward of an action is -10 times the distance
+    between hand and ball in metres, plus 1 if the distance is below 4 cm. The seed determines the
+    initial angles of ball and arm. An episode has 25 actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -102,7 +105,7 @@ class Arm(gymnasium.Env):
         return np.concatenate([self._last, self._last], axis=-1), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Move the joint for 0.08 s at the speed `action`, from -1 to 1."""
+        """Move the joint for 0.08 s at a relative speed `action`, from -1 to 1."""
         self._data.ctrl[0] = SPEED * float(np.clip(action[0], -1.0, 1.0))
         for _ in range(SUBSTEPS):
             _mujoco().mj_step(_model(), self._data)

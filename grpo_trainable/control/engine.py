@@ -32,10 +32,10 @@ Scores = list[Score | RewardError]
 
 @dataclass(kw_only=True)
 class _Episode(RecordedRow):
-    """A response in progress. The lists have an entry for each action."""
+    """A response in progress. The lists have one entry per action."""
 
     env: Any
-    uniforms: np.ndarray  # (maximum number of actions, numbers per action)
+    uniforms: np.ndarray  # (maximum number of actions, components per action)
     observation: np.ndarray  # observation before the next action
     observations: list[np.ndarray] = field(default_factory=list)
     actions: list[Tensor] = field(default_factory=list)  # (A,) each; only for continuous actions
@@ -74,7 +74,7 @@ class _Episode(RecordedRow):
         return np.array(seen, dtype=self.observation.dtype)
 
     def score(self) -> Score | RewardError:
-        """Return the sum of the rewards as a score, or the error."""
+        """Return the sum of the rewards as a score, or the error that ended the episode."""
         if self.error is not None:
             return RewardError(f"environment: {self.error}")
         try:
@@ -84,7 +84,7 @@ class _Episode(RecordedRow):
 
 
 class ControlEngine(LoadedWeights):
-    """Samples episodes of actions, with random draws keyed like those of tokens.
+    """An engine that samples episodes of actions. Draws of actions are keyed like draws of tokens.
 
     On one machine, the same list of requests gives the same bits in every process with the same
     number of threads, if the environment is deterministic.
@@ -120,7 +120,7 @@ class ControlEngine(LoadedWeights):
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Return a group with a reward per action for each request, and a score per episode."""
+        """Return, for each request, a group with a reward per action, and a score per episode."""
         limits = common_limits(requests)
         episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
         for step in range(limits.max_new_tokens):
@@ -185,7 +185,7 @@ class ControlEngine(LoadedWeights):
         return replace(group, observations=observations, actions=actions, turn_rewards=earned)
 
     def close(self) -> None:
-        """Close the environments. An environment that renders holds a rendering context."""
+        """Close the environments, because those that render hold a rendering context."""
         for env in self._envs:
             self._thread.submit(env.close).result()
         self._envs = []

@@ -1,6 +1,6 @@
 """A small network that acts in a Gymnasium environment, and the distribution of its actions.
 
-Shapes: T steps, A numbers per continuous action, D width of the hidden states.
+Shapes: T steps, A components per continuous action, D width of the hidden states.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 
 class ControlPolicy(ActingPolicy):
-    """Two tanh layers for numbers, or three convolutions for an image, then a linear head.
+    """Two tanh layers for numbers or three convolutions for images, followed by a linear head.
 
     Discrete actions have the distribution softmax(logits / temperature). A continuous action is
     tanh(z), scaled to the bounds of its space, where z is normal. The network computes the mean of
-    z. The standard deviation of each number of z is a trained parameter, multiplied by the
-    temperature. At temperature 0, the action is the most likely one or the mean of z, and its
-    log-prob is that of temperature 1.
+    z. Each component of z has a trained standard deviation, which is multiplied by the temperature.
+    At temperature 0, the policy chooses the most likely discrete action or the mean of z, and
+    computes the log-prob of that action at temperature 1.
     """
 
     scale: Tensor  # divisor of observations
@@ -48,12 +48,12 @@ class ControlPolicy(ActingPolicy):
         self._draw(torch.Generator().manual_seed(seed))
 
     def _draw(self, generator: torch.Generator) -> None:
-        """Draw orthogonal weights. A head near 0 makes actions about equally likely at first."""
+        """Draw orthogonal weights. A head near 0 makes all actions about equally likely."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 gain = 0.01 if module is self.head else math.sqrt(2)
                 nn.init.orthogonal_(module.weight, gain, generator=generator)
-                assert module.bias is not None, "every layer has one"
+                assert module.bias is not None, "every layer has a bias"
                 nn.init.zeros_(module.bias)
 
     @property
@@ -63,7 +63,7 @@ class ControlPolicy(ActingPolicy):
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of an observation: (numbers,), or (height, width, channels) of an image."""
+        """Shape of an observation: (numbers,), or (height, width, channels) for an image."""
         return self.spaces.observation
 
     @property
@@ -81,7 +81,7 @@ class ControlPolicy(ActingPolicy):
     def log_probs(
         self, hidden_TD: Tensor, actions: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs (T,) and entropies (T,), in nats, of the actions taken.
+        """Compute log-probs of the actions taken, (T,), and entropies, (T,), both in nats.
 
         For continuous actions, the log-probs are log-densities of tanh(z), and the entropy is
         estimated from the action taken. The entropy carries no gradient.
@@ -103,11 +103,13 @@ class ControlPolicy(ActingPolicy):
 
         Args:
             observations: Observations (T, …).
-            uniform: Uniform draws in [0, 1): (T, 1) for discrete actions, (T, A) for continuous.
-            temperature: Temperature of the distribution. 0 selects the most likely action.
+            uniform: Uniform draws in [0, 1): (T, 1) for discrete actions, (T, A) for continuous
+                ones.
+            temperature: Temperature of the distribution. 0 selects the most likely action or the
+                mean of z.
 
         Returns:
-            Actions, which are choices (T,) or z (T, A), and their log-probs.
+            Actions, which are choices (T,) or z (T, A), and their log-probs (T,).
         """
         hidden = self.hidden(observations)
         law, drawn = self.head(hidden), temperature or 1.0
@@ -124,7 +126,7 @@ class ControlPolicy(ActingPolicy):
         return z, _of_numbers(law, std, z)[0]
 
     def _std(self, temperature: float) -> Tensor:
-        assert self.log_std is not None, "only continuous actions have one"
+        assert self.log_std is not None, "only continuous actions have a standard deviation"
         return self.log_std.clamp(*LOG_STD_RANGE).exp() * temperature
 
     def in_environment(self, actions: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ class ControlPolicy(ActingPolicy):
             actions: Choices (T,), or z (T, A).
 
         Returns:
-            The environment's discrete actions (T,), or numbers (T, A) within its bounds.
+            The environment's discrete actions (T,), or continuous actions (T, A) within its bounds.
         """
         if self.spaces.choices is not None:
             return actions + self.spaces.first
@@ -175,7 +177,7 @@ def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normal(uniform: Tensor) -> Tensor:
-    """Convert uniform draws to normal ones by inverse CDF, at the middle of bins of width 2^-24."""
+    """Convert uniform draws, each at the middle of its bin of width 2^-24, to normal ones."""
     return torch.special.ndtri(uniform.double() + 2.0**-25).float()
 
 
@@ -185,6 +187,6 @@ def build_control_policy(model: PolicySettings, seed: int) -> tuple[ControlPolic
     Raises:
         ValueError: If the environment cannot be created, or if its spaces are not supported.
     """
-    assert model.env is not None, "other policies act in no environment"
+    assert model.env is not None, "only policies with model.env act in an environment"
     spaces = spaces_of(model.env)
     return ControlPolicy(spaces, seed), control_tokenizer(spaces)

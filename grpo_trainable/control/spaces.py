@@ -18,18 +18,18 @@ HELD_OUT = 1 << 30  # the first held-out seed; training seeds start at 0
 INSTALL = "pip install -e '.[control]'"
 # (channels, kernel size) of each convolution for images, all with stride 2.
 CONVOLUTIONS = ((16, 4), (32, 4), (32, 3))
-UNBOUNDED = 1e3  # numbers of an observation that may reach this value are not scaled
+UNBOUNDED = 1e3  # components of an observation whose bounds reach this value are not scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
     """Observations and actions of a control policy."""
 
-    observation: tuple[int, ...]  # (numbers,), or (height, width, channels) of an image
-    scale: tuple[float, ...] | float  # a divisor for each number of an observation, or one for all
+    observation: tuple[int, ...]  # (numbers,), or (height, width, channels) for an image
+    scale: tuple[float, ...] | float  # divisor of each component of an observation, or of all
     choices: int | None  # number of discrete actions; None if actions are continuous
     first: int = 0  # the environment's number for the first discrete action
-    low: tuple[float, ...] = ()  # lower bound of each number of a continuous action
+    low: tuple[float, ...] = ()  # lower bound of each component of a continuous action
     high: tuple[float, ...] = ()
 
     @property
@@ -64,7 +64,7 @@ def episode_seed(stream: str, example: int) -> int:
 
 
 def make_environment(name: str) -> Any:
-    """Create an environment by `gymnasium.make(name)`, or by a user's `file.py:name`.
+    """Create an environment with `gymnasium.make(name)`, or with a user's `file.py:name`.
 
     Raises:
         ValueError: If Gymnasium is not installed, or if there is no such environment. The message
@@ -73,21 +73,23 @@ def make_environment(name: str) -> Any:
     try:
         import gymnasium
     except ImportError:
-        raise ValueError(f"{name}: the library gymnasium is not installed: {INSTALL}") from None
+        raise ValueError(
+            f"{name}: the library gymnasium is not installed; run: {INSTALL}"
+        ) from None
     make = load("model.env", name) if is_reference(name) else functools.partial(_known, name)
     try:
         made = make()
     except Exception as error:  # a user's code, or a library that renders, may raise anything
         raise ValueError(f"{name}: cannot be created: {' '.join(str(error).split())}") from error
     if not isinstance(made, gymnasium.Env):
-        raise ValueError(f"{name}: is a {type(made).__name__}, not an environment of Gymnasium")
+        raise ValueError(f"{name}: is of type {type(made).__name__}, not a Gymnasium environment")
     return made
 
 
 def _known(name: str) -> Any:
     import gymnasium
 
-    # Gymnasium's checker takes longer per step than a small environment itself.
+    # Gymnasium's checker would take longer per step than a small environment itself.
     return gymnasium.make(name, disable_env_checker=True)
 
 
@@ -111,14 +113,14 @@ def _observations(name: str, space: Any) -> tuple[tuple[int, ...], tuple[float, 
 
     if not isinstance(space, Box) or len(space.shape) not in (1, 3):
         raise ValueError(
-            f"{name}: observations are {space}; must be a Box with the shape (n,), or for images "
-            "(height, width, channels)"
+            f"{name}: observations are {space}; they must be a Box with the shape (n,), or "
+            "(height, width, channels) for images"
         )
     if len(space.shape) == 3:
         if min(convolved(space.shape)[:2]) < 1:
             raise ValueError(
                 f"{name}: images of {space.shape[0]} x {space.shape[1]} are too small for the "
-                "convolutions of the policy; valid: 18 x 18 and larger"
+                "convolutions of the policy; the smallest valid size is 18 x 18"
             )
         return space.shape, 255.0 if space.dtype.kind == "u" else 1.0
     largest = [
@@ -144,7 +146,7 @@ def _actions(name: str, space: Any) -> dict[str, Any]:
         low, high = (tuple(float(v) for v in bound) for bound in (space.low, space.high))
         return {"choices": None, "low": low, "high": high}
     raise ValueError(
-        f"{name}: actions are {space}; must be discrete, or a bounded Box with the shape (n,)"
+        f"{name}: actions are {space}; they must be discrete, or a bounded Box with the shape (n,)"
     )
 
 

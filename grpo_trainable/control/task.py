@@ -8,9 +8,10 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 
 class ControlTask:
-    """Initial states. Training example i has environment seed i, whatever the trial's seed.
+    """The initial states of an environment, as examples.
 
-    The trial's seed draws only the actions.
+    Training example i has environment seed i, whatever the trial's seed. The trial's seed affects
+    only the draws of actions.
     """
 
     stop = ()

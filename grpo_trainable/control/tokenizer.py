@@ -1,6 +1,7 @@
 """Tokens for the actions of a control policy, so that episodes look like text.
 
-This module does not import torch: the command reads shape and tokenizer before anything starts.
+This module does not import torch, because the command reads the shape and the tokenizer before it
+starts anything.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NUMBERS = "act"  # the token of every continuous action
 def control_tokenizer(spaces: Spaces) -> Tokenizer:
     """Build a tokenizer with a word for each discrete action. Choice i is token i.
 
-    All continuous actions share one word. Any prompt is a single token.
+    All continuous actions share one word. Every prompt is a single token.
     """
     choices = range(spaces.first, spaces.first + spaces.choices) if spaces.choices else ()
     words = [*map(str, choices)] or [NUMBERS]

@@ -12,14 +12,15 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 
-# Largest allowed difference of log-probs, as a mean over tokens in nats, by precision of the body.
-# Rounding causes differences of 1e-5 and 0.01. Weights that have not arrived cause more than 1.
+# Largest allowed difference of log-probs, in nats, as a mean over tokens, for each precision of the
+# body. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. Weights that have
+# not arrived cause a difference above 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TOKENS = 8  # per response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
-    """Return two requests of different lengths, within `longest`, with ids of the whole vocabulary.
+    """Return two requests with prompts of different lengths and ids from the whole vocabulary.
 
     `longest` is the maximum number of tokens of a prompt plus its response.
     """
@@ -43,9 +44,9 @@ def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Reques
 def mean_difference(
     engine: Engine, policy: Policy, requests: Sequence[Request], pad_id: int
 ) -> float:
-    """Return the mean difference of the engine's and the policy's log-probs, in nats per token.
+    """Return the mean absolute difference between the log-probs of engine and policy, in nats.
 
-    Both must have the same weights. Differences are absolute.
+    The mean is over tokens. The engine and the policy must have the same weights.
     """
     groups = engine.generate(requests, lambda: None)
     limits = requests[0].limits
@@ -87,7 +88,7 @@ def refuse_disagreement(
     found = mean_difference(engine, policy, requests, pad_id)
     if not found <= allowed:
         raise ValueError(
-            f"its log-probs differ from the learner's by {found:.2g} nats per token with the same "
-            f"weights, more than rounding explains ({allowed:g}): training would use other "
-            "probabilities than sampling"
+            f"its log-probs differ from the learner's by {found:.2g} nats per token although "
+            f"both have the same weights; rounding explains at most {allowed:g}; training "
+            "would use other probabilities than sampling"
         )

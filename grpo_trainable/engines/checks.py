@@ -1,4 +1,4 @@
-"""Checks of an engine's groups, before anything uses them."""
+"""Checks of the groups that an engine returns, made before anything uses these groups."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PER_TOKEN = {
     "token_rounds": torch.int32,
 }
 PER_RESPONSE = {"rewards": torch.float32, "finished": torch.bool}
-ROUNDED_UP = 1e-4  # rounding may lift the log-prob of a token of probability 1 this far above 0
+ROUNDED_UP = 1e-4  # rounding can lift the log-prob of a token of probability 1 by this much above 0
 
 
 def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
     """Check that an engine reports the version and round of the weights it was given.
 
     Raises:
-        EngineError: It reports something else.
+        EngineError: The engine reports another version or round.
     """
     said, given = (engine.version, engine.round), (weights.version, weights.round)
     if said != given:
@@ -54,7 +54,7 @@ def check_played(
     log-densities of continuous actions and may be above 0.
 
     Raises:
-        EngineError: Something is wrong, as in `check_groups`.
+        EngineError: A group has a mistake, as in `check_groups`.
     """
     for request, group in zip(requests, groups, strict=True):
         for wrong in _mistakes_in_play(engine, request, group, vocab_size, densities):
@@ -224,9 +224,10 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
 
 
 def _first_completed(request: Request, ids: Tensor, stops: StopStrings, start: int) -> int | None:
-    """Return the first token, from index `start` on, that completes a stop string, or None.
+    """Return the index, at least `start`, of the first token that completes a stop string.
 
-    The stop string may begin in the part of the response that is in the prompt.
+    Return None if no token completes one. A stop string may begin in the part of the response that
+    is in the prompt.
     """
     answered = torch.tensor(request.answered, dtype=ids.dtype)
     found = stops.first_completed(torch.cat((answered, ids)), start + len(answered))

@@ -24,7 +24,7 @@ class EngineError(RuntimeError):
 class EngineSetup:
     """Inputs for building an engine, in the process of its generator."""
 
-    config: GRPOConfig  # the whole trial; `models.store.build_policy` builds its policy
+    config: GRPOConfig  # config of the trial; `models.store.build_policy` builds the policy
     tokenizer: Tokenizer
     device: torch.device
 
@@ -49,10 +49,10 @@ class Engine(Protocol):
     def load(self, weights: PolicyWeights) -> None:
         """Load `weights` and sample with them from now on.
 
-        The tensors have the names of the learner's parameters and may be read-only. They stay
-        unchanged until the next weights are loaded, so an engine may use them in place. Afterwards
-        `grpo_trainable.protocol.checksums.storage_checksum` of the engine's own tensors should
-        equal `weights.checksum`. Raise an error if the weights arrived torn.
+        The tensors have the names of the learner's parameters and may be read-only. These tensors
+        stay unchanged until the next weights are loaded, so an engine may use them in place. After
+        loading, `grpo_trainable.protocol.checksums.storage_checksum` of the engine's own tensors
+        should equal `weights.checksum`. Raise an error if the weights arrived torn.
         """
         ...
 
@@ -62,22 +62,22 @@ class Engine(Protocol):
         """Return one group of responses for each request, in order, with rewards of NaN.
 
         Build groups with `RolloutGroup.of`, which copies `prompt_index` and `example_index` from
-        the request. The groups' tensors belong to the caller. They are scored while the next call
-        samples, so an engine must not reuse their memory.
+        the request. The groups' tensors belong to the caller. The groups are scored while the next
+        call samples, so an engine must not reuse their memory.
 
-        A response ends where `request.limits` says. `finished` is True if it ended before reaching
-        the maximum length. Call `between_tokens` before every token: it reports progress and may
-        call `load`.
+        A response ends where `request.limits` says. `finished` is True if an end id or a stop
+        string ended the response. Call `between_tokens` before every token: it reports progress and
+        may call `load`.
 
         Each token carries the version and round of the weights that sampled it, and its log-prob
-        under `request.limits.temperature`. Measure the log-prob while sampling: the learner scores
-        at the same temperature and compares, so any other value gives wrong gradients. At
-        temperature 0, which only evaluations request, choose the most likely token, and measure its
-        log-prob at temperature 1.
+        under `request.limits.temperature`. Measure the log-prob while sampling. The learner
+        compares that log-prob with its own at the same temperature, so any other value gives wrong
+        gradients. At temperature 0, which only evaluations request, choose the most likely token,
+        and measure its log-prob at temperature 1.
 
         All tensors are on the CPU. `check_groups` lists the other checks. Under the same weights,
-        the same requests must give the same tokens. Otherwise a resumed run differs from one that
-        never stopped.
+        the same requests must give the same tokens, so that a resumed run equals one that never
+        stopped.
         """
         ...
 
@@ -85,7 +85,7 @@ class Engine(Protocol):
 class Action(NamedTuple):
     """The tokens that the policy samples before its environment answers."""
 
-    row: int  # index in the call; the rows of its requests follow one another
+    row: int  # index among all responses of the call, in the order of its requests
     ids: list[int]  # sampled ids, including the token that ended the action
     end: int  # index of the action's last token within the response
 
@@ -94,16 +94,16 @@ class Observation(NamedTuple):
     """The answer of an environment to an action."""
 
     row: int
-    ids: tuple[int, ...] = ()  # read by the policy before it acts again
-    over: bool = False  # the response ends with the action
-    finished: bool = False  # the environment ended the response
+    ids: tuple[int, ...] = ()  # tokens that the policy reads before it acts again
+    over: bool = False  # True if the response ends with the action
+    finished: bool = False  # True if the environment ended the response
 
 
 class Partner(Protocol):
     """The environments' side of the episodes of one call."""
 
     def act(self, action: Action) -> None:
-        """Take an action. The answer to it appears in later `observations`."""
+        """Take an action. A later call of `observations` returns the answer to this action."""
         ...
 
     def observations(self, *, waits: bool) -> list[Observation]:
@@ -121,15 +121,16 @@ class PlayingEngine(Protocol):
     def play(
         self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
     ) -> list[RolloutGroup]:
-        """Return groups like `Engine.generate`, but with responses of several actions.
+        """Return groups like those of `Engine.generate`, but with responses of several actions.
 
         A token that would end a response ends an action instead. The row then waits until `partner`
         has an observation for it. The observation is fed to the row token by token while other rows
         continue, so nothing is tokenised or prefilled twice. Fed tokens are a hole in
-        `response_mask`. They keep their ids but have no log-prob, version or round.
+        `response_mask`. Fed tokens keep their ids but have no log-prob, version or round.
 
         `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
-        ended the response. Token t of a response, sampled or fed, has draw t.
+        ended the response. Draw t belongs to token t of a response, whether that token is sampled
+        or fed.
         """
         ...
 
@@ -141,7 +142,7 @@ class EarningEngine(Protocol):
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[list[Score | RewardError]]]:
-        """Return groups like `Engine.generate`, and a score for each response.
+        """Return groups like those of `Engine.generate`, and a score for each response.
 
         `finished` is True if the environment ended the response. A group's `observations` are the
         policy's inputs, its `response_ids` or `actions` are the policy's actions, and its
@@ -173,6 +174,6 @@ def build_engine(setup: EngineSetup) -> Engine:
     ]
     if lacking:
         raise EngineError(
-            f"engine={record.name}: lacks {', '.join(lacking)}; see engines/engine.py"
+            f"engine={record.name}: lacks {', '.join(lacking)}; engines/engine.py describes them"
         )
     return engine

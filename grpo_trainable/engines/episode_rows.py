@@ -1,7 +1,7 @@
 """The growing responses of a call with episodes: sampled tokens, and observations between them.
 
-Of B rows to fill, A are still in the batch. R is the maximum number of new tokens and V the
-vocabulary. Rows advance independently, so each has its own number of tokens.
+Of B rows to fill, A are still in the batch. R is the maximum number of new tokens and V the size of
+the vocabulary. Rows advance independently, so each has its own number of tokens.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class EpisodeRows:
             self._fed[row].extend(observation.ids)
 
     def drop_over(self) -> Tensor | None:
-        """Once many rows are over, drop them and return the indices of the kept rows among the A.
+        """Once many rows are over, drop them, and return the batch indices of the kept rows.
 
         Returns None if nothing was dropped. The result is empty if all rows are over.
         """
@@ -108,8 +108,8 @@ class EpisodeRows:
     def last_tokens(self) -> tuple[Tensor, Tensor]:
         """Return the last token (A,) of every row, and its position (A,) in prompt plus response.
 
-        The next token of the row follows that position. A waiting row repeats a token that the
-        cache already contains.
+        The next token of the row follows that position. The last token of a waiting row is already
+        in the cache.
         """
         tokens = [self._last(row) for row in self._rows]
         positions = [len(self._prompts[row]) + self._length[row] - 1 for row in self._rows]
@@ -122,18 +122,18 @@ class EpisodeRows:
         return int(self._ids[row, length - 1]) if length else self._prompts[row][-1]
 
     def sequences(self) -> list[Tensor]:
-        """Return prompt and response so far of every row in the batch, without the last token."""
+        """Return each batch row's prompt and response so far, without the last token."""
         return [
             torch.cat((torch.tensor(self._prompts[row]), self._ids[row, : self._length[row]]))[:-1]
             for row in self._rows
         ]
 
     def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
-        """Add one token to every row that does not wait, and return the actions that end with it.
+        """Add one token to every row that does not wait, and return the actions that it completes.
 
         The token comes from the row's observation, or is drawn from `logits` (A, V). `logits` is
-        changed in place. Rows of the returned actions now wait. Token t of a response always gets
-        draw t.
+        changed in place. The rows of the returned actions wait from then on. Token t of a response
+        always gets draw t.
         """
         at = [min(self._length[row], self._limits.max_new_tokens - 1) for row in self._rows]
         uniform = torch.from_numpy(self._uniforms[self._rows, at]).to(self._device)
@@ -174,7 +174,7 @@ class EpisodeRows:
         return stops.completed(action)
 
     def groups(self) -> list[RolloutGroup]:
-        """Return a group for each request, on the CPU, cut to its own longest response."""
+        """Return a group on the CPU for each request, cut to the length of its longest response."""
         groups, start = [], 0
         for request in self._requests:
             rows = slice(start, start + request.group_size)

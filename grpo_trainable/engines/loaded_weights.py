@@ -16,7 +16,7 @@ class LoadedWeights:
 
     def __init__(self, policy: NamedWeights) -> None:
         policy.requires_grad_(False)
-        self._weights = policy.weights()  # live: loaded tensors replace them
+        self._weights = policy.weights()  # live parameters, which loaded tensors replace
         self._loads = 0
         self._version = 0
         self._round = 0
@@ -58,9 +58,9 @@ class LoadedWeights:
         self._loads += 1
 
     def _standing(self, name: str, sent: Tensor) -> Tensor:
-        """Return the model's tensor in the precision of the sent one.
+        """Return the model's tensor, converted to the precision of the sent tensor.
 
-        If loading rounded the tensor, return the sent one instead.
+        If loading rounded the tensor, return the sent tensor instead.
         """
         own = self._weights[name]
         return sent if own.dtype.itemsize < sent.dtype.itemsize else own.to(sent.dtype)

@@ -37,8 +37,8 @@ class PromptBatch:
 class Decoder(Protocol):
     """Computes next-token logits for the rows of one call, using a cache of their tokens.
 
-    Of B rows, A are in the batch. V is the vocabulary. Logits are float32, and the caller may
-    change them.
+    Of B rows, A are in the batch. V is the size of the vocabulary. Logits are float32, and the
+    caller may change them.
     """
 
     def enter(self, rows: range) -> Tensor:
@@ -54,15 +54,16 @@ class Decoder(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         ...
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache of prompts and sampled tokens with the weights now loaded.
+        """Recompute the cache for the prompts and the sampled tokens, with the current weights.
 
         Args:
             sampled: Ids of the tokens so far, (A, T).
-            lengths: Number of those tokens in each row. Without slots this is T for every row.
+            lengths: Number of those tokens in each row. Without slots, this number is T for every
+                row.
         """
         ...
 
@@ -112,8 +113,8 @@ class LocalEngine(LoadedWeights, ABC):
         differ in length.
 
         Raises:
-            ValueError: A prompt and its longest response exceed the context, the requests differ in
-                their limits, or there are no requests.
+            ValueError: A prompt is empty; a prompt plus the maximum number of new tokens exceeds
+                the context; the requests differ in their limits; or there are no requests.
         """
         limits = common_limits(requests)
         batch = self._prompts(requests, limits)
@@ -129,8 +130,8 @@ class LocalEngine(LoadedWeights, ABC):
         )
         decoder = self._decoder(batch)
         while not rows.over:
-            # Load new weights before the forward pass, so that the version of a token is that of
-            # the weights that computed its logits.
+            # Load new weights before the forward pass, so that each token gets the version of the
+            # weights that computed its logits.
             loads = self._loads
             between_tokens()
             if self._recompute and rows.running and self._loads != loads:
@@ -149,7 +150,7 @@ class LocalEngine(LoadedWeights, ABC):
         """Return the interruptions of a call, or None if its limits have none."""
         if limits.interruption is None:
             return None
-        on_cpu = torch.device("cpu")  # each response is copied there once
+        on_cpu = torch.device("cpu")  # each response is copied to the CPU once
         strings, vocab_size = limits.interruption.answer_strings, self._policy.vocab_size
         answers = stops_of(strings, self._tokenizer, vocab_size, on_cpu)
         return ThinkingBudget(limits.interruption, answers, rows, self.device)

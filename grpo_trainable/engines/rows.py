@@ -1,9 +1,9 @@
 """The growing responses of one call, independent of the code that computes their logits.
 
 Of B rows to fill, A are in the batch. All other rows have ended or wait in a queue. R is the
-maximum number of new tokens and V the vocabulary. With fewer slots than rows, waiting rows enter
-after others have ended (continuous batching; Yu et al., Orca, OSDI 2022). The requests and the
-lengths of their responses determine which rows share the batch. Timing never does.
+maximum number of new tokens and V the size of the vocabulary. With fewer slots than rows, waiting
+rows enter after others have ended (continuous batching; Yu et al., Orca, OSDI 2022). The requests
+and the lengths of their responses determine which rows share the batch. Timing has no influence.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
-# Drop ended rows from the batch once the share of rows that still run is below this. Copying the
-# cache costs about as much as two tokens.
+# Drop ended rows from the batch once the share of rows that still run is below this value. Copying
+# the cache costs about as much as sampling two tokens.
 COMPACT_BELOW = 0.75
 
 # With a queue, rows leave as soon as they end. Waiting rows enter once this share of the slots is
-# free, because running a few prompts takes about as long as one token of all rows.
+# free, because running even a few prompts takes about as long as sampling one token for all rows.
 ENTER_ABOVE = 0.125
 
 
@@ -99,9 +99,9 @@ class Rows:
         return not self.running and self._entered == len(self._finished)
 
     def enter(self) -> range:
-        """Let waiting rows enter the batch, after those already in it, and return their indices.
+        """Let waiting rows enter at the end of the batch, and return the indices of these rows.
 
-        They are indices among the B rows.
+        The indices refer to all B rows.
         """
         waiting, free = len(self._finished) - self._entered, self._slots - self.running
         enough = min(waiting, max(1, int(ENTER_ABOVE * self._slots)))
@@ -114,7 +114,7 @@ class Rows:
         return new
 
     def last_tokens(self) -> Tensor:
-        """Return the token (A,) that each row in the batch sampled, or was fed, last."""
+        """Return the last token (A,), sampled or fed, of each row in the batch."""
         return self._ids[self._rows, self._at - 1]
 
     def fed(self) -> tuple[Tensor, list[int]]:
@@ -168,10 +168,10 @@ class Rows:
             ended[place] = stops.completed(response)
 
     def drop_ended(self) -> Tensor | None:
-        """Drop rows that have ended, and return the indices of the kept rows among the A.
+        """Drop rows that have ended, and return the batch indices of the kept rows.
 
         Returns None if nothing was dropped: without a queue, rows are dropped only once many have
-        ended. The result is empty if all have ended.
+        ended. The result is empty if all rows have ended.
         """
         running = ~self._finished[self._rows] & (self._at < self._limits.max_new_tokens)
         left = int(running.sum())
@@ -183,7 +183,7 @@ class Rows:
         return keep
 
     def groups(self) -> list[RolloutGroup]:
-        """Return a group for each request, on the CPU, cut to its own longest response."""
+        """Return a group on the CPU for each request, cut to the length of its longest response."""
         groups, start = [], 0
         mask = self._mask.cpu()
         recorded = (self._ids, self._mask, self._log_probs, self._versions, self._rounds)

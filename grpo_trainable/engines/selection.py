@@ -18,7 +18,7 @@ from grpo_trainable.models.shape import PolicySettings
 
 
 def chosen_engine(config: GRPOConfig) -> EngineRecord:
-    """Return the record of a trial's engine, resolving `auto` by `model.path`.
+    """Return the record of a trial's engine, resolving `auto` by the kind of policy.
 
     Raises:
         ValueError: The engine cannot sample the trial's policy, does not support a setting, or
@@ -30,8 +30,8 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
         others = (f"{n} ({r.promise})" for n, r in ENGINES.items() if kind in r.samples)
         valid = ", ".join(("auto", *others))
         raise ValueError(
-            f"engine={config.engine}: samples {_named(record)}, but {_start(config)} is "
-            f"{POLICY_KINDS[kind]}; valid: {valid}"
+            f"engine={config.engine}: this engine samples {_named(record)}, but {_start(config)} "
+            f"is {POLICY_KINDS[kind]}; valid: {valid}"
         )
     if config.env.plays and not record.plays:
         raise ValueError(

@@ -26,8 +26,9 @@ class ThinkingBudget:
 
         Args:
             interruption: The interruption of the call's limits.
-            answers: `interruption.answer_strings`, on the CPU, if any.
-            rows: B.
+            answers: Search for `interruption.answer_strings`, on the CPU. None without such
+                strings.
+            rows: B, the number of rows of the call.
             device: Device of the rows.
         """
         self._after = interruption.after_tokens
@@ -37,7 +38,7 @@ class ThinkingBudget:
         self._interrupted = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def fed(self, rows: Tensor, at: Tensor, ids: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which rows in the batch are fed their next token, (A,), and the tokens, (A,).
+        """Return a mask (A,) of the rows that are fed their next token, and these tokens, (A,).
 
         Args:
             rows: Indices of the rows among the B, (A,).

@@ -22,7 +22,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimit
 
 
 class TorchEngine(LocalEngine):
-    """Samples with a `TransformerLM`."""
+    """An engine that samples with a `TransformerLM`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TorchEngine(LocalEngine):
         recompute: bool = False,
         slots: int | None = None,
     ) -> None:
-        """Build an engine around `model`. Other arguments are those of `LocalEngine`."""
+        """Build an engine around `model`. The other arguments are those of `LocalEngine`."""
         super().__init__(model, tokenizer, seed=seed, recompute=recompute, slots=slots)
         self.model = model
 
@@ -73,7 +73,7 @@ class TorchEngine(LocalEngine):
 
     def _episode_rows(self, requests: Sequence[Request]) -> EpisodeRows:
         strings = requests[0].limits.stop_strings
-        on_cpu = torch.device("cpu")  # stop strings are searched there
+        on_cpu = torch.device("cpu")  # stop strings are searched on the CPU
         return EpisodeRows(
             requests,
             pad_id=self._tokenizer.pad_id,
@@ -89,7 +89,7 @@ def build_torch_engine(setup: EngineSetup) -> TorchEngine:
     model, _ = build_policy(config.model, config.seed)
     if not isinstance(model, TransformerLM):
         raise ValueError(
-            "the model is not a policy of this package; engine=torch samples only those"
+            "the model is not a policy of this package; engine=torch samples only such policies"
         )
     narrows = config.model.sampler_dtype == "bfloat16"
     if narrows:
@@ -107,7 +107,7 @@ def build_torch_engine(setup: EngineSetup) -> TorchEngine:
 
 
 def _compare_with_learner(engine: TorchEngine, setup: EngineSetup) -> None:
-    """Sample a few tokens in bfloat16 and compare them with the learner's scores.
+    """Sample a few tokens in bfloat16 and compare their log-probs with the learner's.
 
     Raises:
         ValueError: The log-probs disagree (`refuse_disagreement`).
@@ -122,10 +122,10 @@ def _compare_with_learner(engine: TorchEngine, setup: EngineSetup) -> None:
 
 
 class TorchDecoder:
-    """Computes logits on a `KVCache`.
+    """Computes logits with a `KVCache`.
 
-    Prompts are padded on the right to P tokens and the padded columns are masked. Every row
-    therefore writes its t-th token to the same column.
+    Prompts are padded on the right to P tokens and the padded columns are masked. All rows
+    therefore write their t-th token to the same column.
     """
 
     _cache: KVCache
@@ -157,13 +157,13 @@ class TorchDecoder:
         return self._model.head(hidden[:, 0])
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         self._fan_out = self._fan_out[rows]
         self._next_positions = self._next_positions[rows]
         self._cache.keep(rows)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache of prompts and `sampled` tokens (A, T)."""
+        """Recompute the cache for the prompts and the `sampled` tokens (A, T)."""
         self._prefill()
         count = sampled.shape[1]
         if count:
@@ -172,7 +172,7 @@ class TorchDecoder:
             decode(self._model, sampled, positions, self._cache, self._prompt_ids.shape[1])
 
     def _prefill(self) -> Tensor:
-        """Return hidden states (prompts, P, D), and start a new cache of the rows."""
+        """Start a new cache for the rows, and return hidden states (prompts, P, D)."""
         hidden, self._cache = prefill(
             self._model,
             self._prompt_ids,
@@ -184,7 +184,7 @@ class TorchDecoder:
 
 
 class SlotDecoder:
-    """Computes logits on a `ShelvedCache`, so that rows can enter the slots that others leave."""
+    """Computes logits with a `ShelvedCache`, so that rows can enter slots that others leave."""
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
         self._model = model
@@ -209,13 +209,13 @@ class SlotDecoder:
         return self._model.head(self._cache.decode(self._model, tokens))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         places = rows.tolist()
         self._rows = [self._rows[place] for place in places]
         self._cache.keep(places)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache of prompts and of the first `lengths` tokens of `sampled`, by row."""
+        """Recompute the cache for the prompts and the first `lengths` tokens of `sampled` rows."""
         prompts = [self._prompts[self._prompt_of[row]] for row in self._rows]
         sampled = sampled.cpu()
         sequences = [
@@ -234,7 +234,7 @@ class SlotDecoder:
         return logits[torch.tensor(fan_out, device=self._device)]
 
     def _prefill(self, sequences: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
-        """Add rows of `sequences` to the cache; return their hidden states (sequences, S, D)."""
+        """Add rows with these sequences to the cache; return hidden states (sequences, S, D)."""
         ids = padded(sequences, self._pad_id).to(self._device)
         return self._cache.prefill(self._model, ids, [len(s) for s in sequences], fan_out)
 
@@ -244,7 +244,7 @@ class EpisodeCache:
 
     Each row writes a token to the column of the token's position, and so overwrites the padding of
     its prompt. The cache therefore does not depend on when an environment answered. At first there
-    are B rows; A of them remain. V is the vocabulary. The caller may change the logits.
+    are B rows; A of them remain. V is the size of the vocabulary. The caller may change the logits.
     """
 
     _cache: KVCache
@@ -271,15 +271,15 @@ class EpisodeCache:
         return self._model.head(hidden)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         self._cache.keep(rows)
 
     def rebuild(self, sequences: Sequence[Tensor]) -> None:
-        """Recompute the cache with the weights now loaded, from all tokens of each row."""
+        """Recompute the cache with the current weights, from the tokens of each row."""
         self._prefill(sequences, torch.arange(len(sequences), device=self._device))
 
     def _prefill(self, sequences: Sequence[Tensor], fan_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Start a new cache of the rows in `fan_out`.
+        """Start a new cache for the rows in `fan_out`.
 
         Returns:
             Hidden states (sequences, S, D), and the lengths of the sequences.

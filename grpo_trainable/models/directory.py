@@ -1,9 +1,9 @@
 """A policy's directory, examined before its weights are read.
 
-The directory belongs to a policy of this package (config.json, policy.safetensors, tokenizer.json)
-or to a model of transformers. This module tells the two apart, and reads the shape and the
-tokenizer of either. It does not import torch, so that the command can check a policy before
-anything starts.
+The directory contains a policy of this package (config.json, policy.safetensors, tokenizer.json) or
+a Hugging Face model. This module tells the two kinds apart, and reads the shape and the tokenizer
+of either kind. The module does not import torch, so that the command can check a policy before it
+starts anything else.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.plugins import load
 
 ASSETS = Path(__file__).parent.parent / "assets"
-SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
-ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
-GAMES_POLICY = ASSETS / "games"  # it plays at random
-# The presets whose weights ship. Others start from random weights.
+SHIPPED_POLICY = ASSETS / "policy"  # writes stories
+ARITHMETIC_POLICY = ASSETS / "arithmetic"  # solves word problems
+GAMES_POLICY = ASSETS / "games"  # plays games at random
+# The presets that ship with weights. Other presets start from random weights.
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
-# Called with `model.env`. Returns (PolicyShape, Tokenizer). Loaded by name, like an engine, because
-# policies that act in environments build on models.
+# A function from `model.env` to (PolicyShape, Tokenizer). It is loaded by name, like an engine,
+# because the package `control` imports this one.
 DESCRIBE_ACTING = "grpo_trainable.control.tokenizer:describe_control_policy"
 POLICY_FILES = ("config.json", "tokenizer.json", WEIGHTS)
 
@@ -49,11 +49,15 @@ def read_own(directory: Path) -> tuple[ModelConfig, Tokenizer]:
     """Read the shape and the tokenizer of a policy of this package.
 
     Raises:
-        ValueError: The directory is not such a policy. The message is one line and names the file.
+        ValueError: The directory is not a policy of this package. The message is one line and names
+            the file.
     """
     for name in POLICY_FILES:
         if (directory / name).is_symlink():
-            raise ValueError(f"{directory / name}: is a link, which may lead out of the directory")
+            raise ValueError(
+                f"{directory / name}: is a link, which may lead out of the directory; replace the "
+                "link with a copy of the file"
+            )
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size > config.vocab_size:
@@ -65,10 +69,10 @@ def read_own(directory: Path) -> tuple[ModelConfig, Tokenizer]:
 
 
 def check_weights(directory: Path, config: ModelConfig) -> None:
-    """Check the length of a policy's weights file, and the names and shapes in it.
+    """Check the length of a policy's weights file, and the names and shapes of its tensors.
 
     Raises:
-        ValueError: They do not match the policy's shape, or the file cannot be read.
+        ValueError: The tensors do not match the policy's shape, or the file cannot be read.
     """
     path = directory / WEIGHTS
     try:
@@ -91,7 +95,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     except OSError as error:
         raise ValueError(f"{directory}: no policy here (cannot read config.json)") from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{config_file}: not a policy's config ({error})") from error
+        raise ValueError(f"{config_file}: not the config of a policy ({error})") from error
 
 
 # ---- Policies of any kind ----------------------------------------------------------------------
@@ -180,7 +184,7 @@ def read_tokenizer(path: str | None) -> Tokenizer:
 
 
 def refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
-    """Raise a ValueError if a policy of this package has settings for transformers only."""
+    """Raise a ValueError if a setting for Hugging Face models is set for another policy."""
     asked = {
         "model.dtype": model.dtype != "float32",
         "model.lora_rank": model.lora_rank is not None,

@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_trainable.models.transformer import TransformerLM, rotate
 
-# Columns are laid out in steps of this size. A batched product over contiguous matrices is three
-# times as fast as one over slices of longer matrices, and computing with empty columns takes time.
+# The number of columns laid out grows in steps of this size. Columns are laid out contiguously,
+# because a batched product over contiguous matrices is three times as fast as one over slices of
+# longer matrices. The steps are small, because computing with empty columns takes time.
 STEP = 16
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see `run_tokens`
@@ -28,7 +29,8 @@ class KVCache:
     """Keys and values of every layer and row. Columns fill from left to right.
 
     The storage of each layer has room for all `columns` from the start. Only the columns in use,
-    rounded up to `STEP`, are laid out in it, contiguously. `bias` hides columns without a token.
+    rounded up to a multiple of `STEP`, are laid out contiguously in that storage. `bias` hides
+    columns without a token.
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class KVCache:
         self.bias = F.pad(self.bias, (0, capacity - held), value=-torch.inf)
         self._lay_out()
         for old, new in zip(before, self._layers, strict=True):
-            new[..., :held, :] = old.clone()  # both use the same storage
-            # A column without a token has weight 0, and 0 x NaN would still be NaN.
+            new[..., :held, :] = old.clone()  # old and new use the same storage
+            # The weight 0 would not hide an empty column that contains NaN, because 0 x NaN is NaN.
             new[..., held:, :] = 0.0
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only `rows`."""
+        """Keep only the rows with the indices `rows`."""
         before = self._layers
         self.bias = self.bias[rows]
         self._lay_out()
@@ -77,7 +79,7 @@ class KVCache:
             new.copy_(old[:, rows])
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of one layer to read and to write, each (B, N, C, H)."""
+        """Return the keys and values of one layer, for reading and writing, each (B, N, C, H)."""
         keys, values = self._layers[index]
         return keys, values
 
@@ -94,7 +96,7 @@ def prefill(
     fan_out: Tensor,
     columns: int,
 ) -> tuple[Tensor, KVCache]:
-    """Run each distinct prompt once, and fan out its keys and values to the rows.
+    """Run each distinct prompt once, and copy its keys and values to its rows.
 
     Args:
         model: The policy.
@@ -154,7 +156,7 @@ def decode(
             padding.
         cache: The cache.
         column: First column to write, the same for all rows. In every row, the first columns are
-            reserved for a prompt as long as the longest one.
+            reserved for the prompt, as many as the longest prompt has tokens.
     """
     count = tokens.shape[1]
     cache.reserve(column + count)
@@ -193,7 +195,7 @@ def decode_in_place(
 
 
 def _on_cache(cache: KVCache, bias: Tensor, write: Callable[[Tensor, Tensor], None]) -> Attend:
-    """Return the attention of all rows on one cache.
+    """Return the function that computes the attention of all rows over one cache.
 
     `bias` (B, 1, 1 or T, C) hides columns. `write` puts keys and values (B, T, N, H) into the
     cached ones (B, N, C, H).
@@ -209,7 +211,7 @@ def _on_cache(cache: KVCache, bias: Tensor, write: Callable[[Tensor, Tensor], No
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Return the attention of scaled queries (B, N, T, H) on keys and values (B, N, C, H)."""
+    """Return the attention of scaled queries (B, N, T, H) over keys and values (B, N, C, H)."""
     scores = (query @ keys.transpose(2, 3)).add_(bias)
     return scores.softmax(dim=-1) @ values
 
@@ -218,8 +220,8 @@ def run_tokens(model: TransformerLM, tokens: Tensor, positions: Tensor, attend: 
     """Return the hidden states (B, T, D) of tokens (B, T) at their positions.
 
     `attend` receives a layer's index, its scaled queries (B, N, T, H), and the keys and values of
-    the tokens (B, T, N, H). It stores these keys and values with the earlier ones, and returns the
-    attention (B, N, T, H).
+    the tokens (B, T, N, H). `attend` stores these keys and values with the earlier ones, and
+    returns the attention (B, N, T, H).
     """
     config = model.config
     rows, count = tokens.shape

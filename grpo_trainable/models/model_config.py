@@ -1,7 +1,7 @@
 """The shape of a policy of this package, and the names of its weights.
 
-Only the standard library is imported, so that the command can check a policy before anything
-starts.
+Only the standard library is imported, so that the command can check a policy before it starts
+anything else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a policy. `context_length` is the most tokens of a prompt plus its response."""
+    """The shape of a policy.
+
+    `context_length` is the maximum number of tokens of a prompt plus its response.
+    """
 
     vocab_size: int
     context_length: int
@@ -46,7 +49,7 @@ class ModelConfig:
 
     @property
     def matmul_parameters(self) -> int:
-        """Number of body weights by which each token is multiplied. The head is not counted."""
+        """Number of body weights that multiply each token. The head is not counted."""
         return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +88,7 @@ PRESETS = {
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every parameter of `TransformerLM`, a tied head once."""
+    """Return the shapes of a `TransformerLM`'s parameters by name, a tied head once."""
     d, d_ff, vocab = config.d_model, config.d_ff, config.vocab_size
     block = {
         "attention_norm.weight": (d,),
@@ -110,7 +113,7 @@ def match_shapes(
     """Compare the names and shapes of a model's parameters with those of tensors.
 
     Raises:
-        ValueError: They differ. The message is one line that begins with `source`.
+        ValueError: Names or shapes differ. The message is one line that begins with `source`.
     """
     if expected.keys() != found.keys():
         odd = sorted(expected.keys() ^ found.keys())
@@ -120,5 +123,6 @@ def match_shapes(
     for name, shape in expected.items():
         if tuple(shape) != tuple(found[name]):
             raise ValueError(
-                f"{source}: {name} is {tuple(found[name])}, but the model's is {tuple(shape)}"
+                f"{source}: {name} has shape {tuple(found[name])}, but the model "
+                f"needs {tuple(shape)}"
             )

@@ -1,8 +1,8 @@
 """bfloat16 matrices around float32 states, for a policy of this package that only samples.
 
-A CPU with AVX512-BF16 or AMX multiplies bfloat16 in half the time of float32, and adds in float32.
-Each product is rounded to bfloat16. Norms, attention, the sum of the residual stream, softmax and
-log-probs stay in float32.
+A CPU with AVX512-BF16 or AMX multiplies bfloat16 matrices in half the time of float32 matrices, and
+adds up in float32. The result of each matrix product is rounded to bfloat16. Norms, attention, the
+sum of the residual stream, softmax and log-probs stay in float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def narrow(model: TransformerLM) -> None:
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
         attention.qkv = NarrowLinear(attention.qkv, widens=True)
-        # The results of these are multiplied again, or added to float32.
+        # The results of these layers are multiplied again, or added to float32 states.
         attention.out = NarrowLinear(attention.out, widens=False)
         mlp.gate_up = NarrowLinear(mlp.gate_up, widens=False)
         mlp.down = NarrowLinear(mlp.down, widens=False)

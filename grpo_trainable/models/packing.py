@@ -23,11 +23,11 @@ class Packing(NamedTuple):
 
     ids: Tensor  # (T,)
     positions: Tensor  # (T,), position of each token within its row
-    token_at_BS: Tensor  # token, 0 to T - 1, at each position; arbitrary after the end of a row
-    home_T: Tensor  # one position of each token in the rows, 0 to B S - 1
+    token_at_BS: Tensor  # index of the token at each position; arbitrary after a row's end
+    home_T: Tensor  # one position of each token among the B S positions of the rows
 
     def to_rows(self, x_TD: Tensor) -> Tensor:
-        """Spread x to rows, (B, S, D).
+        """Spread the values of the tokens, (T, D), over the rows, (B, S, D).
 
         A token that several rows share gets the sum of their gradients.
         """
@@ -51,10 +51,11 @@ def _picked(x_TD: Tensor, index: Tensor) -> Tensor:
 
 
 def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
-    """Pack ids (B, S), for the states at `wanted`, bool (B, S).
+    """Pack the tokens of ids (B, S) that the states at `wanted`, bool (B, S), depend on.
 
-    A row ends with its last wanted state, but has at least one token. It shares with the row before
-    it the tokens of their common beginning. Rows of one prompt should therefore be adjacent.
+    A row ends with its last wanted state, but has at least one token. A row shares the tokens of
+    its beginning with the row before it, as far as both rows are equal. Rows of one prompt should
+    therefore be adjacent.
     """
     position = torch.arange(input_ids.shape[1], device=input_ids.device)
     end = (wanted * position).amax(dim=1, keepdim=True)
@@ -63,7 +64,7 @@ def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     own = there.clone()
     own[1:] &= ~alike.cumprod(dim=1).bool()
     number = torch.where(own.flatten(), own.flatten().cumsum(dim=0) - 1, 0).view_as(own)
-    # Numbers increase from row to row, so a shared token has the largest number in the rows above.
+    # Numbers increase from row to row, so the number of a shared token is the largest one above it.
     token_at = torch.where(there, number.cummax(dim=0).values, 0)
     home = own.flatten().nonzero()[:, 0]
     return Packing(

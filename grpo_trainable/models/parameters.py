@@ -23,7 +23,7 @@ def copy_parameters(
     """Copy `tensors` into the parameters' storage.
 
     Raises:
-        ValueError: Names or shapes do not match exactly. In this case, nothing is copied.
+        ValueError: Names or shapes do not match exactly. The parameters are left unchanged.
     """
     _match(parameters, tensors, source)
     with torch.no_grad():
@@ -36,8 +36,9 @@ def adopt_parameters(
 ) -> None:
     """Make `tensors` the parameters of a model.
 
-    Their memory is used in place. It is copied only if type or device differ, or if it is not
-    aligned like torch's own. Adopted memory is never written to, so it may be read-only.
+    The memory of `tensors` is used in place. A tensor is copied only if its type or device differs,
+    or if its memory is not aligned like torch's own. Adopted memory is never written to, so it may
+    be read-only.
 
     Raises:
         ValueError: Names or shapes do not match exactly.
@@ -53,7 +54,7 @@ def _match(parameters: dict[str, Tensor], tensors: dict[str, Tensor], source: st
     """Compare names and shapes.
 
     Raises:
-        ValueError: They differ.
+        ValueError: Names or shapes differ.
     """
     match_shapes(_shapes(parameters), _shapes(tensors), source)
 

@@ -1,6 +1,6 @@
 """The interface of a policy, for the learner, scoring and engines.
 
-B rows, S positions, D width of the hidden states, V vocabulary. T steps of episodes.
+B rows, S positions, D width of the hidden states, V size of the vocabulary, T steps of episodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NamedWeights(nn.Module, ABC):
     def head_weight(self) -> Tensor:
         """The weights of the last matrix.
 
-        It has one column for each number of a hidden state.
+        The matrix has one column for each component of a hidden state.
         """
         raise NotImplementedError
 
@@ -40,20 +40,20 @@ class NamedWeights(nn.Module, ABC):
         """Return every tensor that an engine samples with, by name.
 
         A tied head appears once. The tensors are the live parameters, unless the policy merges
-        adapters into its weights. It then returns new, merged tensors under the names that the
-        model has without adapters.
+        adapters into its weights. A policy that merges adapters returns new, merged tensors under
+        the names that the model has without adapters.
         """
         return dict(self.named_parameters())
 
     def trained(self) -> dict[str, Tensor]:
         """Return the live parameters that gradient steps change, by name.
 
-        These are the tensors of `weights`, or those of the adapters.
+        These are the tensors of `weights`, or only the adapters.
         """
         return self.weights()
 
     def frozen(self) -> Collection[str]:
-        """Return the names in `weights` that training never changes."""
+        """Return the names of the tensors in `weights` that training never changes."""
         return [name for name, tensor in self.weights().items() if not tensor.requires_grad]
 
     def without_adapters(self) -> NamedWeights | None:
@@ -71,7 +71,7 @@ class Policy(NamedWeights):
     """
 
     context_length: int  # maximum tokens of a prompt plus its response
-    vocab_size: int  # V, the rows of the head; a tokenizer may have fewer tokens
+    vocab_size: int  # V, the number of rows of the head; a tokenizer may have fewer tokens
     head_fp32: bool = True  # compute the head in float32 even if the body has lower precision
 
     @property
@@ -102,7 +102,7 @@ class Policy(NamedWeights):
         """Make `states_at` compute each token once (models/packing.py).
 
         Raises:
-            ValueError: The architecture does not support it. The message is one line.
+            ValueError: The architecture does not support packing. The message is one line.
         """
 
     @abstractmethod
@@ -145,7 +145,7 @@ class ActingPolicy(NamedWeights):
     def log_probs(
         self, hidden_TD: Tensor, actions: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropy (T,), in nats, of the actions taken.
+        """Return log-probs of the actions taken, (T,), and entropies, (T,), both in nats.
 
         Discrete actions are (T,) int64, continuous ones (T, `action_numbers`). The entropy carries
         no gradient.

@@ -1,4 +1,4 @@
-"""Keyed uniforms and inverse-CDF sampling."""
+"""Keyed uniform draws, and sampling by inverse CDF."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def uniforms(
 ) -> np.ndarray:
     """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
-    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). Its counter
-    starts from `state`: a response's index in the group, and a number of its first tokens. A draw
-    depends on nothing else: not on the batch, the number of generators or earlier samples.
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). Philox's counter
+    starts from `state`, the index of a response in the group and a number of that response's first
+    tokens. A draw depends on nothing else: not on the batch, the number of generators or earlier
+    samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # Every value of 24 bits is exact in float32 and below 1.
@@ -33,7 +34,7 @@ def uniforms(
 def response_seed(
     seed: int, stream: str, prompt_index: int, response: int, state: tuple[int, int] | None = None
 ) -> int:
-    """Return a 63-bit seed with the key of `uniforms`, for engines that draw numbers themselves."""
+    """Return a 63-bit seed from the key of `uniforms`, for engines that draw numbers themselves."""
     return int(_philox(seed, stream, prompt_index, response, state).random_raw()) >> 1
 
 
@@ -42,7 +43,7 @@ def _philox(
 ) -> np.random.Philox:
     if not 0 <= prompt_index < 1 << 44 or not 0 <= response < 1 << 16:
         raise ValueError(
-            f"prompt_index={prompt_index}, response={response}: outside the key's 44 + 16 bits"
+            f"prompt_index={prompt_index}, response={response}: do not fit the key's 44 + 16 bits"
         )
     key = (STREAMS[stream] << 60) | (prompt_index << 16) | response
     # The lowest of the counter's four words counts the draws.
@@ -54,8 +55,8 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Te
     """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
     `logits` are overwritten. At temperature 0, each token is the most likely one (the first in case
-    of a tie), and `uniform` (B,) is ignored. Log-probs are then those of temperature 1, because at
-    temperature 0 they would all be 0.
+    of a tie), `uniform` (B,) is ignored, and log-probs are computed at temperature 1, because they
+    would all be 0 at temperature 0.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
@@ -67,9 +68,9 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw tokens (B,) from softmax(logits) (B, V) by inverse CDF; return them with log-probs (B,).
 
     `logits` are already divided by the temperature. A token of probability zero is never drawn. The
-    search goes through blocks of the vocabulary, then inside one block. On a CPU this takes a tenth
-    of the time of `torch.multinomial`, and sums of 64 terms have smaller rounding errors than a sum
-    of V terms.
+    search finds a block of the vocabulary first, and then a token within it. On a CPU, this takes a
+    tenth of the time of `torch.multinomial`, and sums of 64 terms have smaller rounding errors than
+    a sum of V terms.
     """
     rows, vocab_size = logits.shape
     probs = logits.softmax(dim=-1)

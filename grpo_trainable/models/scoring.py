@@ -1,6 +1,6 @@
 """Log-probs of given tokens under a policy, differentiable for the learner.
 
-B rows, S positions, T positions on the mask, D d_model, V vocabulary.
+B rows, S positions, T positions on the mask, D d_model, V size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class _Law(NamedTuple):
 
     temperature: float
     end_ids: Sequence[int]
-    early_T: Tensor | None  # rows that may not end yet; None if all may
+    early_T: Tensor | None  # True for rows that may not end yet; None if all may end
 
     def of(self, rows: slice) -> _Law:
         return self if self.early_T is None else self._replace(early_T=self.early_T[rows])
 
 
 class _HeadLogProbs(torch.autograd.Function):
-    """Computes log softmax(hidden @ weight.T / temperature)[target] in little memory.
+    """Computes log softmax(hidden @ weight.T / temperature)[target] with little memory.
 
     Logits and log-softmax are never in memory at the same time. Rows go through the head in blocks
     of at most `HELD` probabilities. With one block, the forward pass keeps its probabilities, and
-    the backward pass turns them into the gradient in place. With several, the backward pass
+    the backward pass turns them into the gradient in place. With several blocks, the backward pass
     recomputes the probabilities of each block, so that memory does not grow with rows x vocabulary.
     """
 
@@ -90,7 +90,8 @@ def _blocks(count: int, vocab_size: int) -> list[slice]:
 def _logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
     """Return logits (T, V) in new memory.
 
-    One product computes all rows. With one product per chunk, each would read all weights again.
+    One product computes all rows. With one product per chunk, each product would read all weights
+    again.
     """
     return widened(hidden_TD @ weight_VD.t())
 
@@ -124,7 +125,7 @@ def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tens
 def _become_gradient(probs_TV: Tensor, targets_T: Tensor, scale_T: Tensor) -> None:
     """Turn probabilities, in place, into the gradient of log p(target) times `scale_T`.
 
-    The gradient is with respect to the logits before the temperature.
+    The gradient is with respect to the logits before they are divided by the temperature.
     """
     probs_TV.mul_(-scale_T[:, None])
     probs_TV.scatter_add_(1, targets_T[:, None], scale_T[:, None])
@@ -158,7 +159,7 @@ def response_log_probs(
 
 
 def response_states(model: Policy, input_ids: Tensor, response_mask: Tensor) -> Tensor:
-    """Return the hidden states (T, D) that predict a response token, in the order of rows."""
+    """Return the hidden states (T, D) that predict the response tokens, in the order of rows."""
     return model.states_at(input_ids, response_mask)
 
 

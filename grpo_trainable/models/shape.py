@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 # Maximum number of probabilities that scoring keeps in memory, 256 MiB in float32. If there are
-# more, it computes all of them twice.
+# more, scoring computes all of them twice.
 HELD = 1 << 26
 
 

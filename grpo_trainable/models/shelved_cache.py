@@ -5,8 +5,8 @@ counting prompt and response together, is in column t.
 
 A batched product over C columns costs as much for a short row as for a long one. Rows are therefore
 grouped by length on shelves. The last shelf has as many columns as a row can have, the one before
-it has half as many, and so on. A row that has filled its shelf moves to the next. At least half of
-the columns therefore hold tokens, except for the shortest rows.
+it has half as many, and so on. A row that has filled its shelf moves to the next shelf. At least
+half of the columns of a row therefore contain tokens, except in the shortest rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHORTEST = 32  # fewest columns of a shelf, unless rows are limited to fewer tok
 
 
 def shelf_columns(most: int) -> list[int]:
-    """Return the columns of each shelf, shortest first, for rows of at most `most` tokens."""
+    """Return each shelf's number of columns, shortest first, for rows of at most `most` tokens."""
     columns = most
     found = [columns]
     while (columns := -(-columns // 2)) >= SHORTEST:
@@ -59,7 +59,7 @@ class Shelf:
         filled = min(self.columns, source.shape[4])
         for own, other in zip(self._storage, source, strict=True):
             own[:, here, :, :filled] = other[:, at, :, :filled]
-            # A column without a token has weight 0, and 0 x NaN would still be NaN.
+            # The weight 0 would not hide an empty column that contains NaN, because 0 x NaN is NaN.
             own[:, here, :, filled:] = 0.0
         self.rows += rows
         self.lengths += lengths
@@ -71,7 +71,7 @@ class Shelf:
         self.remove(places)
 
     def remove(self, places: Sequence[int]) -> None:
-        """Remove the rows at these places. The last rows take their places."""
+        """Remove the rows at these places, and move the last rows of the shelf there."""
         left, gone = len(self.rows) - len(places), set(places)
         holes = [place for place in places if place < left]
         movers = [place for place in range(left, len(self.rows)) if place not in gone]
@@ -83,17 +83,17 @@ class Shelf:
             del of[left:]
 
     def begin_token(self) -> Tensor:
-        """Prepare for one more token per row, and return the tokens' positions, (rows here,)."""
+        """Prepare for one more token per row on this shelf, and return the tokens' positions."""
         at = torch.tensor(self.lengths, device=self._device)
         hidden = torch.arange(self.columns, device=self._device) > at[:, None]
         bias = torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, -torch.inf)
-        self._bias = bias[:, None, None]  # (rows here, 1, 1, C)
+        self._bias = bias[:, None, None]  # (rows on this shelf, 1, 1, C)
         self._new = (torch.arange(len(at), device=self._device), slice(None), at)
         self.lengths = [length + 1 for length in self.lengths]
         return at
 
     def attend(self, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
-        """Compute attention for one new token of each row here, as `run_tokens` requires."""
+        """Compute attention for one new token per row on this shelf, as `run_tokens` requires."""
         keys, values = self._storage[layer, :, : len(self.rows)]
         keys[self._new] = new_keys[:, 0]
         values[self._new] = new_values[:, 0]
@@ -145,7 +145,7 @@ class ShelvedCache:
         return hidden
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only the rows with these indices among the A, in this order."""
+        """Keep only the rows at these indices of the batch, in this order."""
         new = {row: i for i, row in enumerate(rows)}
         for shelf in self._used():
             shelf.remove([place for place, row in enumerate(shelf.rows) if row not in new])

@@ -1,8 +1,8 @@
 """Search for the sampled token that completes a stop string.
 
-A token can complete a string only if the string ends inside it. The token then contains the string,
-or begins with a suffix of it. There are few such tokens and they are known beforehand, so only rows
-that have just sampled one are searched.
+A token can complete a string only if the string ends inside the token. Such a token contains the
+string, or begins with one of the string's suffixes. Few tokens do, and they are known beforehand,
+so only rows that have just sampled such a token are searched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StopStrings:
         Args:
             strings: The stop strings.
             token_bytes: The bytes of each token of the tokenizer.
-            vocab_size: Number of tokens of the policy. Those that the tokenizer lacks have no
+            vocab_size: Number of tokens of the policy. Tokens that the tokenizer lacks have no
                 bytes.
             device: Device of `may_complete`.
         """
@@ -79,7 +79,7 @@ class StopStrings:
 def stops_of(
     strings: tuple[str, ...], tokenizer: Tokenizer, vocab_size: int, device: torch.device
 ) -> StopStrings | None:
-    """Return the stop strings of a request's limits, or None if it has none.
+    """Return the stop strings of a request's limits, or None if there are none.
 
     Raises:
         ValueError: The bytes of a token of the tokenizer depend on other tokens.

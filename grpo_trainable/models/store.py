@@ -1,7 +1,7 @@
 """Policies on disk: building, loading and saving them.
 
 A directory holds a policy of this package (config.json, policy.safetensors, tokenizer.json) or a
-model of transformers. `directory.py` reads everything that can be known without the weights.
+Hugging Face model. `directory.py` reads everything that can be known without the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
 
-# Called with `config.model` and a seed. Returns (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
+# A function from `config.model` and a seed to (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
 BUILD_ACTING = "grpo_trainable.control.policy:build_control_policy"
 
 # ---- Policies of this package ------------------------------------------------------------------
@@ -95,11 +95,11 @@ def _build_acting(model: PolicySettings, seed: int) -> tuple[ActingPolicy, Token
 
 
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
-    """Build, on the CPU, the language model that `config.model` names, as it is before training.
+    """Build the untrained language model that `config.model` names, on the CPU.
 
-    Its weights are read from a directory, or from a shipped policy if the preset has one. Otherwise
-    they are drawn from `seed`, and the tokenizer is that of the shipped story policy. Engines and
-    the reference use this policy.
+    The weights are read from a directory, or from a shipped policy if the preset has one. Otherwise
+    the weights are drawn from `seed`, and the tokenizer is that of the shipped story policy.
+    Engines and the reference use this policy.
 
     Raises:
         ValueError: The directory cannot be used. The message is one line that begins with the
@@ -145,9 +145,9 @@ def build_trained_policy(
 ) -> tuple[Policy, Tokenizer]:
     """Build the policy of `build_policy` for the learner.
 
-    It has adapters and gradient checkpointing if the settings request them. The names and shapes of
-    its `weights` are the same as for `build_policy`, or, with `adapters_apart`, the same as for
-    `build_adapted_policy`.
+    The policy has adapters and gradient checkpointing if the settings request them. The names and
+    shapes of the policy's `weights` are the same as for `build_policy`, or, with `adapters_apart`,
+    the same as for `build_adapted_policy`.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.
@@ -167,7 +167,7 @@ def build_trained_policy(
 def build_adapted_policy(model: PolicySettings, seed: int) -> tuple[HFPolicy, Tokenizer]:
     """Build the policy for an engine that samples with adapters beside the model.
 
-    It computes exactly as the learner's policy does.
+    The policy computes exactly as the learner's policy does.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.
@@ -189,7 +189,7 @@ def _adapted(model: PolicySettings, seed: int, *, apart: bool) -> tuple[LoraPoli
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
 
-    assert isinstance(policy, HFPolicy), "others have no adapters"
+    assert isinstance(policy, HFPolicy), "other policies have no adapters"
     assert model.lora_rank is not None
     try:
         adapted = LoraPolicy(

@@ -28,7 +28,7 @@ class Tokenizer:
     eos_id: int  # the first of `end_ids`
     end_ids: tuple[int, ...]  # any of them ends a response
     pad_id: int  # fills positions without a token; may be one of `end_ids`
-    vocab_size: int  # every id is below it
+    vocab_size: int  # every id is below this number
 
     def __init__(
         self, backend: tokenizers.Tokenizer, *, end_ids: Sequence[int], pad_id: int
@@ -49,7 +49,7 @@ class Tokenizer:
 
         The tokens are 256 bytes, end-of-text, padding, and merges of `texts`. Any text survives
         `decode(encode(text))`. A newline is always a separate token, so the ids of a prompt that
-        ends in one are a prefix of the ids of prompt + response.
+        ends in a newline are a prefix of the ids of prompt + response.
 
         Args:
             texts: Texts to learn the merges from.
@@ -84,7 +84,8 @@ class Tokenizer:
         """Read a tokenizer that was made by `train` and written by `save`.
 
         Raises:
-            ValueError: The file cannot be read or is not such a tokenizer. The message is one line.
+            ValueError: The file cannot be read or does not contain a tokenizer of this package. The
+                message is one line.
         """
         backend = read_backend(path)
         try:
@@ -114,9 +115,9 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of `text`, preceded by those that the tokenizer puts before every text.
+        """Return the ids of `text` after the ids that the tokenizer puts before every text.
 
-        Llama's tokenizer, for example, puts a beginning-of-text token there.
+        Llama's tokenizer, for example, puts a beginning-of-text token before every text.
         """
         return [*self._prefix, *self.encode(text)]
 
@@ -129,7 +130,7 @@ class Tokenizer:
             self._backend.encode_special_tokens = True
 
     def end_ids_with(self, stop: Sequence[str] | None) -> tuple[int, ...]:
-        """Return `end_ids` and the special tokens that `rollout.stop` spells, each once."""
+        """Return `end_ids` and the ids of the special tokens that `stop` spells out, each once."""
         asked = (self.special_tokens.get(text) for text in stop or ())
         ids = (*self.end_ids, *(index for index in asked if index is not None))
         return tuple(dict.fromkeys(ids))
@@ -152,13 +153,13 @@ class Tokenizer:
         return token_bytes(self._backend, self.vocab_size)
 
     def is_part_of(self, other: Tokenizer) -> bool:
-        """Return True if every token of this tokenizer has the same id in the other."""
+        """Return True if every token of this tokenizer has the same id in `other`."""
         own, others = (t._backend.get_vocab(with_added_tokens=True) for t in (self, other))
         return own.items() <= others.items()
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """Spelling -> id of the tokens that are only ever added by id."""
+        """The ids, by spelling, of the special tokens, which are only ever added by id."""
         added = self._backend.get_added_tokens_decoder()
         return {token.content: index for index, token in added.items() if token.special}
 
@@ -167,8 +168,8 @@ class Tokenizer:
 def _parsed(content: str) -> tokenizers.Tokenizer:
     """Parse the content of a tokenizer file, once per process.
 
-    Several roles in a process read the same file. They can share the result, because encoding and
-    decoding do not change it.
+    Several roles in a process read the same file. The roles can share the result, because encoding
+    and decoding do not change it.
     """
     return tokenizers.Tokenizer.from_str(content)
 
@@ -177,7 +178,7 @@ def read_backend(path: str | Path) -> tokenizers.Tokenizer:
     """Read a tokenizer.json.
 
     Raises:
-        ValueError: The file cannot be read or is not such a file. The message is one line.
+        ValueError: The file cannot be read or is not a tokenizer file. The message is one line.
     """
     try:
         return _parsed(Path(path).read_text(encoding="utf-8"))
@@ -199,8 +200,8 @@ def _prefix(backend: tokenizers.Tokenizer) -> list[int]:
 # ---- The bytes of each token ---------------------------------------------------------------------
 
 
-# The parts that the decoder of a SentencePiece tokenizer may have. `Strip` removes a space at the
-# very beginning of a text. It is ignored here, because a response follows its prompt.
+# The parts that the decoder of a SentencePiece tokenizer may have. `Strip`, which removes a space
+# at the very beginning of a text, is ignored here, because a response follows its prompt.
 _SENTENCE_PIECE = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -244,7 +245,8 @@ def _parts(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
     def read(token: str) -> bytes:
-        # An added token may contain characters that represent no byte. It is then literal text.
+        # An added token may contain characters that represent no byte. Such a token is literal
+        # text.
         known = all(character in byte_of for character in token)
         return bytes(byte_of[character] for character in token) if known else token.encode()
 

@@ -1,6 +1,6 @@
 """The decoder-only policy: pre-norm RMSNorm, RoPE, SwiGLU, causal attention, optional tied head.
 
-Shape suffixes: B rows, S positions, D d_model, N heads, H head size, F d_ff, V vocabulary.
+Shape suffixes: B rows, S positions, D d_model, N heads, H head size, F d_ff, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (i, i + H/2) of the last axis: rotary position embedding (arXiv 2104.09864).
 
-    x is (..., H). cos and sin are rows of `rope_tables` that broadcast to it.
+    x is (..., H). cos and sin are rows of `rope_tables` that broadcast to x.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         """Return rotated queries and keys (2, B, N, S, H), and values (B, N, S, H)."""
         b, s, _ = x_BSD.shape
         qkv = self.qkv(x_BSD).view(b, s, 3, self.num_heads, self.head_dim)
-        qk, v = qkv.split((2, 1), dim=2)  # with slices, each gradient would fill a whole qkv
+        qk, v = qkv.split((2, 1), dim=2)  # the gradient of a slice would be as large as qkv
         qk = rotate(qk.permute(2, 0, 3, 1, 4), cos_SH, sin_SH)
         return qk, v.squeeze(2).transpose(1, 2)
 
@@ -141,9 +141,9 @@ def _checkpointed(block: Block, *inputs: Tensor | Packing | None) -> Tensor:
 class TransformerLM(Policy):
     """A causal language model.
 
-    Weights are drawn from `seed` alone. With `seed=None` the caller fills them in. `hidden_states`
-    and `head_weight` are separate so that a caller can project only the positions it needs: the
-    head is the largest matrix of a small policy.
+    Weights are drawn from `seed` alone. With `seed=None`, the caller fills them in. `hidden_states`
+    and `head_weight` are separate so that a caller can project only the positions it needs, because
+    the head is the largest matrix of a small policy.
     """
 
     cos: Tensor
@@ -186,11 +186,11 @@ class TransformerLM(Policy):
                 )
 
     def _store_by_column(self) -> None:
-        """Store the matrices by column. Their shapes and values stay the same.
+        """Store the matrices by column, with unchanged shapes and values.
 
-        Multiplying a few dozen rows by weights that are read from memory is then up to a sixth
-        faster. Training takes equally long. A tied head stays stored by row, because its rows are
-        looked up as embeddings.
+        Storage by column makes the multiplication of a few dozen rows by weights that are read from
+        memory up to a sixth faster. Training takes as long as with storage by row. A tied head
+        stays stored by row, because its rows are looked up as embeddings.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:

@@ -1,6 +1,6 @@
 """GRPO for RLlib: an `Algorithm`, its `AlgorithmConfig`, and a text environment.
 
-The environment lets other algorithms of RLlib train on text generation. Importing this package
+The environment lets other RLlib algorithms train on text generation. Importing this package
 registers "GRPO-RLlib" with Tune. The package needs the extra `rllib`.
 """
 

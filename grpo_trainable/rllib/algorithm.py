@@ -36,7 +36,7 @@ from grpo_trainable.trial import Trial, resolved
 NAME = "GRPO-RLlib"
 TRIAL = "grpo"  # our part of RLlib's checkpoint
 
-# RLlib's name -> our name of the same metric, in addition to `metrics.RLLIB_NAMES`.
+# RLlib's name -> our name for the same metric, in addition to `metrics.RLLIB_NAMES`.
 RLLIB_NAMES = {
     "env_runners/episode_len_mean": "response/length_mean",
     "env_runners/num_env_steps_sampled_lifetime": "num_env_steps_sampled_lifetime",
@@ -51,7 +51,7 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
     """RLlib's config for GRPO.
 
     Use `training(grpo={…})` for settings that have no name in RLlib. With 0 env runners, one
-    process samples and trains. With 1 or more, each env runner is a generator, separate from the
+    process samples and trains. With 1 or more env runners, each is a generator, separate from the
     learner.
     """
 
@@ -66,9 +66,9 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         """Set training options.
 
         Args:
-            grpo: nested settings of a trial (docs/config.md), merged with those of earlier calls.
-                Relative paths in them are relative to the current directory.
-            settings: settings of RLlib. GRPO reads only `lr` and `grad_clip`.
+            grpo: Nested settings of a trial (docs/config.md), merged with those of earlier calls.
+                Relative paths in `grpo` are relative to the current directory.
+            settings: RLlib's settings. GRPO reads only `lr` and `grad_clip`.
 
         Raises:
             ConfigError: `grpo` is not a mapping.
@@ -87,8 +87,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
             ConfigError: A setting is unknown, invalid, or not read by GRPO. The message is one
                 line.
         """
-        # RLlib's own checks are not needed: `refuse_unread` accepts only the defaults of the
-        # settings that they check.
+        # RLlib's own checks are not needed, because `refuse_unread` accepts only the defaults of
+        # the settings that RLlib checks.
         refuse_unread(self, type(self)())
         trial_data(self)
 
@@ -96,16 +96,16 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
 class GRPO(Algorithm):
     """GRPO behind RLlib's interface: `build_algo`, `train`, `evaluate`, `save_to_path` and so on.
 
-    One `train()` is one round. A result contains all metrics of docs/metrics.md, and repeats some
-    of them under RLlib's names.
+    One call of `train()` runs one round. A result contains all metrics of docs/metrics.md, and
+    repeats some of them under RLlib's names.
     """
 
     trial: Trial | None = None
     _report: RoundReport | None = None
 
     def __repr__(self) -> str:
-        # Algorithm.__repr__ needs `self.config`. After an error in `__init__`, it would fail too,
-        # and Ray could not report the first error.
+        # Algorithm.__repr__ needs `self.config`. After an error in `__init__`, Algorithm.__repr__
+        # would fail too, and Ray could not report the first error.
         return "GRPO()"
 
     @classmethod
@@ -124,7 +124,7 @@ class GRPO(Algorithm):
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Start the trial, and call the callbacks' `on_algorithm_init`."""
-        # Not Algorithm.setup: it builds an environment, EnvRunners, a Learner and an RLModule.
+        # Algorithm.setup would build an environment, EnvRunners, a Learner and an RLModule.
         self.callbacks = [callback() for callback in force_list(config.callbacks_class)]
         self.trial = Trial(resolved(trial_data(config)))
         self._set_up_metrics()
@@ -146,7 +146,7 @@ class GRPO(Algorithm):
         self._report = self.trial.run_round()
 
     def step(self) -> dict[str, Any]:
-        """Run one round with RLlib's bookkeeping, and return its result."""
+        """Run one round with RLlib's bookkeeping, and return the round's result."""
         assert self.trial is not None
         if self.trial.pipeline.ended:
             # Tune restored the checkpoint of the last round without knowing that the trial has
@@ -179,7 +179,7 @@ class GRPO(Algorithm):
         return trained_language_model(self.trial.config, self.trial.learner_state().policy)
 
     def get_weights(self, policies: list[str] | None = None) -> dict[str, Any]:
-        """Return the trained weights, of the policy or its adapters: module id → name → array."""
+        """Return the policy's or its adapters' trained weights, as module id → name → array."""
         if policies is not None and DEFAULT_MODULE_ID not in policies:
             return {}
         assert self.trial is not None
@@ -207,7 +207,7 @@ class GRPO(Algorithm):
 
     def restore_from_path(self, path: Any, *args: Any, **options: Any) -> None:
         """Continue from a checkpoint."""
-        # Not Algorithm.restore_from_path: it sends weights to its EnvRunners.
+        # Algorithm.restore_from_path would send weights to its EnvRunners.
         super(Algorithm, self).restore_from_path(path, *args, **options)
 
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
@@ -218,7 +218,7 @@ class GRPO(Algorithm):
     def get_state(
         self, components: Any = None, *, not_components: Any = None, **options: Any
     ) -> dict[str, Any]:
-        """Return RLlib's counters; only `save_to_path` writes the state of the trial, as files."""
+        """Return RLlib's counters. Only `save_to_path` writes the state of the trial, as files."""
         state: dict[str, Any] = {
             COMPONENT_METRICS_LOGGER: self.metrics.get_state(),
             TRAINING_ITERATION: self.training_iteration,
@@ -238,8 +238,8 @@ class GRPO(Algorithm):
         if self.training_iteration != self.trial.rounds_trained:
             raise CheckpointError(
                 f"RLlib's part of the checkpoint is from iteration {self.training_iteration}, but "
-                f"its folder {TRIAL}/ is missing or from round {self.trial.rounds_trained}; use "
-                "another checkpoint"
+                f"the checkpoint's folder {TRIAL}/ is missing or from round "
+                f"{self.trial.rounds_trained}; use another checkpoint"
             )
 
     def cleanup(self) -> None:

@@ -80,7 +80,7 @@ class LanguageModel(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
 
 def language_model_spec(grpo: Mapping[str, Any]) -> RLModuleSpec:
-    """Return the `rl_module_spec` of the policy of `grpo`, for `AlgorithmConfig.rl_module`."""
+    """Return an `rl_module_spec` for the policy that the settings `grpo` configure."""
     return RLModuleSpec(module_class=LanguageModel, model_config={"grpo": dict(grpo)})
 
 

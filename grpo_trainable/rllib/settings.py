@@ -1,4 +1,4 @@
-"""Conversion of RLlib's settings to a trial's, and checks that refuse those that GRPO ignores."""
+"""Conversion of RLlib's settings to a trial's, and refusal of settings that GRPO ignores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from grpo_trainable.config import (
     shown,
 )
 
-# RLlib has no last round. A trial needs one, because its learning rate may fall until then.
+# RLlib has no last round. A trial needs a last round, because its learning rate may fall until that
+# round.
 ENDLESS = 10**9
 
 # RLlib's name -> our name, for settings with the same meaning.
@@ -139,7 +140,7 @@ def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
     """
     defaults = untouched.to_dict()
     for name, value in config.to_dict().items():
-        if name in READ or name.startswith("__"):  # Tune's own, such as __stdout_file__
+        if name in READ or name.startswith("__"):  # keys of Tune, such as __stdout_file__
             continue
         shown_name = name.removeprefix("_")
         if name not in defaults:

@@ -48,7 +48,7 @@ class TokenEnv(gymnasium.Env):
     `rollout.max_new_tokens`.
 
     Args:
-        config: nested settings of a trial. Only `model`, `task`, `seed` and, in `rollout`,
+        config: Nested settings of a trial. Only `model`, `task`, `seed` and, in `rollout`,
             `max_new_tokens`, `stop` and `temperature` may be set.
 
     Raises:
@@ -76,7 +76,7 @@ class TokenEnv(gymnasium.Env):
         Prompt indices mean the same as in a trial.
 
         Raises:
-            ConfigError: Prompt and response may be longer than the model's context.
+            ConfigError: The prompt plus the longest response exceeds the model's context.
         """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(PROMPTS))

@@ -1,6 +1,7 @@
 """The engine for Hugging Face models: their forward pass and cache, with our loop and draws.
 
-`generate()` of transformers accepts neither our draws nor new weights between two tokens.
+The `generate()` method of `transformers` accepts neither our draws nor new weights between two
+tokens.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from grpo_trainable.protocol.rollout import PolicyWeights
 
 
 class HFEngine(LocalEngine):
-    """Samples with an `HFPolicy`."""
+    """An engine that samples with an `HFPolicy`."""
 
     def __init__(
         self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
     ) -> None:
-        """Build an engine around `policy`. Other arguments are those of `LocalEngine`.
+        """Build an engine around `policy`. The other arguments are those of `LocalEngine`.
 
         Raises:
             ValueError: The model cannot be sampled token by token. The message is one line.
         """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
-        self._head: Tensor | None = None  # the head in the precision of its product
+        self._head: Tensor | None = None  # the head's weights, in the precision of its product
         self._refuse_other_caches()
 
     def load(self, weights: PolicyWeights) -> None:
-        """Load a snapshot (`LoadedWeights.load`) and forget the head's copy."""
+        """Load a snapshot (`LoadedWeights.load`) and drop the converted copy of the head."""
         super().load(weights)
         self._head = None
 
@@ -49,8 +50,8 @@ class HFEngine(LocalEngine):
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (A, V), float32, of hidden states (A, D)."""
         if self._head is None:
-            # Computed only once, because widening the head of a bfloat16 model takes about as long
-            # as sampling a token.
+            # The copy is computed only once per snapshot, because widening the head of a bfloat16
+            # model takes about as long as sampling a token.
             _, self._head = self.policy.head_operands(hidden)
         return (hidden.to(self._head.dtype) @ self._head.t()).float()
 
@@ -59,7 +60,7 @@ class HFEngine(LocalEngine):
         """Compare the logits from a cache with padding to those from one pass over all tokens.
 
         Raises:
-            ValueError: They differ or cannot be computed. The message is one line.
+            ValueError: The logits differ or cannot be computed. The message is one line.
         """
         ids = torch.linspace(0, self.policy.vocab_size - 1, 9, dtype=torch.float64).long()
         prompts, last = [ids[:8], ids[3:6]], ids[8:].to(self.device)
@@ -69,11 +70,13 @@ class HFEngine(LocalEngine):
             decoder = self._decoder(probe)
             on_cache = torch.stack((decoder.enter(range(2)), decoder.next(last.expand(2))), dim=1)
         except (AttributeError, NotImplementedError, TypeError) as error:
-            raise ValueError(f"{self._name} has an unknown cache ({one_line(error)})") from error
+            raise ValueError(
+                f"{self._name} has an unsupported kind of cache ({one_line(error)})"
+            ) from error
         for prompt, logits in zip(prompts, on_cache, strict=True):
             whole = torch.cat((prompt.to(self.device), last))
             expected = self._logits(self.policy.hidden_states(whole[None])[0, -2:])
-            # The rounding error of a body in this precision, relative to the largest logit.
+            # The allowed difference, relative to the largest logit, covers rounding in the body.
             allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
             if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
                 raise ValueError(
@@ -92,7 +95,9 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
     build = build_adapted_policy if config.adapters_apart else build_policy
     policy, _ = build(config.model, config.seed)
     if not isinstance(policy, HFPolicy):
-        raise ValueError("this engine samples Hugging Face models, but model.path names none")
+        raise ValueError(
+            "this engine samples Hugging Face models, but model.path does not name one"
+        )
     return HFEngine(
         policy.to(setup.device),
         setup.tokenizer,
@@ -102,10 +107,11 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
 
 
 class HFDecoder:
-    """Computes logits on a cache of transformers.
+    """Computes logits with a cache from `transformers`.
 
     Prompts are padded on the left to P columns, so that no row has a gap after its prompt. Some
-    architectures let a token see only a window of columns, and a gap would fill part of it.
+    architectures let a token see only a window of columns, and a gap would fill part of that
+    window.
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class HFDecoder:
             seen[row, : batch.longest - len(prompt)] = 0
         self._prompt_ids = ids.to(device)  # (prompts, P)
         self._seen = seen.to(device)  # (prompts, P + R), 0 where a column is padding
-        self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,) columns
+        self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,), number of columns
         self._is_padded = bool((seen == 0).any())
         self._fan_out = batch.fan_out  # (A,)
 
@@ -141,18 +147,18 @@ class HFDecoder:
         return self._logits(self._run(tokens[:, None], self._fan_out))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices among the A."""
+        """Keep only the rows at these indices of the batch."""
         self._fan_out = self._fan_out[rows]
         self._cache.batch_select_indices(rows)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache of prompts and `sampled` tokens (A, T)."""
+        """Recompute the cache for the prompts and the `sampled` tokens (A, T)."""
         self._prefill()
         if sampled.shape[1]:
             self._run(sampled, self._fan_out)
 
     def _prefill(self) -> Tensor:
-        """Start a new cache of the rows; return the last hidden states (prompts, D)."""
+        """Start a new cache for the rows; return each prompt's last hidden state, (prompts, D)."""
         self._cache = preallocated_cache(self._policy.model.config, self._seen.shape[1])
         hidden = self._run(self._prompt_ids, torch.arange(len(self._prompt_ids)))
         self._cache.batch_select_indices(self._fan_out)
@@ -179,8 +185,8 @@ class HFDecoder:
 def preallocated_cache(config: PreTrainedConfig, columns: int) -> DynamicCache:
     """Return a cache for a model, with room for `columns` tokens per row.
 
-    Layers that do not keep every token, such as those with a sliding window, stay as transformers
-    makes them.
+    Layers that do not keep every token, such as those with a sliding window, stay as `transformers`
+    creates them.
     """
     cache = DynamicCache(config=config)
     cache.layers = [
@@ -191,7 +197,7 @@ def preallocated_cache(config: PreTrainedConfig, columns: int) -> DynamicCache:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """A layer whose `keys` and `values` (A, N, C, H) are the first columns of larger tensors."""
+    """A cache layer whose `keys` and `values` (A, N, C, H) are views of preallocated tensors."""
 
     def __init__(self, columns: int) -> None:
         """Set up a layer for at most `columns` columns."""
@@ -211,14 +217,14 @@ class PreallocatedLayer(DynamicLayer):
         begin = self.get_seq_length()
         end = begin + key_states.shape[-2]
         # Without this check, a single token would be broadcast to an empty slice without an error.
-        assert end <= self._columns, f"{end} tokens, and room for {self._columns}"
+        assert end <= self._columns, f"{end} tokens, but room for only {self._columns}"
         for room, new in zip(self._room, states, strict=True):
             room[:, :, begin:end] = new
         self.keys, self.values = (room[:, :, :end] for room in self._room)
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Continue with the rows `indices`. A row may occur several times."""
+        """Keep the rows at `indices`, in this order. A row may occur several times."""
         if self.keys is None or self.values is None:
             return
         kept = self.keys[indices], self.values[indices]

@@ -27,7 +27,7 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-MAX_PROMPTS = 1 << 16  # limit on the training prompts to measure; so many take some seconds
+MAX_PROMPTS = 1 << 16  # largest number of training prompts to measure, which takes a few seconds
 
 
 def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
@@ -71,7 +71,7 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
 
 
 def _snapshot(policy: Policy) -> PolicyWeights:
-    """Return the policy's own tensors as the learner would publish them. They are not copied."""
+    """Return the policy's tensors, without copying, in the form that the learner publishes."""
     tensors = {name: tensor.detach() for name, tensor in policy.weights().items()}
     return PolicyWeights(version=0, round=0, checksum=storage_checksum(tensors), tensors=tensors)
 
@@ -91,7 +91,7 @@ def _longest(config: GRPOConfig, prompts: Prompts) -> int:
 
 
 def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written: Path) -> str:
-    """Return the directory that contains config.json of the model.
+    """Return the directory that contains the model's config.json.
 
     For a policy of this package, first write a config.json that describes it as a Llama.
     """

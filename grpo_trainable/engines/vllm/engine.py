@@ -1,8 +1,8 @@
 """The engine vLLM (extra `vllm`), which samples in this process, token by token.
 
-Draws have the same keys as in our engines, but vLLM's rounding depends on which rows it computes
-together. This engine therefore promises neither identical bits when a call is repeated, nor
-log-probs within 1e-4 of the learner's.
+Draws have the same keys as in the other engines, but vLLM's rounding depends on which rows it
+computes together. This engine therefore promises neither identical bits when a call is repeated,
+nor log-probs within 1e-4 of the learner's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class VLLMEngine:
         Args:
             llm: vLLM, started without weights.
             tokenizer: Tokenizer of the policy.
-            renamed: Gives the learner's tensors the names that they have in transformers.
+            renamed: Function that gives the learner's tensors their names in `transformers`.
             vocab_size: Size of the vocabulary.
             longest: Maximum number of tokens of a prompt plus its response.
             rows: Maximum number of rows that are sampled together.
@@ -105,7 +105,7 @@ class VLLMEngine:
             self._forget_cache()
 
     def _forget_cache(self) -> None:
-        """Drop the KV cache of older weights. Running rows then recompute their parts of it."""
+        """Drop the KV cache of older weights. Running rows recompute their parts of the cache."""
         if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._running)):
             raise EngineError("engine=vllm: the KV cache of older weights could not be dropped")
 
@@ -119,8 +119,8 @@ class VLLMEngine:
         Raises:
             ValueError: A prompt is longer than those examined when the engine was built, the
                 requests differ in their limits, or there are no requests.
-            EngineError: vLLM samples no token in a step, or with other versions of the weights than
-                expected.
+            EngineError: vLLM samples no token in a step, or samples with other versions of the
+                weights than expected.
         """
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)
@@ -147,7 +147,7 @@ class VLLMEngine:
         if longest + limits.max_new_tokens > self._longest:
             raise ValueError(
                 f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit the "
-                f"{self._longest} that vLLM was started for"
+                f"{self._longest} tokens that vLLM was started for"
             )
 
     @contextmanager
@@ -161,7 +161,7 @@ class VLLMEngine:
                 self._running.clear()
 
     def _admit(self, waiting: deque[_Row]) -> None:
-        """Pass waiting rows to vLLM, up to the number that it computes together.
+        """Pass waiting rows to vLLM, up to the number of rows that it computes together.
 
         The remaining rows begin later, with the weights that are loaded by then.
         """
@@ -231,10 +231,10 @@ def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
 
 
 def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:
-    """Compare the versions that vLLM recorded for the tokens of a row with ours.
+    """Compare the versions that vLLM recorded for a row's tokens with those that the row has.
 
     Raises:
-        EngineError: They differ.
+        EngineError: The versions differ.
     """
     noted = [span.version for span in spans or () for _ in range(span.start, span.end)]
     ours = list(map(str, row.versions))

@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 MUST = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other actors share the cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about things that we do on purpose
+    "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns about things that we do on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-# Packages that vLLM's CPU build imports if installed. Their builds may not suit its torch.
+# Packages that vLLM's CPU build imports if installed. These packages may be built for another torch
+# than vLLM's.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # smallest limit on the tokens of a step; further rows wait for the next step
+PREFILL_TOKENS = 4096  # lowest limit on the tokens of a step; rows beyond the limit wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,10 @@ class CacheShape:
     layers: int
     heads: int  # heads of keys; values have the same number
     head_dim: int
-    itemsize: int  # bytes per number
+    itemsize: int  # bytes per component
 
     def bytes(self, rows: int, tokens: int) -> int:
-        """Return the bytes needed for `rows` rows of `tokens` tokens each.
+        """Return the number of bytes needed for `rows` rows of `tokens` tokens each.
 
         Rows occupy whole blocks. The result includes the blocks that vLLM keeps for its own use.
         """
@@ -52,7 +53,7 @@ class CacheShape:
 
 
 def import_vllm(threads: int) -> None:
-    """Import vLLM, which then fixes the number of threads of this process.
+    """Import vLLM. The import fixes the number of threads of this process.
 
     Raises:
         ValueError: vLLM cannot be imported, or fixes a number of threads other than `threads`.
@@ -66,11 +67,11 @@ def import_vllm(threads: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch warns about vLLM's own code
             import vllm  # noqa: F401  # pyright: ignore
-    except Exception as error:  # other installed packages make it fail in many ways
+    except Exception as error:  # other installed packages make the import fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
-            f"vLLM cannot be imported ({reason}); if these packages are not built for its torch, "
-            f"remove them: pip uninstall -y {IN_ITS_WAY}"
+            f"vLLM cannot be imported ({reason}); if installed packages are not built for its "
+            f"torch, remove them: pip uninstall -y {IN_ITS_WAY}"
         ) from error
     if torch.get_num_threads() != threads:
         raise ValueError(
@@ -93,7 +94,7 @@ def start_llm(
 
     Args:
         directory: Directory with config.json.
-        backend: Registered name of the weight-transfer engine, which brings the weights.
+        backend: Registered name of the weight-transfer engine, which delivers the weights.
         dtype: Precision of the body.
         longest: Maximum number of tokens of a prompt plus its response.
         rows: Maximum number of rows that are sampled together.
@@ -111,16 +112,16 @@ def start_llm(
         trust_remote_code=False,
         hf_overrides=dict(overrides),
         generation_config="vllm",  # ignore the sampling defaults of the directory
-        logprobs_mode="processed_logprobs",  # from the distribution that tokens are drawn from
+        logprobs_mode="processed_logprobs",  # those of the distribution that tokens are drawn from
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),
         # Computing a seeded prompt in parts fails: "CPU Generator does not use offset".
         enable_chunked_prefill=False,
-        enable_prefix_caching=True,  # responses to one prompt share its cache
+        enable_prefix_caching=True,  # responses to a prompt share the prompt's cache
         block_size=BLOCK_TOKENS,
         kv_cache_memory_bytes=cache.bytes(rows, longest),  # the default takes nearly all memory
-        async_scheduling=False,  # with it, a step would return the previous token
+        async_scheduling=False,  # otherwise a step would return the token of the previous step
         enforce_eager=True,
         disable_log_stats=True,
         seed=0,

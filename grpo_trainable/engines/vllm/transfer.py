@@ -1,7 +1,7 @@
 """Weights for vLLM: a backend for its weight-transfer API.
 
 The backend passes on a snapshot within the process in which vLLM computes, whichever of our
-transports delivered the snapshot. It needs neither a disk nor a second process group.
+transports delivered the snapshot. The backend needs neither a disk nor a second process group.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a head. If they have none, the embedding serves as the head.
+    """Return the tensors, with the embedding added as the head if they have no head.
 
-    vLLM packs the head for its own product, and does not renew the packed copy of a tied head (vLLM
-    0.32). vLLM therefore gets an untied model.
+    vLLM packs the head for its matrix product, and does not update the packed copy of a tied head
+    (vLLM 0.32). vLLM therefore gets an untied model.
 
     Raises:
-        ValueError: There is neither head nor embedding. The message is one line.
+        ValueError: The tensors include neither a head nor an embedding. The message is one line.
     """
     if HEAD in tensors:
         return dict(tensors)
     if EMBEDDING not in tensors:
-        raise ValueError(f"the model has neither {HEAD} nor {EMBEDDING}, which could replace it")
+        raise ValueError(
+            f"the model has neither {HEAD} nor {EMBEDDING}, which could replace the head"
+        )
     return {HEAD: tensors[EMBEDDING], **tensors}
 
 
 def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
     """Make vLLM compute with a snapshot from its next step on.
 
-    `renamed` gives tensors the names that they have in transformers.
+    `renamed` gives tensors their names in `transformers`.
 
     Raises:
         RuntimeError: The snapshot arrived torn, or lacks a tensor of the model.

@@ -1,1 +1,1 @@
-"""Models of transformers as policies (extra `hf`)."""
+"""Hugging Face models as policies (extra `hf`)."""

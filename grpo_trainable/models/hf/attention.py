@@ -1,4 +1,4 @@
-"""Attention for models of transformers in two cases for which torch's own is not suited.
+"""Attention of Hugging Face models, in two cases for which torch's attention is not suited.
 
 Packed rows attend only to their own tokens. On a CPU, bfloat16 rows are computed in float32.
 
@@ -92,7 +92,7 @@ def _is_plain(mask: Tensor | None, others: dict[str, Any]) -> bool:
 def _one_query(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """Return (B, 1, N, H) for single queries (B, N, 1, H).
+    """Return the attention (B, 1, N, H) of single queries (B, N, 1, H).
 
     This takes two matrix products per key-value head.
     """
@@ -106,7 +106,7 @@ def _one_query(
 
 
 def _to_rows(packing: Packing, x_1NTH: Tensor) -> Tensor:
-    """Spread packed tokens to rows, (B, N, S, H)."""
+    """Spread packed tokens over rows, (B, N, S, H)."""
     _, heads, _, size = x_1NTH.shape
     rows_BSD = packing.to_rows(x_1NTH[0].transpose(0, 1).flatten(1))
     return rows_BSD.unflatten(2, (heads, size)).transpose(1, 2)

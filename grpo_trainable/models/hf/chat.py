@@ -1,7 +1,7 @@
 """Prompts as conversations, rendered with the chat template of a model.
 
-transformers renders the template (extra `hf`). Our tokenizer encodes the rendered text. It is the
-same tokenizer that decodes the responses.
+The library `transformers` (extra `hf`) renders the template. The tokenizer that also decodes the
+responses encodes the rendered text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Messages = Sequence[dict[str, str]]
 
 # The date given to templates that ask for the current date. A run's prompts must not depend on the
-# day. Llama's templates use this date if they cannot ask for the current one.
+# day. Llama's templates use this date if they cannot get the current one.
 DATE = "26 Jul 2024"
 ASKS_FOR_DATE = "strftime_now"
 FIXED_DATE = f"{{%- macro {ASKS_FOR_DATE}(format) -%}}{DATE}{{%- endmacro -%}}"
@@ -32,8 +32,8 @@ PRIVATE_USE = range(0xE000, 0xF900)  # characters without a fixed meaning
 class ChatTemplate:
     """Turns a conversation into the ids of a prompt.
 
-    Messages are plain text. A special token that a message spells becomes ordinary characters. Only
-    special tokens that the template writes become tokens.
+    Messages are plain text. A special token that a message spells out is encoded as ordinary
+    characters. Only special tokens that the template writes are encoded as single tokens.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class ChatTemplate:
         """Set up a template.
 
         Args:
-            renderer: Provides what the template may ask for, such as the spelling of end-of-text.
+            renderer: Provides values that the template may use, such as the spelling of
+                end-of-text.
             template: The template in jinja.
             tokenizer: Tokenizer of the policy.
         """
@@ -97,10 +98,9 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the ids between two responses of the model, for the user's message `text`.
 
-        They begin with the token by which the template ends a message of the model, unless the
-        response ended with that token. They do not depend on the content of the response. A
-        template that drops earlier reasoning drops nothing here: the reasoning was sampled and
-        stays.
+        The ids begin with the token with which the template ends a message of the model, unless the
+        response ended with that token. The ids do not depend on the content of the response. Even
+        if the template drops earlier reasoning, the reasoning in the response stays.
 
         Raises:
             ValueError: The template rejects such a conversation, or drops the model's message.
@@ -115,7 +115,7 @@ class ChatTemplate:
         ]
         _, found, rest = self.render(messages).partition(said)
         if not found:
-            raise ValueError("model.chat_template: drops the model's earlier message")
+            raise ValueError("model.chat_template: the template drops the model's earlier message")
         quoted = re.compile(f"{before}({self._special}){after}")
         ids = self._by_parts(rest, quoted, stray=f"[{before}{after}]")
         return ids[1:] if list(response[-1:]) == ids[:1] else ids
@@ -127,8 +127,8 @@ class ChatTemplate:
     def _by_parts(self, text: str, quoted: re.Pattern[str], stray: str) -> list[int]:
         """Encode a rendered text piece by piece, between the special tokens of the template.
 
-        Matches of `quoted` are plain text. Marks that a template has separated (`stray`) are
-        removed.
+        Matches of `quoted` are plain text. Marks that the template has separated from their token
+        (`stray`) are removed.
         """
         ids: list[int] = []
         begin, plain = 0, ""
@@ -147,7 +147,8 @@ class ChatTemplate:
     def _refuse_inseparable(self, text: str, spelled: str) -> None:
         """Raise a ValueError if encoding `text` piece by piece differs from encoding it as a whole.
 
-        The two differ if text is encoded differently next to a special token than on its own.
+        The two results differ if text is encoded differently next to a special token than on its
+        own.
         """
         nothing = re.compile("(?!)()")
         if self._by_parts(text, nothing, stray="(?!)") != self._tokenizer.encode_rendered(text):
@@ -166,7 +167,7 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
     """Return the template that `model.chat_template` names, or None if it is off.
 
     Args:
-        named: The path of a file, or "on" for the template of the model in `path`, or "off".
+        named: "off", "on" for the template of the model in `path`, or the path of a template file.
         path: Directory or hub id of the model. None means the shipped policy.
         tokenizer: Tokenizer of the model.
 
@@ -178,7 +179,9 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
         return None
     for library in ("transformers", "jinja2"):
         if importlib.util.find_spec(library) is None:
-            raise ValueError(f"model.chat_template={named}: needs the library {library}: {INSTALL}")
+            raise ValueError(
+                f"model.chat_template={named}: needs the library {library}; run: {INSTALL}"
+            )
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     renderer: Any = _renderer(directory)
     if named != "on":

@@ -1,7 +1,7 @@
 """A Hugging Face model on disk, examined through its small files.
 
-This module imports neither torch nor transformers, so that the launcher can check a model before
-anything starts.
+This module imports neither torch nor transformers, so that the launcher can check a model before it
+starts anything else.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class NotOnTheHub(ValueError):
 
 
 def local_directory(path: str) -> Path:
-    """Return `path` if it is a directory, or else a download of the model with this hub id.
+    """Return `path` if it is a directory, or else download the model with this hub id.
 
-    An existing download is used as it is.
+    A complete earlier download is used without asking the hub.
 
     Raises:
         NotOnTheHub: `path` is not a directory, and the hub cannot be reached or has no such model.
@@ -81,7 +81,7 @@ def local_directory(path: str) -> Path:
 
 
 def is_hugging_face(directory: Path) -> bool:
-    """Return True if config.json can be read and describes a model of transformers."""
+    """Return True if config.json can be read and describes a Hugging Face model."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -100,7 +100,7 @@ def model_files(directory: Path) -> list[str]:
 def revision_file(directory: Path) -> dict[str, Path]:
     """Return `refs/main` of a download from the hub, or nothing for other directories.
 
-    With this file, a machine finds the download. Without it, the machine would ask the hub.
+    A machine needs this file to find the download. Without the file, the machine would ask the hub.
     """
     main = directory.parent.parent / "refs" / "main"
     return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}
@@ -110,7 +110,7 @@ def weight_files(directory: Path) -> list[str]:
     """Return the names of the safetensors files that hold the weights.
 
     Raises:
-        ValueError: There are none, or one of them is missing. The message is one line.
+        ValueError: There are no such files, or a listed file is missing. The message is one line.
     """
     if (directory / WEIGHTS).is_file():
         return [WEIGHTS]
@@ -152,10 +152,10 @@ def _why_no_weights(directory: Path) -> str:
 
 
 def read_shape(directory: Path) -> PolicyShape:
-    """Read the longest context and the number of tokens of the head.
+    """Read the length of the context and the number of tokens of the head.
 
     Raises:
-        ValueError: config.json lacks one of them. The message is one line.
+        ValueError: config.json lacks one of these numbers. The message is one line.
     """
     config = _text_config(directory)
     lengths = [config[name] for name in CONTEXT_LENGTH if _is_count(config.get(name))]
@@ -169,11 +169,12 @@ def read_shape(directory: Path) -> PolicyShape:
 
 
 def refuse_unusable(directory: Path) -> None:
-    """Check everything that can be known before transformers reads the weights.
+    """Check everything that can be known before `transformers` reads the weights.
 
     Raises:
-        ValueError: A library is missing, the architecture is unknown or brings its own code, or
-            weights are quantized or missing. The message is one line and says what to do.
+        ValueError: A library is missing, the architecture is unknown or brings its own code, the
+            directory holds only adapters, or weights are quantized or missing. The message is one
+            line and says what to do.
     """
     refuse_missing_library(str(directory), "transformers")
     config = _read_json(directory / "config.json")
@@ -184,7 +185,7 @@ def refuse_unusable(directory: Path) -> None:
         )
     if not _known_to_transformers(config.get("model_type")):
         raise ValueError(
-            f"{directory}: the installed transformers has no architecture "
+            f"{directory}: the installed version of transformers does not know the architecture "
             f"model_type={json.dumps(config.get('model_type'))}"
         )
     if (directory / "adapter_config.json").exists():
@@ -200,11 +201,13 @@ def refuse_unusable(directory: Path) -> None:
 def refuse_missing_library(source: str, name: str) -> None:
     """Raise a ValueError if the library `name`, which `source` needs, is not installed."""
     if importlib.util.find_spec(name) is None:
-        raise ValueError(f"{source}: needs the library {name}, which is not installed: {INSTALL}")
+        raise ValueError(
+            f"{source}: needs the library {name}, which is not installed; run: {INSTALL}"
+        )
 
 
 def _known_to_transformers(model_type: Any) -> bool:
-    """Return True if the tables of the installed transformers contain an architecture.
+    """Return True if the tables of the installed `transformers` contain an architecture.
 
     The tables are searched as text, because importing them would take seconds.
     """
@@ -222,12 +225,13 @@ def _known_to_transformers(model_type: Any) -> bool:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """Read the tokenizer of tokenizer.json, with the end and padding ids that the other files name.
+    """Read tokenizer.json, with the end ids and the padding id that the other files name.
 
-    A response ends with the tokenizer's end-of-text token, which is the first of `end_ids`. It also
-    ends with any end token that generation_config.json lists. If that file lists none, the list in
-    config.json is used. If no file names a padding token, an end id serves as padding: no result
-    depends on the token at a padded position.
+    A response ends with the tokenizer's end-of-text token, which is the first of `end_ids`. A
+    response also ends with any end token that generation_config.json lists. If
+    generation_config.json lists no end token, the list in config.json is used. If no file names a
+    padding token, an end id serves as padding, which is safe because no result depends on the token
+    at a padded position.
 
     Raises:
         ValueError: A file cannot be read, no end token is named, or the model's vocabulary is too
@@ -283,7 +287,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _text_config(directory: Path) -> dict[str, Any]:
-    """Return config.json. In a model of several modalities, entries about text take precedence."""
+    """Return config.json. In a multimodal model, the entries about text take precedence."""
     config = _read_json(directory / "config.json")
     part = config.get("text_config")
     return {**config, **part} if isinstance(part, dict) else config
@@ -320,13 +324,13 @@ def one_line(error: BaseException) -> str:
 # ---- model.lora_targets --------------------------------------------------------------------------
 
 
-ALL_LINEAR = "all-linear"  # every linear layer but the head
+ALL_LINEAR = "all-linear"  # every linear layer except the head
 MATRIX = ".weight"
-IN_A_LAYER = re.compile(r"\.\d+\.")  # only layers of a body are numbered, not embedding or head
+IN_A_LAYER = re.compile(r"\.\d+\.")  # layers of the body are numbered; embedding and head are not
 
 
 def names_in(targets: str) -> list[str]:
-    """Return the names of modules in `targets`, which are separated by commas."""
+    """Return the names of modules in the comma-separated list `targets`."""
     return [name.strip() for name in targets.split(",")]
 
 

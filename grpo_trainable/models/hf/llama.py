@@ -1,6 +1,7 @@
-"""Our transformer as a Llama of Hugging Face: the same computation under other names.
+"""A policy of this package as a Hugging Face Llama: the same computation under other names.
 
-Llama has separate matrices where our policies have one: query, key and value, and also gate and up.
+Llama has separate matrices for query, key and value, and for gate and up. A policy of this package
+has one matrix for each of these two groups.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OF_LAYER = {
 
 
 def llama_tensors(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return views of the parameters of a `TransformerLM` under Llama's names, a tied head once."""
+    """Return views of a `TransformerLM`'s parameters under Llama's names, a tied head once."""
     return {
         theirs: part for name, tensor in ours.items() for theirs, part in _renamed(name, tensor)
     }
@@ -82,7 +83,7 @@ def write_llama(
     tokenizer: Tokenizer,
     dtype: torch.dtype,
 ) -> None:
-    """Write a directory that transformers and vLLM load.
+    """Write a directory that `transformers` and vLLM can load.
 
     Args:
         directory: An existing directory.
@@ -106,7 +107,7 @@ def write_llama(
             "eos_token": END_OF_TEXT,
             "pad_token": PAD,
             "model_max_length": config.context_length,
-            # As in our tokenizer, a special token that a text spells out is ordinary characters.
+            # As in our tokenizer, a special token that a text spells out becomes plain characters.
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
         },

@@ -1,4 +1,4 @@
-"""LoRA adapters on a model of transformers, by `peft` (Hu et al., arXiv 2106.09685)."""
+"""LoRA adapters (Hu et al., arXiv 2106.09685) on a `transformers` model, made with `peft`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from grpo_trainable.models.hf.directory import ALL_LINEAR, names_in, one_line
 from grpo_trainable.models.hf.policy import HFPolicy
 from grpo_trainable.models.policy import Policy, widened
 
-ADAPTER = "default"  # peft's name of the only adapter
+ADAPTER = "default"  # peft's name for the only adapter
 
 
 class LoraPolicy(Policy):
-    """A policy that trains only adapters: a layer adds scale · B A to its weights.
+    """A policy that trains only adapters. An adapted layer adds scale · B A to its weights.
 
     B begins at zero, so at first the policy equals the model without adapters. The adapters are
     float32 whatever the precision of the model.
@@ -41,12 +41,12 @@ class LoraPolicy(Policy):
         Args:
             base: The model.
             rank: Rank of A and B.
-            alpha: The scale is alpha / rank. With None it is 2.
-            targets: "all-linear" for every linear layer but the head, or names of modules separated
-                by commas.
+            alpha: Numerator of the scale alpha / rank. With None, the scale is 2.
+            targets: "all-linear" for every linear layer except the head, or names of modules
+                separated by commas.
             seed: Seed of A.
-            apart: Let `weights` keep the adapters beside the model's weights instead of merging
-                them.
+            apart: Make `weights` return the adapters beside the model's weights, instead of merging
+                the adapters into those weights.
 
         Raises:
             ValueError: A target does not exist, or is not a linear layer of the body. The message
@@ -119,7 +119,8 @@ class LoraPolicy(Policy):
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors that an engine samples with, by name.
 
-        With `apart`, adapters are separate tensors. Otherwise they are merged.
+        With `apart`, adapters are separate tensors. Otherwise, adapters are merged into the
+        weights.
         """
         if self._apart:
             return self.base.weights()
@@ -130,8 +131,8 @@ class LoraPolicy(Policy):
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the model's weights with the adapters merged into them. Merged weights are float32.
 
-        In bfloat16 the neighbours of a weight are 0.4 to 0.8 % away, so rounding would remove most
-        of a small update.
+        Neighbouring bfloat16 numbers differ by 0.4 to 0.8 %, so rounding would remove most of a
+        small update.
         """
         adapted = {f"{name}.weight": layer for name, layer in self._adapted().items()}
         for name, weight in self.base_weights().items():
@@ -154,7 +155,7 @@ class LoraPolicy(Policy):
         return {name: tensor for name, tensor in named if ".lora_" in name}
 
     def frozen(self) -> Collection[str]:
-        """Return the names in `weights` that training never changes."""
+        """Return the names of the tensors in `weights` that training never changes."""
         if self._apart:
             return self.weights().keys() - self.trained().keys()
         changed = {f"{name}.weight" for name in self._adapted()}
@@ -184,7 +185,8 @@ class _WithoutAdapters(Policy):
         super().__init__()
         self.context_length, self.vocab_size = policy.context_length, policy.vocab_size
         self.head_fp32 = policy.head_fp32
-        # A tuple hides the policy from torch. A submodule would be frozen and moved with this one.
+        # A tuple hides the policy from torch. As a submodule, the policy would be frozen and moved
+        # with this one.
         self._policy = (policy,)
 
     @property

@@ -1,6 +1,6 @@
-"""Causal language models of transformers as policies (extra `hf`).
+"""Causal language models from `transformers` as policies (extra `hf`).
 
-B rows, S positions, D width of the hidden states, V vocabulary.
+B rows, S positions, D width of the hidden states, V size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ MAGNIFIED = 1000.0
 
 
 class HFPolicy(Policy):
-    """A model of transformers whose logits are its hidden states times its head."""
+    """A `transformers` model whose logits are its hidden states times its head."""
 
     def __init__(
         self, model: transformers.PreTrainedModel, shape: PolicyShape, *, head_fp32: bool = True
     ) -> None:
-        """Take over `model`, and turn its dropout off, because a sampler has none.
+        """Take over `model`, and turn its dropout off, because sampling uses none.
 
         Raises:
-            ValueError: Its logits are not hidden states times head. The message is one line.
+            ValueError: The model's logits are not hidden states times head. The message is one
+                line.
         """
         super().__init__()
         self.context_length, self.vocab_size = shape.context_length, shape.vocab_size
@@ -80,13 +81,13 @@ class HFPolicy(Policy):
     def layers(self) -> Sequence[torch.nn.Module]:
         """Return the modules of the largest module list in the body.
 
-        transformers has no name for the layers that all architectures share.
+        The name of the list of layers differs between the architectures of `transformers`.
         """
         lists = [m for m in self.body.modules() if isinstance(m, torch.nn.ModuleList)]
         return list(max(lists, key=_parameters, default=[]))
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the live parameters under transformers' own names."""
+        """Return the live parameters under the names of `transformers`."""
         return dict(self.model.named_parameters())
 
     @torch.no_grad()
@@ -144,8 +145,8 @@ class HFPolicy(Policy):
     def _refuse_other_heads(self) -> None:
         """Compare the model's own logits with hidden states times head.
 
-        Some architectures scale or cap their logits, or add a bias. Engines and scoring compute the
-        head themselves, so their results would differ.
+        Some architectures scale or cap their logits, or add a bias. Engines and scoring multiply by
+        the head themselves, so their results would differ from the model's logits.
         """
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
         if head is None or len(self.head_weight) != self.vocab_size:
@@ -185,12 +186,13 @@ class HFPolicy(Policy):
 
 
 def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
-    """Load the policy in a directory of transformers, its body in `dtype`.
+    """Load the policy from a Hugging Face directory, with its body in `dtype`.
 
     Only safetensors are read, nothing is downloaded, and no code of the directory runs.
 
     Raises:
-        ValueError: It cannot be loaded, lacks weights, or is not a policy. The message is one line.
+        ValueError: The model cannot be loaded, lacks weights, or is not a policy. The message is
+            one line.
     """
     refuse_unusable(directory)
     transformers.utils.logging.disable_progress_bar()
@@ -208,7 +210,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     model, told = loaded
     if dtype == "bfloat16":
         _suit_to_cpu(model)
-    # transformers would fill missing weights with random numbers and continue.
+    # `transformers` would fill missing weights with random numbers and continue.
     lacking = sorted(told["missing_keys"])
     if lacking:
         raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} missing)")
@@ -219,7 +221,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
 
 
 def _suit_to_cpu(model: transformers.PreTrainedModel) -> None:
-    """Make `model`, which is bfloat16, as fast as possible on a CPU. On a GPU, change nothing."""
+    """Make a bfloat16 `model` as fast as possible on a CPU. On a GPU, this has no effect."""
     if not multiplies_bfloat16():
         widen_products(model.get_decoder())
     if model.config._attn_implementation == "sdpa":
@@ -262,7 +264,7 @@ def _linear(module: nn.Linear, input: Tensor) -> Tensor:
 
 
 class _WideLinear(torch.autograd.Function):
-    """`F.linear` of bfloat16 tensors, computed by float32 products.
+    """`F.linear` of bfloat16 tensors, computed with float32 products.
 
     Tensors kept for the backward pass are bfloat16.
     """

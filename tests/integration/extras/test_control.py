@@ -165,7 +165,7 @@ def test_spaces_are_read_from_the_environment(failing: str) -> None:
         ("CartPole-v99", "CartPole-v99: cannot be created: "),
         ("{}:Missing", "Missing"),
         ("{}:Seeing", "observations are Dict"),
-        ("{}:nothing", "is a int, not an environment of Gymnasium"),
+        ("{}:nothing", "is of type int, not a Gymnasium environment"),
         ("FrozenLake-v1", "observations are Discrete(16)"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_layer_without_columns_has_no_rows_to_take():
 def test_more_columns_than_there_is_room_for_are_an_error():
     layer = hf_cache.PreallocatedLayer(4)
     layer.update(*states(1, 4, seed=0))
-    with pytest.raises(AssertionError, match="5 tokens, and room for 4"):
+    with pytest.raises(AssertionError, match="5 tokens, but room for only 4"):
         layer.update(*states(1, 1, seed=1))
 
 

@@ -367,8 +367,16 @@ def test_auto_is_the_engine_that_suits_the_policy(model_path):
 @pytest.mark.parametrize(
     ("engine", "is_hf", "message"),
     [
-        ("torch", True, r"samples a policy of this package, but model.path=.* is a Hugging Face"),
-        ("hf", False, r"samples a Hugging Face model, but model.path=none is a policy of this"),
+        (
+            "torch",
+            True,
+            r"this engine samples a policy of this package, but model.path=.* is a Hugging Face",
+        ),
+        (
+            "hf",
+            False,
+            r"this engine samples a Hugging Face model, but model.path=none is a policy of this",
+        ),
     ],
 )
 def test_an_engine_that_does_not_suit_the_policy_is_refused(model_path, engine, is_hf, message):

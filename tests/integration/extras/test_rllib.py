@@ -401,7 +401,9 @@ def test_a_checkpoint_without_our_part_or_with_a_foreign_file_in_it_is_refused(
     assert not (tmp_path / "exploded").exists()
     (path / "grpo").rename(tmp_path / "gone")
     other = algorithms(config_of())
-    with pytest.raises(CheckpointError, match="iteration 1, but its folder grpo/ is missing"):
+    with pytest.raises(
+        CheckpointError, match="iteration 1, but the checkpoint's folder grpo/ is missing"
+    ):
         other.restore_from_path(path)
 
 

@@ -211,9 +211,9 @@ def test_an_index_cannot_lead_out_of_the_directory(tmp_path: Path):
         (
             {"model_type": "nonesuch"},
             ["model.safetensors"],
-            'no architecture model_type="nonesuch"',
+            'know the architecture model_type="nonesuch"',
         ),
-        ({"model_type": None}, ["model.safetensors"], "no architecture model_type=null"),
+        ({"model_type": None}, ["model.safetensors"], "know the architecture model_type=null"),
         ({"quantization_config": {}}, ["model.safetensors"], "the weights are quantized"),
         ({}, ["model.safetensors", "adapter_config.json"], "adapters of another model"),
     ],
