@@ -94,7 +94,7 @@ class Conversation:
         self._unread.append((vf.UserMessage, task.data.prompt_text))
 
     async def turn(self, message: Any = None) -> Any:
-        """Return the policy's reply as a `Segment`, or a terminated one after `max_turns` turns."""
+        """Return the reply as a `Segment`, or a terminated `Segment` after `max_turns` turns."""
         if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
             self.trace.stop("max_turns")
             return self._vf.Segment(messages=[], terminated=True)

@@ -13,7 +13,7 @@ from typing import Any
 from grpo_trainable.environments.environment import JSONValue, Turn, fields_of
 
 CALL = "calc "
-MOST_CHARACTERS = 40  # length of an expression
+MOST_CHARACTERS = 40  # maximum length of an expression
 MOST_CALLS = 2
 
 _OPERATIONS: dict[type, Callable[..., Any]] = {

@@ -11,7 +11,7 @@ JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
 )
 
-# Maximum length of an observation. No context holds so much text, so more must be a mistake.
+# Maximum length of an observation. Longer text fits into no context, so it must be a mistake.
 MOST_CHARACTERS = 1_000_000
 
 
@@ -44,7 +44,7 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the resources of the environment. No call follows."""
+        """Release the resources of the environment. No method is called afterwards."""
         ...
 
 
@@ -96,7 +96,7 @@ def as_turn(value: Any) -> Turn:
 
 
 def _finite(name: str, value: Any) -> float:
-    # float() alone would accept the text "1".
+    # float() alone would accept the string "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)

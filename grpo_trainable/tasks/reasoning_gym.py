@@ -19,8 +19,8 @@ from grpo_trainable.tasks.prompt_files import is_held_out
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# A data set draws problem n with the seed of the data set plus n, so data sets of different seeds
-# share problems. The seed is therefore fixed here, and only the number distinguishes problems.
+# A data set with seed s draws problem n with the seed s + n, so data sets with different seeds
+# share problems. The seed is therefore fixed here, and only n distinguishes problems.
 SEED = 0
 DRAWS = 1000  # maximum number of random draws to find one training problem
 
@@ -56,7 +56,7 @@ class Problems:
     def example(self, number: int) -> Example:
         """Return a problem's question with a true answer that refers to the problem by number.
 
-        The whole problem cannot be the true answer, because not all of it survives JSON.
+        The true answer cannot contain the whole problem, because JSON cannot store all of it.
         """
         entry = self.entry(number)
         answer = None if entry["answer"] is None else str(entry["answer"])
@@ -65,7 +65,7 @@ class Problems:
         )
 
     def score(self, answer: str, truth: Mapping[str, Any]) -> float:
-        """Return the data set's score for an answer to the problem that `truth` names."""
+        """Return the data set's score for an answer to the problem that `truth` identifies."""
         return float(self._dataset.score_answer(answer, self.entry(truth["number"])))
 
     def refuse_another(self, truth: Mapping[str, Any]) -> None:
@@ -78,13 +78,13 @@ class Problems:
             ValueError: If the problem differs.
         """
         if self.question(truth["number"]) != truth["question"]:
-            raise self._not_repeated("in each process")
+            raise self._not_repeated("between processes")
 
     def to_train_on(self, key: str, prompt_index: int) -> int:
         """Return the number of training problem `prompt_index` of the stream `key`.
 
         Each pass visits every problem once, in a different order. Each held-out problem is replaced
-        by another problem, drawn at random.
+        by a training problem that is drawn at random.
 
         Raises:
             ValueError: If no training problem is found.
@@ -128,7 +128,7 @@ class Problems:
 def _data_set(settings: TaskSettings) -> Any:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ValueError(
-            "task.name=reasoning_gym: reasoning-gym is missing; install it by: "
+            "task.name=reasoning_gym: reasoning-gym is missing; install it with: "
             "pip install 'grpo-trainable[gym]'"
         )
     reasoning_gym = importlib.import_module("reasoning_gym")
@@ -147,7 +147,7 @@ class ReasoningGymReward:
     """The reward of the task `reasoning_gym`, without the prompts.
 
     Raises:
-        ValueError: If `Problems` raises it, or if the template cannot be read.
+        ValueError: If `Problems` raises a ValueError, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -164,7 +164,7 @@ class ReasoningGymReward:
         on the answer.
 
         Raises:
-            ValueError: If the data set makes different problems in each process.
+            ValueError: If the data set makes different problems in different processes.
         """
         assert isinstance(ground_truth, Mapping), ground_truth
         self.problems.refuse_another(ground_truth)
@@ -180,10 +180,10 @@ class ReasoningGymReward:
 
 
 class ReasoningGymTask:
-    """Problems of one data set. A fifth of them is held out.
+    """Problems of one data set. A fifth of them are held out.
 
     Raises:
-        ValueError: If `Problems` raises it, or if the template cannot be read.
+        ValueError: If `Problems` raises a ValueError, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:

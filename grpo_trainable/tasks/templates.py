@@ -17,7 +17,7 @@ R1_ZERO = (
     "User: {question}\n"
     "Assistant: <think>"
 )
-# Expects the same form of response, but is short enough for a small policy.
+# Asks for the same form of response as R1_ZERO, but is short enough for a small policy.
 SHORT = "User: {question}\nAssistant: <think>"
 # The prompt of Qwen's mathematical models (arXiv 2409.12122).
 BOXED = f"{QUESTION}\nPlease reason step by step, and put your final answer within \\boxed{{}}."

@@ -76,5 +76,5 @@ def check_prompts(corpus: Corpus, tokenizer: Tokenizer, context_length: int) -> 
         if length > context_length:
             raise ValueError(
                 f"--corpus {place}: a prompt of {length} tokens leaves no room for a response in "
-                f"the context of {context_length}"
+                f"the context of {context_length} tokens"
             )

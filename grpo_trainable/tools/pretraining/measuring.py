@@ -88,8 +88,8 @@ def sample(
 def distinct_trigram_share(texts: Sequence[str]) -> float:
     """Return the number of distinct word trigrams divided by the number of all word trigrams.
 
-    Punctuation is ignored, case is not. The share falls as texts are added, so compare equal
-    numbers of texts.
+    Punctuation is ignored, but case is not. The share falls as texts are added, so compare shares
+    only between equal numbers of texts.
     """
     trigrams = []
     for text in texts:
@@ -101,7 +101,7 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """Return the number of responses and their mean length in each unit, or None if no response."""
+    """Return the number of responses and their mean length in each unit, or None for none."""
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}

@@ -77,7 +77,7 @@ class Line:
 
 @dataclass(slots=True)
 class Scene:
-    """A theme for problems: sentences to start a problem, change its number, and ask for it."""
+    """A theme for problems: sentences that start a problem, change a number or ask for it."""
 
     words: dict[str, list[str]] = field(default_factory=dict)  # field -> possible words
     starts: list[Line] = field(default_factory=list)
@@ -93,8 +93,8 @@ def read_scenes(text: str) -> list[Scene]:
     - `? …` asks for the number, and `?/ …` for the number divided by `{n}`.
     - `name: a, b` lists words. One of them replaces `{name}` throughout a problem.
 
-    `{name}`, `{friend}` and the pronouns stand for people. In a field, a capital first letter marks
-    the start of a sentence.
+    `{name}`, `{friend}` and the pronouns stand for people. A field with a capital first letter
+    starts a sentence.
     """
     return [_read_scene(part.strip().splitlines()) for part in text.split("====")]
 

@@ -72,9 +72,9 @@ def _template(name: str) -> str:
     - `{hero}`, `{friend}` and the pronouns `{he}`, `{fhe}` … refer to the characters.
     - `[x/y]` is a choice.
 
-    In a field, a capital first letter marks the start of a sentence. Lines are alternatives. An
-    empty line starts the next sentence, and `====` separates plots. The files contain no noun of
-    nouns.txt, because every noun comes from a role.
+    A field with a capital first letter starts a sentence. Lines are alternatives. An empty line
+    starts the next sentence, and `====` separates plots. The files contain no noun of nouns.txt,
+    because every noun comes from a role.
     """
     return (STORY_FILES / f"{name}.txt").read_text(encoding="utf-8")
 
@@ -104,7 +104,7 @@ class Storyteller:
     """Writes documents with keywords from `nouns`. All random draws come from `rng`."""
 
     def __init__(self, nouns: Sequence[str], rng: Random) -> None:
-        if len(nouns) < 2 * MAX_KEYWORDS:  # a story without the keywords needs as many other nouns
+        if len(nouns) < 2 * MAX_KEYWORDS:  # other stories need as many other nouns
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
@@ -135,7 +135,7 @@ class Storyteller:
     def story(self, keywords: Sequence[str], *, include: bool) -> str:
         """Write a story about the keywords, or about the same number of other nouns.
 
-        Both kinds of stories are drawn in the same way, so only the nouns distinguish them. Their
+        Both kinds of stories are drawn in the same way, so only the nouns distinguish them, and
         lengths do not.
 
         Raises:
@@ -256,7 +256,7 @@ class _Scene:
 
 
 def count_sentences(text: str) -> int:
-    """Count the ends of sentences. A quotation that continues with "said" does not end one."""
+    """Count the ends of sentences. A quotation before "said" does not end a sentence."""
     return len(_SENTENCE_END.findall(text))
 
 

@@ -44,7 +44,7 @@ def test_options_are_a_json_object_without_what_the_task_chooses(options):
 
 def test_without_the_library_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    line = r"^task\.name=reasoning_gym: reasoning-gym is missing; install it by: pip install "
+    line = r"^task\.name=reasoning_gym: reasoning-gym is missing; install it with: pip install "
     with pytest.raises(ValueError, match=line + r"'grpo-trainable\[gym\]'$"):
         build_task(config(dataset="chain_sum"))
 
