@@ -2,8 +2,8 @@
 
 The command and the head of the cluster are on one machine, which has no room for actors. Three
 other machines have two CPUs each. The learner fills one of them. Ray spreads the Trainable and two
-generators over the other two. One of these has room for all three actors, so the rest of the
-cluster has room for the whole trial after one machine has died.
+generators over the other two. Each of these two machines has room for the Trainable and both
+generators, so the whole trial still fits into the cluster after one machine has died.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SPREAD = {
     "resources.generator_cpus": 0.9,
     "rollout.unit_prompts": 2,
 }
-# A machine that is cut off ends its processes after a minute without the head.
+# A machine that is cut off ends its processes after a minute without contact with the head.
 GONE_S = 150.0
 ENVIRONMENT = {
     "RAY_enable_worker_prestart": "0",
@@ -235,7 +235,7 @@ def kill_head(rng: random.Random, repeat: int) -> Outcome:
                 running.output()
                 left = none_left_on(others)
             for machine in others:
-                machine.kill()  # Ray's own processes: what `ray stop` does
+                machine.kill()  # ends Ray's own processes too, as `ray stop` does
             cluster.begin()
             cluster.join(*others)
             struck = time.time()

@@ -1,9 +1,9 @@
 """Grade-school word problems as a user-defined task: `task.name=grade_school.py:GradeSchool`.
 
-Somebody has a number of things and gets or gives away some, or has boxes of them. Each problem is a
-conversation that begins with a solved example. The calculation alone decides if a problem is held
-out. An evaluation therefore asks only for calculations that never occur in training, whatever the
-names in the problem. The problems are under this repository's licence.
+In a problem, somebody has some things and gets more or gives some away, or has boxes of things.
+Each problem is a conversation that begins with a solved example. The calculation alone decides
+whether a problem is held out. An evaluation therefore asks only for calculations that never occur
+in training, whatever the names in the problem. The problems are under this repository's licence.
 """
 
 from __future__ import annotations
