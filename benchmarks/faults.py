@@ -449,7 +449,7 @@ def main() -> None:
     parser = parser_of(__doc__, seed="seed of the random moments")
     parser.add_argument("--cluster", action="store_true", help="run the faults of a cluster")
     parser.add_argument(
-        "--fault", action="append", help="run faults whose name contains this (all)"
+        "--fault", action="append", help="run the faults whose names contain this text (all)"
     )
     parser.add_argument("--repeats", type=int, help="maximum number of repeats of each fault")
     where = "JSON file (benchmarks/results/faults.json, or faults_cluster.json with --cluster)"

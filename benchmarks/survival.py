@@ -344,5 +344,5 @@ def interrupt(running: Running) -> None:
     _, left = psutil.wait_procs(family, timeout=max(0.0, 25 - (time.monotonic() - began)))
     if running.process.returncode != 130 or left:
         raise Lost(
-            f"Ctrl-C: status {running.process.returncode}, {len(left)} processes still run after 25 s"
+            f"Ctrl-C: status {running.process.returncode}, {len(left)} processes left after 25 s"
         )
