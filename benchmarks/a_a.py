@@ -12,8 +12,9 @@ a_a          Runs three arms in randomised blocks: `a`; `a_again`, which differs
              arms, it also draws which of the two runs of a seed counts as `a`.
 disturbed    Runs a short `async_vs_sync` twice. In the first run, one core is kept busy during two
              of the arms, and the final table must mark exactly these two arms as not comparable. In
-             the second run, both cores are free, and the table must mark no arm. Otherwise the exit
-             status is 1. Run nothing else at the same time, because it would disturb the arms too.
+             the second run, both cores are free, and the table must mark no arm. If a table marks
+             other arms, the exit status is 1. Run nothing else at the same time, because any other
+             work would disturb the arms too.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     sleep_s = SLOWED * round_s / schedule.responses_per_round(GRPOConfig())
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},
-        # Arms with equal settings would be merged, so this one has another deadline. No call comes
+        # Arms with equal settings would be merged, so `a_again` has another deadline. No call comes
         # near either deadline.
         "a_again": {"task.reward": reward(storage, "plain", 0.0), "resources.deadline_s": 601.0},
         "slowed": {"task.reward": reward(storage, "slowed", sleep_s)},

@@ -7,15 +7,15 @@ seed:
 - `sync`: the same two actors at lag 0;
 - `colocated_k1` with one or two threads for sampling and for training;
 - `async, reference in generator`, if the workload measures a KL: the asynchronous run with
-  `resources.reference=generator`. Its time for `reference` is the sum over both sides.
+  `resources.reference=generator`. The time of the stage `reference` is the sum over both sides.
 
 In the balanced workloads, `tiny` and `small`, both sides of the asynchronous run are about equally
 busy. `default` is the default workload. `one_prompt` has a single prompt in each round.
 
-The wall-clock time is a mean over rounds. It includes the time that Tune takes between rounds, but
+The wall-clock time is a mean over rounds. This time includes the work of Tune between rounds, but
 not evaluation and checkpoints. Rounds that other work on the machine disturbed are left out. If
 more than half of the rounds were disturbed, the run is repeated. Times of stages are means over the
-same rounds except the last, because an asynchronous run samples nothing in its last round.
+undisturbed rounds except the last, because an asynchronous run samples nothing in its last round.
 
 The result contains the speed-up of the asynchronous run over each other arm of the same repeat,
 with the geometric mean over the repeats and Student's interval. It also contains the share of the
@@ -136,7 +136,7 @@ def drawn_order(labels: Sequence[str], workload: str, seed: int) -> list[str]:
 
 
 def undisturbed(workload: str, label: str, seed: int) -> dict[str, float]:
-    """Run an arm, and return its figures. Retry if other work disturbed more than half of it."""
+    """Run an arm, and return its figures. Retry if other work disturbed most of the rounds."""
     arm, resources = ARMS[label]
     for _ in range(TRIES):
         found = summarise(run_trial(arm, seed=seed, options=options(workload, resources)))

@@ -10,8 +10,8 @@ equal if
 - every metric that both checkouts write is equal in every row, except metrics that measure time;
 - every tensor of policy, optimizer and buffer that is in both last checkpoints is equal.
 
-If a run differs, the benchmark prints the differences and exits with status 1. Use it to show that
-a change alters no figure.
+If a run differs, the benchmark prints the differences and exits with status 1. Use this benchmark
+to show that a change alters no figure.
 """
 
 from __future__ import annotations

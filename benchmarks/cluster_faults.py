@@ -1,9 +1,9 @@
 """Faults of a cluster: machines that are lost or cut off, and links that lose packets.
 
 The command and the head of the cluster are on one machine, which has no room for actors. Three
-other machines have two CPUs each. The learner fills one of them. Ray spreads the Trainable and two
-generators over the other two. Each of these two machines has room for the Trainable and both
-generators, so the whole trial still fits into the cluster after one machine has died.
+other machines have two CPUs each. The learner fills one of these machines. Ray spreads the
+Trainable and two generators over the other two. Each of those two has room for the Trainable and
+both generators, so the whole trial still fits into the cluster after one machine has died.
 """
 
 from __future__ import annotations

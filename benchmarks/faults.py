@@ -270,7 +270,7 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """A trial of short rounds. Its rows are those that the current command has written locally."""
+    """A trial of short rounds. `rows` returns only rows that the current command wrote locally."""
 
     checkpoint_every = 5
     longest_s = 480.0

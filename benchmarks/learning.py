@@ -6,13 +6,14 @@
 Runs arms of `async_vs_sync` with several seeds and one gradient step per round, and compares the
 held-out responses before and after training.
 
-For stories, it reports the inclusion rate, tokens, sentences, and the likelihood of the text under
-the reference.
+For stories, the benchmark reports the inclusion rate, tokens, sentences, and the likelihood of the
+text under the reference.
 
-For word problems, it reports the rise of the share of right answers, with an interval over
-problems. It divides this rise into two parts, which are due to the share of responses in the right
-format and to the share of right answers among these responses. It also reports the share of right
-answers whose steps are all right. If the policy guessed, this share would fall.
+For word problems, the benchmark reports the rise of the share of right answers, with an interval
+over problems. The rise is divided into two parts. One part is due to the share of responses in the
+right format, and the other to the share of right answers among the responses in that format. The
+benchmark also reports the share of right answers whose steps are all right. If the policy guessed,
+this share would fall.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ def read(path: Path) -> dict[str, Any]:
 def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> bool:
     """Return True if an interrupted benchmark may continue from the result `kept`.
 
-    Both must come from the same commit and agree in the keys `more`.
+    The interrupted run and the new run must have the same commit and agree in the keys `more`.
     """
     return all(kept.get(key) == origin[key] for key in ("commit", "dirty", *more))
 

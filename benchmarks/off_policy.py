@@ -6,8 +6,8 @@
     python benchmarks/off_policy.py --no-run                    JSON and tables of existing trials
 
 Runs `launch/tune.py --space … --num-samples …` under a fixed name, so the same command continues an
-interrupted run. Then it writes one JSON file per space, and puts the tables of
-docs/results/off_policy.md between their marks.
+interrupted run. Afterwards, the benchmark writes one JSON file per space, and puts the tables into
+docs/results/off_policy.md, between the marks on that page.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ The same held-out problems are asked before and after training, so the rise is t
 differences. If the command is interrupted, the same command continues it, unless the commit has
 changed.
 
-`make bench-real-model` creates the environment of TRL, which contains the model's package. It runs
-this benchmark in the environment of vLLM, so both engines train.
+`make bench-real-model` creates the environment of TRL, which contains the model's package. Then it
+runs this benchmark in the environment of vLLM, so both engines train.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SETTINGS = {
     "optim.betas": json.dumps(BETAS),
     "optim.lr": LR,
     "optim.microbatch": MICROBATCH,
-    "loss.kl_monitor": "false",  # it needs two more forward passes, which TRL does not make
+    "loss.kl_monitor": "false",  # the KL needs two more forward passes, which TRL does not make
     "eval.every": 10,
     "eval.prompts": 16,  # evaluations within the trial are only for the curve
     "eval.samples": 2,

@@ -10,9 +10,9 @@ uses only the task.
 A race is configured for speed: no gradient checkpointing, one generate call for all rows of a step,
 SDPA, float32, no logging, no saving.
 
-A training uses the prompts in the order of the job. TRL's tokenizer must give the same ids for
-them. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under autocast,
-because it cannot combine a bfloat16 body with float32 master weights.
+A training uses the prompts in the order of the job. TRL's tokenizer must give the same ids as ours
+for these prompts. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under
+autocast, because TRL cannot combine a bfloat16 body with float32 master weights.
 """
 
 from __future__ import annotations

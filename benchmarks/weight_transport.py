@@ -2,8 +2,8 @@
 
 A real learner and real generators run under Ray, with one thread each. For each size and transport,
 the benchmark times several syncs in sequence. A sync lasts from the driver's call until the checked
-weights are in every generator. After each sync, it times the limits, so both see the same state of
-the machine:
+weights are in every generator. After each sync, the benchmark times the limits, so sync and limits
+see the same state of the machine:
 
 - `memcpy`: the generator's process copies the same number of bytes within its memory (one thread,
   warm);

@@ -21,7 +21,7 @@ def gymnasium_environment(
         name: Name of the environment in Gymnasium.
         actions: Words for the actions of a discrete space, in order. By default the words are the
             numbers of the actions. In a text space, any text of the space is an action.
-        describe: Returns the text of an observation. A line break is added to it.
+        describe: Returns the text of an observation. A line break is added to this text.
         **options: Options of `gymnasium.make`.
 
     Raises:

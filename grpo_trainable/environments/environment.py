@@ -28,8 +28,8 @@ class Turn:
 class Environment(Protocol):
     """Interface of an environment, which plays one episode after another.
 
-    Its class is called without arguments, in a process that may be killed. Several environments
-    share a process and play in turn.
+    The class of an environment is called without arguments, in a process that may be killed.
+    Several environments share a process and play in turn.
     """
 
     def reset(self, spec: JSONValue) -> str:

@@ -2,10 +2,10 @@
 
 bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only interpreter, its
 standard library and an empty scratch directory. The code has no network, no environment variables
-and no packages. It sees no other process, and can start neither processes nor threads. Its limits
-are one second of CPU time, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space. If the
-trainer is root, the code runs as the user nobody. bubblewrap does not need root, but ordinary users
-must be allowed to create user namespaces.
+and no packages. The code sees no other process, and can start neither processes nor threads. The
+limits are one second of CPU time, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space. If
+the trainer is root, the code runs as the user nobody. bubblewrap does not need root, but ordinary
+users must be allowed to create user namespaces.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def check_containment() -> None:
     """Check that this machine can run the sandbox.
 
     Raises:
-        SandboxError: If it cannot.
+        SandboxError: If the sandbox cannot run.
     """
     printed = run_python("print(6 * 7)")
     if printed != "42":

@@ -85,7 +85,7 @@ def with_task_settings(
 ) -> GRPOConfig:
     """Complete and check the settings that a user's task declares.
 
-    Unset settings get their defaults, and paths become absolute. This loads the class.
+    Unset settings get their defaults, and paths become absolute. The class of the task is loaded.
 
     Args:
         config: Config of a trial.
@@ -133,7 +133,8 @@ class CustomTask:
             name: Value of `task.name`.
             given: Settings that the user gave for the class.
             seed: Seed of the trial.
-            rewards: Require the method `reward`. It is not needed if an environment gives rewards.
+            rewards: Require the method `reward`, which is not needed if an environment gives
+                rewards.
 
         Raises:
             ConfigError: If the class does not declare a given setting, or if a value is invalid.

@@ -236,7 +236,7 @@ def parts_of(text: str) -> Parts | None:
 
 
 def _matrix(text: str) -> Parts | None:
-    """Return the entries of a matrix row by row. Their kind contains the length of each row."""
+    """Return the entries of a matrix row by row. The kind of a matrix contains its row lengths."""
     match = re.fullmatch(r"\\begin\{[bp]?matrix\}(.*)\\end\{[bp]?matrix\}", text, re.DOTALL)
     if match is None or r"\begin" in match[1]:
         return None
@@ -318,8 +318,8 @@ _WORK = (  # kinds of work, from the least to the most
 def leaves_more(answer: str, truth: str) -> bool:
     r"""Return True if `answer` leaves more work to do than `truth`. Both are in LaTeX.
 
-    A restated question has the same value as the true answer. Only its form shows that it is not an
-    answer.
+    A restated question has the same value as the true answer. Only the form of the question shows
+    that it is not an answer.
     """
     return _work(answer) > _work(truth)
 

@@ -32,8 +32,8 @@ def keyword_prompt(keywords: Sequence[str]) -> str:
 def split_of(word: str) -> str:
     """Return the split of a keyword, `train` or `heldout`.
 
-    The split depends only on the word, regardless of letter case. It is the same in every file and
-    run.
+    The split depends only on the word, regardless of letter case, so every file and run has the
+    same split.
     """
     return "heldout" if hash_fraction(word.lower()) < HELD_OUT_WORDS else "train"
 

@@ -99,7 +99,7 @@ class MathReward:
             require_math_verify()
 
     def warm_up(self) -> None:
-        """Load math-verify. Its first call takes seconds."""
+        """Load math-verify, because the first call of the library takes seconds."""
         if self._by_library:
             verified_equal(r"\frac{1}{2}x", r"x\cdot 2^{-1}")
 
@@ -118,7 +118,7 @@ def require_math_verify() -> None:
     """Check that math-verify is installed, without importing it.
 
     Raises:
-        ValueError: If it is not installed. The message is one line.
+        ValueError: If math-verify is not installed. The message is one line.
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError(

@@ -68,7 +68,7 @@ class PromptOrigin(NamedTuple):
 
 
 class Mixture:
-    """Assignment of prompts to tasks. It depends on the weights, the seed and the prompt's index.
+    """Assignment of prompts to tasks, which depends on weights, seed and the prompt's index.
 
     A task with share w gets ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
     therefore follows the weights closely, without the noise of random draws. Prompt j of a task

@@ -124,7 +124,7 @@ def split_files(
 def is_held_out(prompt: Prompt) -> bool:
     """Return True if a prompt is held out.
 
-    The answer depends only on the prompt's hash, so it is the same in every file and run.
+    Only the prompt's hash decides, so a prompt is held out in every file and run or in none.
     """
     return hash_fraction(as_text(prompt)) < HELD_OUT_PROMPTS
 

@@ -49,7 +49,7 @@ def _build_one(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and true answers, by stream and example. They depend only on the config.
+    """Requests and true answers, by stream and example. Both depend only on the config.
 
     The stream `train` is endless. The stream `eval` always consists of the same `eval.prompts`
     held-out examples.
@@ -101,7 +101,7 @@ class Prompts:
         Args:
             stream: `train` or `eval`.
             prompt_index: Index of the prompt in the stream.
-            example_index: Index of the prompt's example. By default it equals the prompt's index.
+            example_index: Index of the prompt's example, by default the prompt's index.
 
         Raises:
             ValueError: If the prompt cannot be encoded. The message is one line.

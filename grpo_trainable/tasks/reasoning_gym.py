@@ -180,7 +180,7 @@ class ReasoningGymReward:
 
 
 class ReasoningGymTask:
-    """Problems of one data set. A fifth of them are held out.
+    """Problems of one data set. A fifth of the problems are held out.
 
     Raises:
         ValueError: If `Problems` raises a ValueError, or if the template cannot be read.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 QUESTION = "{question}"
 
-# DeepSeek-R1-Zero's prompt (arXiv 2501.12948). It ends inside the reasoning, and the response
-# continues there.
+# DeepSeek-R1-Zero's prompt (arXiv 2501.12948). The prompt ends inside the reasoning, and the
+# response continues there.
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves "
     "it. The Assistant first thinks about the reasoning process in the mind and then provides the "

@@ -125,7 +125,7 @@ class Evaluator:
     def _sampled(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], Scores | None]:
-        """Sample groups. Return them with their scores if they are episodes, else with None."""
+        """Sample groups. Return the groups, and the scores of episodes (None for other groups)."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
             groups = self._engine.generate(requests, between_tokens)
@@ -180,7 +180,7 @@ def _with_score(sampled: Generation, score: Score | RewardError) -> Generation:
 # ---- Device and threads --------------------------------------------------------------------------
 
 
-# The shipped policy has one million parameters. It samples as fast on one thread as on two.
+# The shipped policy has one million parameters and samples as fast on one thread as on two.
 PARAMETERS_PER_THREAD = 10_000_000
 
 

@@ -56,7 +56,7 @@ def sample(
         tokenizer: Tokenizer of the policy.
         prompts: Texts of the prompts.
         each: Number of responses to each prompt.
-        limits: Sampling limits. Their `end_ids` are replaced.
+        limits: Sampling limits. The field `end_ids` is replaced.
         seed: Seed of the random draws.
     """
     engine = TorchEngine(model, tokenizer, seed=seed)
@@ -101,7 +101,7 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """Return the number of responses and their mean length in each unit, or None for none."""
+    """Return the number of responses and their mean lengths by unit, or None without responses."""
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}

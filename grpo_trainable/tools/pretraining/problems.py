@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def is_held_out(self) -> bool:
-        """Return True if the problem is only for evaluations. Its calculation alone decides."""
+        """Return True if the problem is only for evaluations, which its calculation decides."""
         digest = hashlib.sha256(written(self.steps).encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48 < HELD_OUT_SHARE
 
@@ -91,7 +91,7 @@ def read_scenes(text: str) -> list[Scene]:
     - `= …` starts a problem with the number `{n}`, and `=+ …` with `{m} + {n}`.
     - `+ …` changes the number by `{n}`.
     - `? …` asks for the number, and `?/ …` for the number divided by `{n}`.
-    - `name: a, b` lists words. One of them replaces `{name}` throughout a problem.
+    - `name: a, b` lists words. One of these words replaces `{name}` throughout a problem.
 
     `{name}`, `{friend}` and the pronouns stand for people. A field with a capital first letter
     starts a sentence.
@@ -124,7 +124,7 @@ class ProblemWriter:
         Args:
             rng: Source of all random draws.
             largest: Largest number in a problem.
-            most_operations: Largest number of operations in a problem. The smallest is one.
+            most_operations: Largest number of operations in a problem. The smallest number is 1.
         """
         self._rng = rng
         self._largest = largest

@@ -65,7 +65,7 @@ SOUNDS_LIKE_A_CONSONANT = tuple(_WORDS["sounds_like_a_consonant"])
 def _template(name: str) -> str:
     """Read a file of templates.
 
-    - `{role}` is a noun, the same one throughout a document. `{role2}` is another noun.
+    - `{role}` is a noun, the same throughout a document. `{role2}` is another noun.
     - `{a role}` puts an article before the noun, and `{a+ role}` often an adjective as well.
     - `{in place}` puts the fitting preposition before the noun.
     - `{use gift}` describes an action with the noun.
@@ -135,8 +135,8 @@ class Storyteller:
     def story(self, keywords: Sequence[str], *, include: bool) -> str:
         """Write a story about the keywords, or about the same number of other nouns.
 
-        Both kinds of stories are drawn in the same way, so only the nouns distinguish them, and
-        lengths do not.
+        Both kinds of stories are drawn in the same way, so they differ in their nouns, but not in
+        length.
 
         Raises:
             ValueError: If no story is short enough because the nouns are too long.

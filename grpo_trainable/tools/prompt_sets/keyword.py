@@ -50,7 +50,7 @@ class Item:
 
 
 def is_held_out_word(word: str) -> bool:
-    """Return True if a keyword is held out, regardless of case. A fifth of them are held out."""
+    """Return True if a keyword, in any letter case, is among the held-out fifth of keywords."""
     return hash_fraction(word.lower()) < HELD_OUT_PROMPTS
 
 
@@ -61,7 +61,7 @@ def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iter
     words.
 
     Raises:
-        ValueError: If neither side has enough words for one prompt.
+        ValueError: If neither the training words nor the held-out words are enough for one prompt.
     """
     sides = [
         (heldout, [word for word in words if is_held_out_word(word) == heldout])
