@@ -3,13 +3,13 @@
     python benchmarks/a_a.py                     are equal arms told apart?
     python benchmarks/a_a.py --part disturbed    are disturbed arms marked? seven minutes per repeat
 
-a_a          Runs three arms in randomised blocks: `a`; `a_again`, which differs from `a` in nothing
-             that takes time; and `slowed`, whose reward function sleeps so that a round takes 15 %
-             longer. The comparison must tell `slowed` apart from `a`, but not `a_again`. By
-             construction, one in twenty experiments tells equal arms apart. The benchmark therefore
-             also resamples the experiment `--resampled` times, and counts how often the arms are
-             told apart. Resampling draws the rounds of every trial with replacement. For the equal
-             arms, it also draws which of the two runs of a seed counts as `a`.
+a_a          Runs three arms in randomised blocks: `a`; `a_again`, which is as fast as `a`; and
+             `slowed`, whose reward function sleeps so that a round takes 15 % longer. The
+             comparison must tell `slowed` apart from `a`, but not `a_again`. By construction, one
+             experiment in twenty wrongly tells equal arms apart. The benchmark therefore also
+             resamples the experiment `--resampled` times, and counts how often the arms are told
+             apart. Resampling draws the rounds of every trial with replacement. For the equal arms,
+             resampling also draws which of the two runs of a seed counts as `a`.
 disturbed    Runs a short `async_vs_sync` twice. In the first run, one core is kept busy during two
              of the arms, and the final table must mark exactly these two arms as not comparable. In
              the second run, both cores are free, and the table must mark no arm. If a table marks

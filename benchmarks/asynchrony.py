@@ -18,9 +18,9 @@ more than half of the rounds were disturbed, the run is repeated. Times of stage
 undisturbed rounds except the last, because an asynchronous run samples nothing in its last round.
 
 The result contains the speed-up of the asynchronous run over each other arm of the same repeat,
-with the geometric mean over the repeats and Student's interval. It also contains the share of the
-bound that the asynchronous run reaches: max(generator, learner) / wall-clock. In this formula,
-`generator` is rollout + reward, and `learner` is optimize + reference + sync.
+with the geometric mean over the repeats and Student's interval. The result also contains the share
+of the bound that the asynchronous run reaches: max(generator, learner) / wall-clock. In this
+formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
 unless the commit or the seed has changed.
@@ -173,7 +173,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
 
 
 def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Compare the arms with geometric means over repeats of the speed-ups within each repeat."""
+    """Compare the arms. Speed-ups are computed per repeat and averaged geometrically."""
     wall = {arm: [run["wall_clock_s"] for run in results] for arm, results in runs.items()}
     speed_ups = {
         arm: [slow / fast for slow, fast in zip(wall[arm], wall[ASYNC], strict=True)]

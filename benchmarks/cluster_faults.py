@@ -107,7 +107,7 @@ def uninterrupted_on_cluster(arm: str, settings: tuple[tuple[str, Any], ...]) ->
 
 
 def ours_on(machine: Machine, role: str | None = None) -> list[int]:
-    """Return our processes on a machine, of one role or of any role."""
+    """Return our processes on a machine, either those of `role` or all of them."""
     return [pid for pid in machine.processes() if _is_ours(pid, role)]
 
 
@@ -155,7 +155,7 @@ MOVABLE = ("Generator", "Learner", "DetailedGRPO")  # the machine of each is cut
 def at_a_random_moment(
     strike: Callable[[Cluster], str], rng: random.Random, repeat: int, last: int = LAST
 ) -> Outcome:
-    """Strike a running trial after a random round; the trial must end well without help.
+    """Strike a running trial after a random round. The trial must then finish without help.
 
     Args:
         strike: causes the fault, and returns a few words about it.
@@ -178,7 +178,7 @@ def at_a_random_moment(
 
 
 def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
-    """Kill every process of a machine at once; Tune and the pipeline must continue without help."""
+    """Kill all processes of a machine. Tune and the pipeline must continue without help."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, role)
@@ -190,7 +190,7 @@ def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def cut_link(seconds: float | None, rng: random.Random, repeat: int) -> Outcome:
-    """Cut a machine off for some seconds, or for good (None); the machine keeps running."""
+    """Cut off a machine for some seconds, or for good (None). The machine keeps running."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, MOVABLE[repeat % len(MOVABLE)])

@@ -71,7 +71,7 @@ def at_a_random_moment(
 ) -> Callable[[random.Random, int], Outcome]:
     """Return a fault that strikes a running trial, with each arm in turn.
 
-    If the fault ends the command, the trial is resumed. Otherwise the command must end well without
+    If the fault ends the command, the trial is resumed. Otherwise the command must succeed without
     help.
     """
 

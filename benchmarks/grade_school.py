@@ -96,7 +96,7 @@ def held_out(number: int) -> list[Problem]:
 
 
 def problem(key: str, *, held_out: bool) -> Problem:
-    """Return the problem for `key`, either a held-out one or a training problem."""
+    """Return the problem for `key`, either a held-out problem or a training problem."""
     rng = Random(f"grade school {key}")
     while True:
         own = _problem(rng)

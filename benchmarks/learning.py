@@ -105,7 +105,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rise of each arm over its seeds, from the trials that record rises of problems."""
+    """Return the rise of each arm over its seeds, if its trials record the rise of each problem."""
     of_arm: dict[str, list[Sequence[float]]] = defaultdict(list)
     for trial in trials:
         if "rise_of_problems" in trial:

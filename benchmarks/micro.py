@@ -258,7 +258,7 @@ def learners(args: argparse.Namespace) -> dict[str, Any]:
         row["held_share"] = max(row["held_mb"]) / max(alone["held_mb"])
         print(
             f"  {row['learners']} {row['strategy']}: {row['speed_up']:.2f} x as fast as one "
-            f"learner; each has at most {row['held_share']:.2f} of its parameters and moments"
+            f"learner; each holds at most {row['held_share']:.2f} of all parameters and moments"
         )
     return {"workload": SMALL, "microbatch": MICROBATCH, "results": rows}
 

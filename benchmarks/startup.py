@@ -1,7 +1,7 @@
 """Measure the seconds from the command to the first finished round of the default job.
 
-Starts `launch/tune.py --space async_vs_sync` as a user does, waits for the first row of its first
-trial in result.json, and interrupts the job. For comparison it also starts
+Starts `launch/tune.py --space async_vs_sync` as a user does, waits for the first row of the first
+trial in result.json, and interrupts the job. For comparison, the benchmark also starts
 
 - the minimal job of Ray Tune with an actor that imports torch (`--floor`): no start can be faster;
 - with `--baseline DIRECTORY`, the same command in a checkout of another commit.

@@ -11,9 +11,10 @@ see the same state of the machine:
 - `checksum`: the process only computes the checksum;
 - `empty_calls`: an empty call of the learner is followed by an empty call of a generator.
 
-Then the benchmark repeats these measurements while another process keeps one core busy. Finally it
-measures the CPU time of the idle processes for a few seconds. Each transport takes several turns.
-The sizes are those of whole policies: `tiny`, `small`, a policy of 64 MB, and `course`.
+Then the benchmark repeats these measurements while another process keeps one core busy. Finally,
+the benchmark measures the CPU time of the idle processes for a few seconds. Each transport takes
+several turns. The sizes are those of whole policies: `tiny`, `small`, a policy of 64 MB, and
+`course`.
 """
 
 from __future__ import annotations
@@ -303,7 +304,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
 
         def measured(label: str, generators: int) -> dict[str, Any]:
-            """Measure all transports in turns."""
+            """Measure all transports in turn."""
             config = config_of(SIZES[label], Path(directory), generators, args.seed)
             turns: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for _ in range(args.turns):

@@ -71,7 +71,7 @@ def public_methods(thing: object, without: Container[str] = ()) -> dict[str, Cal
 
 
 def answered(tools: Mapping[str, Callable[..., Any]], call: ToolCall) -> tuple[str, bool]:
-    """Call a tool. Return its result as text, and True if the tool failed.
+    """Call a tool. Return the tool's result as text, and True if the tool failed.
 
     If the tool failed, the text is the error in TRL's format.
     """

@@ -40,7 +40,7 @@ class Environment(Protocol):
         ...
 
     def step(self, action: str) -> Turn:
-        """Answer the text that the policy wrote."""
+        """Respond to the text that the policy wrote."""
         ...
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Environment(Protocol):
 
 
 def fields_of(spec: JSONValue, *names: str) -> list[Any]:
-    """Return some fields of a specification.
+    """Return the named fields of a specification.
 
     Raises:
         ValueError: If a field is missing.

@@ -148,8 +148,7 @@ def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) 
 def _took_too_long(process: subprocess.Popen[bytes]) -> bool:
     """Wait until the code ends or sleeps. Return True if the kernel killed it, or if it sleeps.
 
-    The kernel limits only CPU time. The wall-clock time is not limited, because code may have to
-    wait for a core on a busy machine.
+    The kernel limits only CPU time, so code that waits for a core on a busy machine is not killed.
     """
     while True:
         try:

@@ -25,7 +25,7 @@ def tagged_answer(response: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last box, or None without a box or its closing brace.
+    r"""Return the content of the last box, or None if there is no box or it is not closed.
 
     A box is `\boxed{…}`, `\fbox{…}` or `\boxed 5`.
     """

@@ -49,7 +49,7 @@ class _Game:
         return Example(self.environment().reset(spec), spec)
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Score a response as the single action of an episode."""
+        """Score a response that is the only action of an episode."""
         environment = self.environment()
         environment.reset(ground_truth)
         return as_score(environment.step(response).reward)

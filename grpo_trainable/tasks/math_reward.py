@@ -161,7 +161,7 @@ def _parsed(latex: str) -> list[Any]:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     formula = without_unit(" ".join(latex.replace("\\$", "").replace("$", "").split()))
     config = math_verify.LatexExtractionConfig()
-    # The library's units include "ab", "h" and "t": it would read 2ab as 2.
+    # The library's units include "ab", "h" and "t", so the library would read 2ab as 2.
     normalization = replace(config.normalization_config, units=False)
     return math_verify.parse(
         f"${formula}$",

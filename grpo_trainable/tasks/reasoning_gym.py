@@ -119,7 +119,7 @@ class Problems:
         return [found[i % len(found)] for i in range(count)]
 
     def _too_few(self, what: str) -> ValueError:
-        return ValueError(f"{self._named}: too few problems {what} among {self.size}")
+        return ValueError(f"{self._named}: among {self.size} problems, there are too few {what}")
 
     def _not_repeated(self, when: str) -> ValueError:
         return ValueError(f"{self._named}: problems differ {when}; choose another data set")
@@ -158,10 +158,10 @@ class ReasoningGymReward:
         """Do nothing. The slow part, the import, is already done."""
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Reward a response with the data set's score for its answer, often between 0 and 1.
+        """Reward a response with the data set's score for its answer.
 
-        The score is 0 if there is no answer in the right form, or if the data set's function fails
-        on the answer.
+        The score is often between 0 and 1. Without an answer in the right form, or if the data
+        set's function fails on the answer, the score is 0.
 
         Raises:
             ValueError: If the data set makes different problems in different processes.

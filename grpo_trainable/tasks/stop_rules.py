@@ -41,7 +41,7 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
 
 
 def interruption(config: GRPOConfig, tokenizer: Tokenizer) -> Interruption | None:
-    """Return the interruption of `rollout.overlong=interrupt`, or None for other values.
+    """Return the interruption for `rollout.overlong=interrupt`, or None for other values.
 
     See ScaleRL (arXiv 2510.13786).
 

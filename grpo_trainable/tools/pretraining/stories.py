@@ -1,7 +1,7 @@
 """The story grammar: prompts and stories for pretraining, from a seed.
 
 Every story has three to five sentences, and the last one is a closing sentence. A given share of
-the stories contains the keywords of the prompt. The other stories are drawn in the same way about
+the stories contain the keywords of the prompt. The other stories are drawn in the same way about
 other nouns, so length and form do not reveal whether a keyword is present.
 """
 

@@ -1,10 +1,10 @@
 """The story corpus: generated stories. Stories that contain all their keywords come first.
 
 The order is essential. The first documents all contain their keywords and teach the policy to copy.
-Of the later documents, only a share contains the keywords, and this share sets the inclusion rate
-at the start of GRPO. Without the first documents the policy writes fluently but never copies, and
-GRPO learns nothing. All documents have similar lengths, so only the keyword distinguishes a story
-that contains it.
+Only a share of the later documents contain the keywords, and this share sets the inclusion rate at
+the start of GRPO. Without the first documents, the policy writes fluently but never copies, and
+GRPO learns nothing. All documents have similar lengths, so a story with the keyword differs from
+other stories only in the keyword.
 """
 
 from __future__ import annotations
