@@ -267,7 +267,9 @@ def check_accounts(experiment: Experiment) -> None:
         for cursor in pq.read_table(path, columns=["cursor"]).column("cursor").to_pylist()
     }
     if len(cursors) != counts["trained"] or not cursors <= set(range(requested)):
-        raise Lost(f"{counts['trained']} prompts were trained on, but files have {len(cursors)}")
+        raise Lost(
+            f"{counts['trained']} prompts were trained on, but the files contain {len(cursors)}"
+        )
 
 
 def rounds_on_disk(trial: Path) -> dict[str, list[int]]:

@@ -78,7 +78,9 @@ def as_score(result: Any) -> Score:
     if not isinstance(scores, Mapping):
         scores = {"reward": scores}
     if "reward" not in scores:
-        raise ValueError(f"returned a dict without the key reward: {sorted(map(str, scores))}")
+        raise ValueError(
+            f"returned a dict without the key reward; its keys: {sorted(map(str, scores))}"
+        )
     reward = _finite("reward", scores["reward"])
     return Score(
         reward=reward,

@@ -1,4 +1,4 @@
-"""The games corpus: random legal play by players, some of which use the environment's answers.
+"""The games corpus: random legal play, in which some players use the environment's answers.
 
 The prompt of a document is the first observation. The response is the rest of the episode, actions
 and answers in turn. Most players draw random actions. A share of the guessing players follow the
