@@ -153,6 +153,6 @@ def test_a_problem_that_was_another_where_it_was_asked_is_an_error():
     task = sums()
     truth = {**task.train_example(0).ground_truth, "question": "What is 1 + 1?"}
     with pytest.raises(
-        ValueError, match=r"^task\.dataset=chain_sum task\.size=20000: problems differ in each"
+        ValueError, match=r"^task\.dataset=chain_sum task\.size=20000: problems differ between"
     ):
         task.reward("</think> <answer>2</answer>", truth)

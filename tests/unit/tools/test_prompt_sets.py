@@ -52,7 +52,7 @@ def test_the_words_of_a_prompt_are_on_one_side_and_each_is_asked_for_once_a_pass
     assert list(items(words, 10, 2, seed=0)) == pairs[:10]
     assert list(items(words, 10, 2, seed=1)) != pairs[:10]
     assert len(list(items(["fox", "hen"], 5, 1, seed=0))) == 5  # several passes over the words
-    with pytest.raises(ValueError, match="--keywords-per-prompt 3: of the 2 words, too few"):
+    with pytest.raises(ValueError, match="--keywords-per-prompt 3: of the 2 words, neither"):
         list(items(["fox", "hen"], 1, 3, seed=0))
 
 
