@@ -3,17 +3,18 @@
     python benchmarks/a_a.py                     are equal arms told apart?
     python benchmarks/a_a.py --part disturbed    are disturbed arms marked? seven minutes per repeat
 
-a_a          Runs three arms in randomised blocks: `a`; `a_again`, which differs from `a` in nothing
-             that takes time; and `slowed`, whose reward function sleeps so that a round takes 15 %
-             longer. The comparison must tell `slowed` apart from `a`, but not `a_again`. By
-             construction, one in twenty experiments tells equal arms apart. The benchmark therefore
-             also resamples the experiment `--resampled` times, and counts how often the arms are
-             told apart. Resampling draws the rounds of every trial with replacement. For the equal
-             arms, it also draws which of the two runs of a seed counts as `a`.
-disturbed    Runs a short `async_vs_sync` twice: with one core kept busy during two of its arms,
-             then without. In the first run, the final table must mark exactly these two arms as not
-             comparable; in the second, none. Otherwise the exit status is 1. Run nothing else at
-             the same time, because the benchmark would measure it too.
+a_a          Runs three arms in randomised blocks: `a`; `a_again`, which is as fast as `a`; and
+             `slowed`, whose reward function sleeps so that a round takes 15 % longer. The
+             comparison must tell `slowed` apart from `a`, but not `a_again`. By construction, one
+             experiment in twenty wrongly tells equal arms apart. The benchmark therefore also
+             resamples the experiment `--resampled` times, and counts how often the arms are told
+             apart. Resampling draws the rounds of every trial with replacement. For the equal arms,
+             resampling also draws which of the two runs of a seed counts as `a`.
+disturbed    Runs a short `async_vs_sync` twice. In the first run, one core is kept busy during two
+             of the arms, and the final table must mark exactly these two arms as not comparable. In
+             the second run, both cores are free, and the table must mark no arm. If a table marks
+             other arms, the exit status is 1. Run nothing else at the same time, because any other
+             work would disturb the arms too.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ from reports.summary import compare
 from search_spaces import SearchSpace
 
 SLOWED = 0.15
-# The default reward (the keyword as a whole word), but as a user's function in a separate process.
+# The default reward (1 for the keyword as a whole word) as a user's function, which runs in a
+# separate process.
 REWARD = """\
 import re, time
 
@@ -102,7 +104,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     sleep_s = SLOWED * round_s / schedule.responses_per_round(GRPOConfig())
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},
-        # Arms with equal settings would be merged, so this one has another deadline. No call comes
+        # Arms with equal settings would be merged, so `a_again` has another deadline. No call comes
         # near either deadline.
         "a_again": {"task.reward": reward(storage, "plain", 0.0), "resources.deadline_s": 601.0},
         "slowed": {"task.reward": reward(storage, "slowed", sleep_s)},
@@ -198,9 +200,9 @@ def said(arm: str, found: dict[str, Any]) -> str:
 # ---- Arms with other work on the machine -----------------------------------------------------
 
 DISTURBED = ("colocated_k2", "async_k1")
-# This process ends when its parent ends, for whatever reason.
+# This process ends as soon as its parent process has ended, for whatever reason.
 BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-# Without a terminal, the command prints these lines when a trial starts and ends.
+# If its output is no terminal, the command prints these lines when a trial starts and ends.
 EVENT = re.compile(r"^\d\d:\d\d:\d\d  (\S+)/\d+ +(started|done|failed)")
 
 
@@ -234,7 +236,7 @@ def disturbed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Run every arm of the space, and return which arms were marked as disturbed.
+    """Run every arm of the space. Return each arm's mark and the disturbed shares of its rounds.
 
     Args:
         loaded: arms during which another process keeps a core busy.

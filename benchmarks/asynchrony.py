@@ -1,4 +1,4 @@
-"""Does asynchrony pay? Lag 1 against synchronous and colocated runs on equally many samples.
+"""Does asynchrony pay? Lag 1 against synchronous and colocated runs with the same sample count.
 
 Every workload runs these arms one after the other, `--repeats` times, in an order drawn from the
 seed:
@@ -7,20 +7,20 @@ seed:
 - `sync`: the same two actors at lag 0;
 - `colocated_k1` with one or two threads for sampling and for training;
 - `async, reference in generator`, if the workload measures a KL: the asynchronous run with
-  `resources.reference=generator`. Its time for `reference` is the sum over both sides.
+  `resources.reference=generator`. The time of the stage `reference` is the sum over both sides.
 
 In the balanced workloads, `tiny` and `small`, both sides of the asynchronous run are about equally
 busy. `default` is the default workload. `one_prompt` has a single prompt in each round.
 
-The wall-clock time is a mean over rounds. It includes the time that Tune takes between rounds, but
+The wall-clock time is a mean over rounds. This time includes the work of Tune between rounds, but
 not evaluation and checkpoints. Rounds that other work on the machine disturbed are left out. If
 more than half of the rounds were disturbed, the run is repeated. Times of stages are means over the
-same rounds except the last, because an asynchronous run samples nothing in its last round.
+undisturbed rounds except the last, because an asynchronous run samples nothing in its last round.
 
 The result contains the speed-up of the asynchronous run over each other arm of the same repeat,
-with the geometric mean over the repeats and Student's interval. It also contains the share of the
-bound that the asynchronous run reaches: max(generator, learner) / wall-clock. Here the generator's
-part is rollout + reward, and the learner's part is optimize + reference + sync.
+with the geometric mean over the repeats and Student's interval. The result also contains the share
+of the bound that the asynchronous run reaches: max(generator, learner) / wall-clock. In this
+formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
 unless the commit or the seed has changed.
@@ -56,7 +56,7 @@ ONE_THREAD, TWO_THREADS = "0.95", "1.9"  # CPUs for this number of threads
 
 
 def colocated(sampling: str, training: str) -> tuple[str, list[str]]:
-    """Return the arm and settings of a colocated worker with these CPUs for each role."""
+    """Return the arm and settings of a colocated worker, given its CPUs for each role."""
     cpus = [f"resources.generator_cpus={sampling}", f"resources.worker_cpus={training}"]
     return "colocated_k1", cpus
 
@@ -74,7 +74,7 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "colocated 2+2": colocated(TWO_THREADS, TWO_THREADS),
 }
 NO_KL = "loss.kl_monitor=false"
-# The small preset has random weights, which never end a response, so all have the same length.
+# The small preset has random weights, which never end a response, so responses are equally long.
 WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, settings
     "tiny": (20, ["rollout.prompts=40", "rollout.unit_prompts=4"]),
     "small": (
@@ -136,7 +136,7 @@ def drawn_order(labels: Sequence[str], workload: str, seed: int) -> list[str]:
 
 
 def undisturbed(workload: str, label: str, seed: int) -> dict[str, float]:
-    """Run an arm, and return its figures; retry if other work disturbed more than half of it."""
+    """Run an arm, and return its figures. Retry if other work disturbed most of the rounds."""
     arm, resources = ARMS[label]
     for _ in range(TRIES):
         found = summarise(run_trial(arm, seed=seed, options=options(workload, resources)))
@@ -173,7 +173,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
 
 
 def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Compare the arms with geometric means over repeats; each speed-up is within a repeat."""
+    """Compare the arms. Speed-ups are computed per repeat and averaged geometrically."""
     wall = {arm: [run["wall_clock_s"] for run in results] for arm, results in runs.items()}
     speed_ups = {
         arm: [slow / fast for slow, fast in zip(wall[arm], wall[ASYNC], strict=True)]
@@ -182,7 +182,7 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
     means = {arm: geometric_mean(values) for arm, values in speed_ups.items()}
     rivals = [arm for arm in means if arm.startswith("colocated")]
-    # At 1, the longer side hides the shorter side completely.
+    # A share of 1 means that the longer side hides the shorter side completely.
     of_bound = [max(r["generator_s"], r["learner_s"]) / r["wall_clock_s"] for r in runs[ASYNC]]
     return {
         "share_of_bound": of_bound,
@@ -215,7 +215,7 @@ def conclusion(result: dict[str, Any]) -> str:
     for arm, mean in result["speed_up_means"].items():
         best = ", the best colocated" if arm == result["best_colocated"] else ""
         between = "" if mean["low"] is None else f" ({mean['low']:.2f}-{mean['high']:.2f})"
-        lines.append(f"  {mean['value']:.2f} x {arm}{between}{best}")
+        lines.append(f"  {mean['value']:.2f} x as fast as {arm}{between}{best}")
     return "\n".join(lines)
 
 

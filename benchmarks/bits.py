@@ -1,16 +1,17 @@
-"""Do lag-0 runs here give the same bits as in another checkout?
+"""Do lag-0 runs give the same bits in this checkout as in another one?
 
     python benchmarks/bits.py DIRECTORY [--model MODEL]
 
-Runs short trials of `launch/tune.py` at lag 0 in both checkouts, in the current Python environment:
-with each placement, each kind of k, each way of drawing from a replay buffer, the main choices of
-the objective, a critic, episodes and, with `--model`, a Hugging Face model. Two runs are equal if
+Runs short trials of `launch/tune.py` at lag 0 in both checkouts, in the current Python environment.
+The trials cover each placement, each `k_mode`, each way of drawing from a replay buffer, the main
+choices of the objective, a critic, episodes and, with `--model`, a Hugging Face model. Two runs are
+equal if
 
-- every metric that both checkouts have is equal in every row, except those that measure time;
-- every tensor of policy, optimizer and buffer that both have in their last checkpoint is equal.
+- every metric that both checkouts write is equal in every row, except metrics that measure time;
+- every tensor of policy, optimizer and buffer that is in both last checkpoints is equal.
 
-If a run differs, the benchmark prints the differences and exits with status 1. Use it to show that
-a change alters no figure.
+If a run differs, the benchmark prints the differences and exits with status 1. Use this benchmark
+to show that a change alters no figure.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def trial(tree: Path, arm: str, seed: int, options: list[str]) -> dict[str, Any]
 def digests(checkpoint: Path) -> dict[str, str]:
     """Return the SHA-256 of every tensor, by part of the checkpoint and name.
 
-    The checkouts may store the same numbers with different precision, so all are widened first.
+    The checkouts may store the same values with different precision, so tensors are converted to
+    float64 first.
     """
     from safetensors.torch import load_file
 
@@ -117,7 +119,7 @@ def digests(checkpoint: Path) -> dict[str, str]:
 
 
 def compared(here: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of things compared in two runs, and everything that differs."""
+    """Return the counts of compared rounds, metrics and tensors, and everything that differs."""
     rows = list(zip(here["rows"], baseline["rows"], strict=False))
     names = [name for name in common(here["rows"], baseline["rows"]) if not name.startswith(TIMED)]
     differing = [
@@ -148,7 +150,7 @@ def digest_of(digests: Iterable[str]) -> str:
 
 
 def common(here: Sequence[Row], baseline: Sequence[Row]) -> list[str]:
-    """Return our metrics (their names have an area) that both checkouts write."""
+    """Return the names of our metrics (area/name) that both checkouts write."""
     names = (set().union(*rows) for rows in (here, baseline))
     return sorted(name for name in set.intersection(*names) if "/" in name)
 

@@ -1,9 +1,9 @@
 """Faults of a cluster: machines that are lost or cut off, and links that lose packets.
 
 The command and the head of the cluster are on one machine, which has no room for actors. Three
-other machines have two CPUs each. The learner fills one of them. Ray spreads the Trainable and two
-generators over the other two. One of these has room for all three actors, so the rest of the
-cluster has room for the whole trial after one machine has died.
+other machines have two CPUs each. The learner fills one of these machines. Ray spreads the
+Trainable and two generators over the other two. Each of those two has room for the Trainable and
+both generators, so the whole trial still fits into the cluster after one machine has died.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SPREAD = {
     "resources.generator_cpus": 0.9,
     "rollout.unit_prompts": 2,
 }
-# A machine that is cut off ends its processes after a minute without the head.
+# A machine that is cut off ends its processes after a minute without contact with the head.
 GONE_S = 150.0
 ENVIRONMENT = {
     "RAY_enable_worker_prestart": "0",
@@ -107,7 +107,7 @@ def uninterrupted_on_cluster(arm: str, settings: tuple[tuple[str, Any], ...]) ->
 
 
 def ours_on(machine: Machine, role: str | None = None) -> list[int]:
-    """Return our processes on a machine, of one role or of any role."""
+    """Return our processes on a machine, either those of `role` or all of them."""
     return [pid for pid in machine.processes() if _is_ours(pid, role)]
 
 
@@ -155,7 +155,7 @@ MOVABLE = ("Generator", "Learner", "DetailedGRPO")  # the machine of each is cut
 def at_a_random_moment(
     strike: Callable[[Cluster], str], rng: random.Random, repeat: int, last: int = LAST
 ) -> Outcome:
-    """Strike a running trial after a random round; the trial must end well without help.
+    """Strike a running trial after a random round. The trial must then finish without help.
 
     Args:
         strike: causes the fault, and returns a few words about it.
@@ -178,7 +178,7 @@ def at_a_random_moment(
 
 
 def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
-    """Kill every process of a machine at once; Tune and the pipeline must continue without help."""
+    """Kill all processes of a machine. Tune and the pipeline must continue without help."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, role)
@@ -190,7 +190,7 @@ def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def cut_link(seconds: float | None, rng: random.Random, repeat: int) -> Outcome:
-    """Cut a machine off for some seconds, or for good (None); the machine keeps running."""
+    """Cut off a machine for some seconds, or for good (None). The machine keeps running."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, MOVABLE[repeat % len(MOVABLE)])
@@ -235,7 +235,7 @@ def kill_head(rng: random.Random, repeat: int) -> Outcome:
                 running.output()
                 left = none_left_on(others)
             for machine in others:
-                machine.kill()  # Ray's own processes: what `ray stop` does
+                machine.kill()  # ends Ray's own processes too, as `ray stop` does
             cluster.begin()
             cluster.join(*others)
             struck = time.time()

@@ -15,7 +15,7 @@ The time to recover is the longest time without a new row. The JSON is written a
 a campaign is interrupted, the same command continues it, unless the commit has changed.
 
 The faults of a full disk need permission to mount a disk. The machines of --cluster are namespaces
-(`tests/cluster/machines.py`). They need root, and `nft` to lose packets.
+(`tests/cluster/machines.py`). The namespaces need root, and `nft` to lose packets.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def at_a_random_moment(
 ) -> Callable[[random.Random, int], Outcome]:
     """Return a fault that strikes a running trial, with each arm in turn.
 
-    If the fault ends the command, the trial is resumed. Otherwise the command must end well without
+    If the fault ends the command, the trial is resumed. Otherwise the command must succeed without
     help.
     """
 
@@ -148,7 +148,7 @@ STOPPED_AFTER = 9  # rounds; there are checkpoints of rounds 4, 8 and 9
 
 @cache
 def interrupted() -> Path:
-    """Return the storage of an interrupted experiment, with an intact copy of it in `kept`."""
+    """Return the storage of an interrupted experiment, which also has an intact copy in `kept`."""
     storage = Path(tempfile.mkdtemp(prefix="grpo-faults-"))
     experiment = Experiment(storage, "sync", **{"checkpoint.keep": "null"})
     with experiment.start() as running:
@@ -173,7 +173,7 @@ def damaged(how: Callable[[Path, random.Random], str], rng: random.Random, repea
     if line not in printed:
         raise Lost(f"{done}; {line!r} was not printed")
     if experiment.rows()[previous]["iterations_since_restore"] != 1:
-        raise Lost(f"{done}; it did not continue after round {previous}")
+        raise Lost(f"{done}; the trial did not continue after round {previous}")
     return judge(experiment, done, before, struck)
 
 
@@ -240,8 +240,8 @@ def full_disk(rng: random.Random, repeat: int) -> Outcome:
         failures = experiment.rows()[-1]["count/checkpoint_failures"]
         return Outcome(
             survived=rounds == list(range(1, ROUNDS + 1)) and failures > 0 and whole[-1] == ROUNDS,
-            happened=f"full after round {before}: {failures:.0f} checkpoints not written, "
-            f"rows {rounds[0]}-{rounds[-1]}, whole in the end: {whole}",
+            happened=f"disk full after round {before}: {failures:.0f} checkpoints not written, "
+            f"rows {rounds[0]}-{rounds[-1]}, rounds with a whole checkpoint in the end: {whole}",
         )
 
 
@@ -259,7 +259,7 @@ DISKS = (
 KILLS = 5  # number of kills of one experiment
 FEWEST, MOST = 10, 60  # rounds from a start to a kill
 PUT_S = 0.05
-BOUND_S = 10.0  # rows in the store are at most this far behind
+BOUND_S = 10.0  # rows reach the store at most this late
 RUNS = "s3://bucket/runs"
 SHORT_ROUNDS = {
     "rollout.prompts": 1,
@@ -270,7 +270,7 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """A trial of short rounds. Its rows are those that the current command has written locally."""
+    """A trial of short rounds. `rows` returns only rows that the current command wrote locally."""
 
     checkpoint_every = 5
     longest_s = 480.0
@@ -308,7 +308,7 @@ def slow_store() -> Iterator[None]:
 
 
 def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
-    """Kill the command five times: each resume must continue from a recent checkpoint."""
+    """Kill the command five times. Each resume must continue from a recent checkpoint."""
     arm = ("colocated_k1", "async_k1")[repeat % 2]
     kills = [rng.randint(FEWEST, MOST) for _ in range(KILLS)]
     with (
@@ -338,11 +338,11 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """Return the number of rounds that a kill cost; empty before the first kill.
+    """Return the number of rounds that a kill cost, in a list that is empty before the first kill.
 
     Raises:
         Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last
-            `BOUND_S`.
+            `BOUND_S` seconds.
     """
     if not before:
         return []
@@ -350,12 +350,12 @@ def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -
     recent = sum(row["timestamp"] >= before[-1]["timestamp"] - BOUND_S for row in before)
     allowed = InSlowStore.checkpoint_every + recent
     if last - start > allowed:
-        raise Lost(f"killed at round {last}, continued from {start}: {allowed} rounds are allowed")
+        raise Lost(f"killed at round {last}, continued from {start}: at most {allowed} may be lost")
     return [last - start]
 
 
 STORES = (
-    # The store needs the extra `test-extras`.
+    # The object store needs the extra `test-extras`.
     (Fault("driver SIGKILL, slow object store, then --resume", 10, kill_again_and_again),)
     if find_spec("moto")
     else ()
@@ -364,7 +364,7 @@ STORES = (
 
 # ---- Rewards that fail -------------------------------------------------------------------------
 
-EVERY = 40  # one in this number of calls of the reward function fails
+EVERY = 40  # the reward function fails once in this many calls
 FAILURES = {
     "raises": "raise RuntimeError('the reward service is gone')",
     "hangs": "time.sleep(3600)",
@@ -393,7 +393,7 @@ def reward_settings(storage: Path, failure: str, every: int) -> dict[str, Any]:
 
 
 def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
-    """Let one in forty calls fail: the run must continue and count the failures."""
+    """Let one in forty calls fail. The run must continue and count the failures."""
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
         settings = reward_settings(storage, failure, EVERY)
@@ -448,9 +448,11 @@ HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated
 def main() -> None:
     parser = parser_of(__doc__, seed="seed of the random moments")
     parser.add_argument("--cluster", action="store_true", help="run the faults of a cluster")
-    parser.add_argument("--fault", action="append", help="part of the names of faults to run (all)")
+    parser.add_argument(
+        "--fault", action="append", help="run the faults whose names contain this text (all)"
+    )
     parser.add_argument("--repeats", type=int, help="maximum number of repeats of each fault")
-    where = "JSON file (benchmarks/results/faults.json, with --cluster faults_cluster.json)"
+    where = "JSON file (benchmarks/results/faults.json, or faults_cluster.json with --cluster)"
     parser.add_argument("--out", type=Path, help=where)
     args = parser.parse_args()
     faults, settings = on_a_cluster() if args.cluster else (FAULTS, SETTINGS)
@@ -498,7 +500,7 @@ def attempt(fault: Fault, rng: random.Random, repeat: int) -> Outcome:
     except Lost as error:
         return Outcome(survived=False, happened=str(error))
     except Exception:
-        # An error in one trial must not end the campaign; the table shows it.
+        # An error in one trial must not end the campaign. The table shows the error.
         return Outcome(survived=False, happened=traceback.format_exc())
 
 

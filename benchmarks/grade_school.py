@@ -1,9 +1,9 @@
 """Grade-school word problems as a user-defined task: `task.name=grade_school.py:GradeSchool`.
 
-Somebody has a number of things and gets or gives away some, or has boxes of them. Each problem is a
-conversation that begins with a solved example. The calculation alone decides if a problem is held
-out. An evaluation therefore asks only for calculations that never occur in training, whatever the
-names in the problem. The problems are under this repository's licence.
+In a problem, somebody has some things and gets more or gives some away, or has boxes of things.
+Each problem is a conversation that begins with a solved example. The calculation alone decides
+whether a problem is held out. An evaluation therefore asks only for calculations that never occur
+in training, whatever the names in the problem. The problems are under this repository's licence.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def held_out(number: int) -> list[Problem]:
 
 
 def problem(key: str, *, held_out: bool) -> Problem:
-    """Return the problem for `key`, either a held-out one or a training problem."""
+    """Return the problem for `key`, either a held-out problem or a training problem."""
     rng = Random(f"grade school {key}")
     while True:
         own = _problem(rng)

@@ -1,14 +1,14 @@
-"""Compare GRPO here and RLlib's PPO in the same Gymnasium environments.
+"""Compare GRPO in this package with PPO in RLlib, in the same Gymnasium environments.
 
     python benchmarks/grpo_vs_ppo.py                             everything, three seeds: hours
-    python benchmarks/grpo_vs_ppo.py --env CartPole-v1 --seeds 1  a quick check that it works
+    python benchmarks/grpo_vs_ppo.py --env CartPole-v1 --seeds 1  a quick check of this benchmark
 
-Our trials are those of `launch/tune.py` with `task.name=control`. RLlib's PPO runs in a separate
-process, with RLlib's default network at the same size. Both use one thread. An evaluation is the
-mean reward of 20 held-out episodes in which the policy takes the most likely actions. A row gives
-the seconds of training (without start-up and evaluations) and the number of steps until an
-evaluation reaches the target. If the command is interrupted, the same command continues it. PPO
-needs the extra `rllib`; the robot arm needs the extra `control`.
+GRPO runs in trials of `launch/tune.py` with `task.name=control`. PPO runs in a separate process,
+with RLlib's default network in the same size. Both programs use one thread. An evaluation is the
+mean reward of 20 held-out episodes in which the policy takes the most likely actions. A row of the
+table gives the seconds of training (without start-up and evaluations) and the number of steps until
+an evaluation reaches the target. If the command is interrupted, the same command continues it. PPO
+needs the extra `rllib`. The robot arm needs the extra `control`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from grpo_trainable.command_line import align
 if TYPE_CHECKING:
     from ray.rllib.algorithms.ppo import PPO
 
-EPISODES = 20  # number of episodes of an evaluation
-LIMIT_S = 400.0  # PPO trains for this time, unless it reaches its target earlier
+EPISODES = 20  # number of episodes in an evaluation
+LIMIT_S = 400.0  # PPO trains for this time, unless it reaches the target earlier
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """An environment, the reward that counts as solved, and the settings of both programs."""
+    """An environment, the reward at which it counts as solved, and settings of both programs."""
 
     target: float
     ours: Mapping[str, Any]
@@ -176,7 +176,7 @@ def ppo_curve(work: str, seed: int) -> Iterator[Mapping[str, float]]:
 
     ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     algo = build_ppo(work, seed)
-    torch.set_num_threads(1)  # RLlib sets no number for a learner in this process
+    torch.set_num_threads(1)  # RLlib does not set this for a learner in this process
     seconds, mean = 0.0, -float("inf")
     while seconds < LIMIT_S and mean < WORKS[work].target:
         start = time.perf_counter()
@@ -222,7 +222,7 @@ def build_ppo(env: str, seed: int) -> PPO:
 
 
 def with_floats(env: Any) -> Any:
-    """Return the environment with images as numbers between 0 and 1, as RLlib's network needs."""
+    """Scale the images of an environment to numbers from 0 to 1, which RLlib's network needs."""
     import gymnasium
     import numpy as np
 
@@ -252,7 +252,7 @@ HEADER = ["environment", "program", "target", "reached", "seconds (most)", "step
 
 
 def table(trials: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return, per work and program, the number of trials that reached the target, and medians.
+    """Return a row per environment and program: trials that reached the target, and medians.
 
     Medians of seconds and steps are over the trials that reached the target.
     """

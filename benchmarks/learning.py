@@ -6,11 +6,14 @@
 Runs arms of `async_vs_sync` with several seeds and one gradient step per round, and compares the
 held-out responses before and after training.
 
-For stories, it reports the inclusion rate, tokens, sentences, and the likelihood of the text under
-the reference. For word problems, it reports the rise, with an interval over problems, and divides
-it into two parts: the share of responses in the right format, and the share of right answers among
-these. It also reports the share of right answers whose steps are all right; for a policy that
-guesses, this share would fall.
+For stories, the benchmark reports the inclusion rate, tokens, sentences, and the likelihood of the
+text under the reference.
+
+For word problems, the benchmark reports the rise of the share of right answers, with an interval
+over problems. The rise is divided into two parts. One part is due to the share of responses in the
+right format, and the other to the share of right answers among the responses in that format. The
+benchmark also reports the share of right answers whose steps are all right. If the policy guessed,
+this share would fall.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from grpo_trainable.tools.pretraining.stories import count_sentences
 from reports.intervals import over_prompts, over_seeds
 
 LAST_ROUNDS = 8
-PROBLEMS = 512  # number of problems of an evaluation
+PROBLEMS = 512  # number of problems in an evaluation
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\b")
 COMPUTE = {
     "+": lambda a, b: a + b,
@@ -102,7 +105,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rise of each arm over its seeds, for trials that have a rise for each problem."""
+    """Return the rise of each arm over its seeds, if its trials record the rise of each problem."""
     of_arm: dict[str, list[Sequence[float]]] = defaultdict(list)
     for trial in trials:
         if "rise_of_problems" in trial:
@@ -184,7 +187,8 @@ def answers(responses: Responses) -> dict[str, float]:
 def causes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
     """Divide the rise into the parts due to the format and to right answers within the format.
 
-    Each part is multiplied by the mean of the other quantity, so the two parts add up to the rise.
+    Each change is multiplied by the mean of the other quantity, so the two parts add up to the
+    rise.
     """
     names = ("format", "right_of_format")
     change = {name: after[name] - before[name] for name in names}

@@ -94,11 +94,11 @@ def engine_of_random_weights(seed: int, **options: Any) -> TorchEngine:
 
 
 def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, Any]:
-    """Time several functions in turns.
+    """Time several functions in turn.
 
     Returns:
-        The seconds of each function, and the speed-up of the last function over each of the others,
-        computed turn by turn.
+        The seconds of each function, and the speed-up of the last function over each other
+        function, computed turn by turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
@@ -167,11 +167,11 @@ def environment_of_peer(threads: int) -> dict[str, str]:
 
 
 class TrialFailed(SystemExit):
-    """A trial failed. This ends the benchmark, unless it records the failure as a result."""
+    """A trial failed. This ends the benchmark, unless the benchmark records failures as results."""
 
 
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
-    """Run one trial of `async_vs_sync`, and return its rows, one for each round.
+    """Run one trial of `async_vs_sync`, and return its rows, one per round.
 
     Raises:
         TrialFailed: The trial failed.
@@ -181,7 +181,7 @@ def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics in a trial's directory, one for each round."""
+    """Return the rows of metrics in a trial's directory, one per round."""
     return [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
 
 
@@ -212,7 +212,7 @@ def assignments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def overhead(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the median share of a round outside all stages, and the largest lag."""
+    """Return the median share of a round's time outside all stages, and the largest lag."""
     shares = [row["time/other_s"] / row["time/step_s"] for row in rows]
     return {
         "other_share": statistics.median(shares),
@@ -295,7 +295,7 @@ def is_dirty(tree: Path = ROOT) -> bool:
 
 
 def commit_of(tree: Path) -> dict[str, Any]:
-    """Return the commit of another checkout, and True under `dirty` if it has changes."""
+    """Return the commit of another checkout. `dirty` is True if there are uncommitted changes."""
     return {"commit": git("rev-parse", "HEAD", tree=tree).strip(), "dirty": is_dirty(tree)}
 
 
@@ -307,7 +307,7 @@ def read(path: Path) -> dict[str, Any]:
 def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> bool:
     """Return True if an interrupted benchmark may continue from the result `kept`.
 
-    Both must come from the same commit and agree in the keys `more`.
+    The interrupted run and the new run must have the same commit and agree in the keys `more`.
     """
     return all(kept.get(key) == origin[key] for key in ("commit", "dirty", *more))
 
@@ -325,7 +325,7 @@ def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
         same = git("rev-parse", "HEAD").strip() == result["commit"] and not is_dirty()
         result = {**result, "dirty": result["dirty"] or not same}
     if any(measurement.get("dirty") for measurement in measurements(result).values()):
-        print(f"{path.name}: measured with uncommitted changes; do not commit it")
+        print(f"{path.name}: measured with uncommitted changes; do not commit this file")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:  # a benchmark that takes hours may be interrupted
         file.write(f"{json.dumps(result, indent=2)}\n".encode())

@@ -1,7 +1,7 @@
 """Measure small claims of the docs, each in one to five minutes on two idle cores.
 
     python benchmarks/micro.py                     every claim
-    python benchmarks/micro.py packing learners    these two
+    python benchmarks/micro.py packing learners    only these two claims
 
 Each claim has a separate entry in the JSON, with its commit and date. Measuring a claim again
 replaces its entry.
@@ -48,7 +48,7 @@ def inside(work: Callable[..., Any], threads: int = 1, **options: Any) -> Any:
 def turns(found: dict[str, Any]) -> str:
     """Return a line with the speed-up of the last function over the others."""
     ratios = (
-        f"{ratio['median']:.2f} x {name} ({ratio['min']:.2f}-{ratio['max']:.2f})"
+        f"{ratio['median']:.2f} x as fast as {name} ({ratio['min']:.2f}-{ratio['max']:.2f})"
         for name, ratio in found["speed_up"].items()
     )
     return f"{list(found['seconds'])[-1]}: {', '.join(ratios)}"
@@ -56,7 +56,7 @@ def turns(found: dict[str, Any]) -> str:
 
 # ---- packing: a gradient step on padded and on packed rows ------------------------------------
 
-# Name -> prompt tokens, mean response tokens, standard deviation of their logarithm.
+# Name -> prompt tokens, mean response tokens, standard deviation of the log of response tokens.
 LENGTHS = {"equal": (12, 48, 0.0), "long tail": (12, 32, 1.0), "long prompt": (96, 32, 1.0)}
 LONGEST = 4  # longest response, as a multiple of the mean length
 
@@ -257,8 +257,8 @@ def learners(args: argparse.Namespace) -> dict[str, Any]:
         row["speed_up"] = alone["seconds"]["median"] / row["seconds"]["median"]
         row["held_share"] = max(row["held_mb"]) / max(alone["held_mb"])
         print(
-            f"  {row['learners']} {row['strategy']}: {row['speed_up']:.2f} x one learner, "
-            f"{row['held_share']:.2f} of its parameters and moments"
+            f"  {row['learners']} {row['strategy']}: {row['speed_up']:.2f} x as fast as one "
+            f"learner; each holds at most {row['held_share']:.2f} of all parameters and moments"
         )
     return {"workload": SMALL, "microbatch": MICROBATCH, "results": rows}
 

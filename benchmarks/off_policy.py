@@ -1,13 +1,13 @@
 """Measure the costs and benefits of k, lag and replay, and the lag that each objective permits.
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
-    python benchmarks/off_policy.py --spaces lag                one of them
+    python benchmarks/off_policy.py --spaces lag                only lag
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
-    python benchmarks/off_policy.py --no-run                    JSON and tables of finished trials
+    python benchmarks/off_policy.py --no-run                    JSON and tables of existing trials
 
-Runs `launch/tune.py --space … --num-samples …` under a fixed name, so that the same command
-continues after an interrupt. Then it writes one JSON for each space, and puts the tables of
-docs/results/off_policy.md between their marks.
+Runs `launch/tune.py --space … --num-samples …` under a fixed name, so the same command continues an
+interrupted run. Afterwards, the benchmark writes one JSON file per space, and puts the tables into
+docs/results/off_policy.md, between the marks on that page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reports.records import ExperimentRecord
 from reports.summary import Comparison, compare, median, show
 from reports.verdicts import quantities, verdicts
 
-SPACES = ("gradient_steps", "lag", "replay")  # the spaces on the page
+SPACES = ("gradient_steps", "lag", "replay")  # the spaces that have a table on the page
 OBJECTIVES = "objectives_by_lag"
 PAGE = ROOT / "docs" / "results" / "off_policy.md"
 STORAGE = Path.home() / "ray_results" / "off_policy"
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument(
         "--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})"
     )
-    parser.add_argument("--max-concurrent", type=int, default=1, help="trials at a time (1)")
+    parser.add_argument("--max-concurrent", type=int, default=1, help="concurrent trials (1)")
     parser.add_argument("--no-run", action="store_true", help="use existing trials")
     args = parser.parse_args()
     origin = provenance(args)

@@ -1,22 +1,28 @@
-"""Time a GRPO step here and in TRL, in turns on the same machine.
+"""Time a GRPO step in this package and in TRL, in turn on the same machine.
 
 Both programs train the `small` shape (5.26 M parameters, float32) on the same 8 prompts, with 8
 responses to each, 48 new tokens, microbatches of 16 rows, and the same reward function. TRL is
 configured for speed: no gradient checkpointing, one generate call per step, SDPA, float32, no
-logging. Our side is one colocated worker without Ray. Otherwise it does everything that it does in
-a trial, including publishing and loading weights and scoring responses. Rewards differ within every
-group, so no group is left out.
+logging. Our side is one colocated worker without Ray, which does everything else that a worker does
+in a trial, including publishing and loading weights and scoring responses. Rewards differ within
+every group, so no group is left out.
 
-The contests are `step` (one gradient step per batch), `k4` (four), and `kl` (KL of 0.04 in the
-loss, which needs a reference). For each contest and each number of threads, both programs start
-once, warm up, and then take turns. The order alternates from repeat to repeat. If other processes
-took more than a tenth of the machine during a pair of turns, the pair is left out and run again.
-The ratio is the median over pairs. The interval is the range of the pairs; it contains the true
-median with probability 1 - 2^(1 - repeats).
+The contests are
 
-TRL's side is `trl_peer.py`. It runs in another environment, with TRL but without Ray and this
-package, because these pin other versions. `make bench-peers` creates that environment and runs this
-benchmark.
+- `step`: one gradient step per batch;
+- `k4`: four gradient steps per batch;
+- `kl`: one gradient step per batch, with a KL coefficient of 0.04 in the loss, which needs a
+  reference.
+
+For each contest and each number of threads, both programs start once, warm up, and then take turns.
+The order alternates from repeat to repeat. If other processes took more than a tenth of the machine
+during a pair of turns, the pair is left out and run again. The ratio is the median over pairs. The
+interval is the range of the pairs, which contains the true median with probability
+1 - 2^(1 - repeats).
+
+TRL's side, `trl_peer.py`, runs in another environment, with TRL but without Ray and this package,
+because Ray and this package pin other versions. `make bench-peers` creates that environment and
+runs this benchmark.
 """
 
 from __future__ import annotations
@@ -141,7 +147,7 @@ def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 
 def take_turns(job_file: str, contest: str, threads: str) -> None:
-    """Take a turn for every line of input, and print its seconds."""
+    """Take a turn for every line of input, and print the seconds of the turn."""
     job = json.loads(Path(job_file).read_text())
     turn = steps(job, contest, float(threads))
     for _ in sys.stdin:

@@ -5,12 +5,12 @@
 
 - Writes the output of the run (with short paths), its report.json and pictures of the report to
   docs/quickstart/.
-- Puts the run's final table into both pages. Each page keeps its columns.
+- Puts the run's final table into README.md and docs/quickstart.md. Each page keeps its columns.
 - Writes the origin of the run to benchmarks/results/quickstart.json, with the SHA-256 of
   report.json.
 
-The picture of the report page needs Chromium. Without it, the old picture stays, and a message says
-so.
+The picture of the report page needs Chromium. Without Chromium, the old picture stays, and a
+message says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DOCS = ROOT / "docs"
 KEPT = DOCS / "quickstart"
 PAGES = (ROOT / "README.md", DOCS / "quickstart.md")
 PLOTS = ("reward_wall_clock", "stages", "legend")
-# The parts of the page that its picture hides, and the size of the picture.
+# The style that hides parts of the page in its picture, and the size of the picture.
 HIDDEN = "section:not(#arms):not(:has(figure#reward_rounds)), #arms p { display: none }"
 SIZE = "1260,1312"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -89,7 +89,7 @@ def log_of_a_run(storage: Path, seed: int) -> str:
 
 
 def table_of(log: str) -> list[dict[str, str]]:
-    """Return the final table of a log: for each arm, title -> cell."""
+    """Return the final table of a log as one dictionary per arm: column title -> cell."""
     _, found, after = log.rpartition("\narm ")
     assert found, "the command ends with a table of arms"
     header, *lines = f"arm {after}".splitlines()
@@ -105,7 +105,7 @@ def table_of(log: str) -> list[dict[str, str]]:
 
 
 def put(page: Path, table: Sequence[Mapping[str, str]]) -> None:
-    """Replace the page's table of arms by `table`, with the columns that the page has."""
+    """Replace the page's table of arms with `table`, but keep the columns of the page."""
     text = page.read_text(encoding="utf-8")
     found = re.search(r"(?<=```text\n)(?P<titles>arm\s+rounds.*)\n(?:.+\n)*?(?=```)", text)
     if found is None:

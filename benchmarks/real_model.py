@@ -1,14 +1,17 @@
-"""Does GRPO teach a real pretrained model something, and what does that cost here and in TRL?
+"""Does GRPO teach a real pretrained model something, and what does it cost compared with TRL?
 
 Takes SmolLM2-135M-Instruct from a Python package, asks it word problems with its chat template, and
-trains all of its weights, with a bfloat16 body and gradient checkpointing. The trainings are two
-arms of `async_vs_sync` with each installed engine, and TRL's GRPOTrainer with the same prompts in
-the same order and the same settings. The same held-out problems are asked before and after
-training, so the rise is tested with paired differences. If the command is interrupted, the same
-command continues it, unless the commit has changed.
+trains all of its weights, with a bfloat16 body and gradient checkpointing. The trainings are
 
-`make bench-real-model` creates the environment of TRL, which contains the model's package. It runs
-this benchmark in the environment of vLLM, so both engines train.
+- two arms of `async_vs_sync` with each installed engine;
+- TRL's GRPOTrainer with the same settings and the same prompts in the same order.
+
+The same held-out problems are asked before and after training, so the rise is tested with paired
+differences. If the command is interrupted, the same command continues it, unless the commit has
+changed.
+
+`make bench-real-model` creates the environment of TRL, which contains the model's package. Then it
+runs this benchmark in the environment of vLLM, so both engines train.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
-# The settings of every training. TRL gets the ones that it also has.
+# The settings of every training. TRL gets the settings that it also has.
 GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 3e-5, (0.9, 0.95)
@@ -70,7 +73,7 @@ SETTINGS = {
     "optim.betas": json.dumps(BETAS),
     "optim.lr": LR,
     "optim.microbatch": MICROBATCH,
-    "loss.kl_monitor": "false",  # it needs two more forward passes, which TRL does not make
+    "loss.kl_monitor": "false",  # the KL needs two more forward passes, which TRL does not make
     "eval.every": 10,
     "eval.prompts": 16,  # evaluations within the trial are only for the curve
     "eval.samples": 2,
@@ -81,7 +84,7 @@ SETTINGS = {
 EVALUATED = ("model.chat_template", "model.dtype", "rollout.max_new_tokens")
 
 SAMPLES = 2  # responses to each held-out problem, before and after training
-THREADS = 2  # of evaluations and TRL, which run alone on the machine
+THREADS = 2  # threads of evaluations and of TRL, which run alone on the machine
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
 MODEL = {
@@ -112,7 +115,7 @@ def main() -> None:
         about = {"model": MODEL, "before": figures(before), "trainings": trainings}
         write(args.out, {**origin, **about}, quiet=True)
     risen = sum(training["risen"] for training in trainings)
-    print(f"{risen} of {len(trainings)} trainings with a significant rise")
+    print(f"{risen} of {len(trainings)} trainings had a significant rise")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -291,8 +294,8 @@ def outcome(before: Path, after: Path) -> dict[str, Any]:
 def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the seconds and tokens of one of our trials.
 
-    The seconds of a stage are measured by its actor, so the stages of an asynchronous trial add up
-    to more than its wall-clock time.
+    Each actor measures the seconds of its own stages, so the stages of an asynchronous trial add up
+    to more than the trial's wall-clock time.
     """
     stages = {stage: sum(row[f"time/{stage}_s"] for row in rows) for stage in STAGES}
     last = rows[-1]

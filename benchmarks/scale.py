@@ -3,7 +3,7 @@
 The process of a trial requests chunks of one prompt from 1 to 64 generators, receives them, passes
 them through gate and buffer, and hands them to the learner. Actors are virtual and use no CPU time
 (`grpo_trainable/simulation`). The CPU seconds of the driver's thread are therefore the work of the
-pipeline, without Ray's calls. They limit the number of generators that one driver can serve.
+pipeline, without Ray's calls. This work limits the number of generators that one driver can serve.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from measure import parser_of, provenance, run_benchmark, write
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.trial import virtual_trial
 
-CHUNKS = 4  # chunks of one prompt, for each generator and round
+CHUNKS = 4  # number of chunks, of one prompt each, per generator and round
 RESPONSES = 8  # responses to a prompt
 WARM_UP = 2  # rounds
 SPARE = 4  # rounds at the end, which request fewer and fewer chunks
@@ -41,7 +41,7 @@ def config_of(generators: int, rounds: int) -> GRPOConfig:
 
 
 def seconds_a_chunk(generators: int, chunks: int, seed: int) -> float:
-    """Return the CPU seconds of this thread for each chunk."""
+    """Return the CPU seconds of this thread per chunk."""
     rounds = max(2, chunks // (generators * CHUNKS))
     trial = virtual_trial(config_of(generators, rounds), seed=seed, max_waits=10**9)
     trial.pipeline.send_first_weights()

@@ -8,8 +8,8 @@ own          with the times of the run itself, in their order
 predicted    with only the times of the synchronous run of the same repeat, which has no overlap,
              no second generator and no further passes
 
-The learning rate is almost 0. A policy that learns would write shorter responses in some arms than
-in others.
+The learning rate is almost 0, because a policy that learns would write shorter responses in some
+arms than in others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from measure import (
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.calibration import Times, simulated_wall_clock, times_of
 
-CALIBRATION = "sync"  # the run whose times predict the others
+CALIBRATION = "sync"  # the run whose times predict the other runs
 
 STILL = "optim.lr=1e-9"
 
@@ -64,7 +64,7 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             assert sync is not None
             own = times if times.hop_s else replace(times, hop_s=sync.hop_s)
             # Loads before the first round are not in the trace. The synchronous run has times for
-            # all kinds of calls that this run lacks, including those of a worker.
+            # all kinds of calls that this run lacks, including the calls of a worker.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
                 "own": simulated_wall_clock(config, own),  # its updates contain all passes

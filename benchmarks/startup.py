@@ -1,7 +1,7 @@
 """Measure the seconds from the command to the first finished round of the default job.
 
-Starts `launch/tune.py --space async_vs_sync` as a user does, waits for the first row of its first
-trial in result.json, and interrupts the job. For comparison it also starts
+Starts `launch/tune.py --space async_vs_sync` as a user does, waits for the first row of the first
+trial in result.json, and interrupts the job. For comparison, the benchmark also starts
 
 - the minimal job of Ray Tune with an actor that imports torch (`--floor`): no start can be faster;
 - with `--baseline DIRECTORY`, the same command in a checkout of another commit.
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--baseline", type=Path, metavar="DIRECTORY", help="another checkout")
     parser.add_argument("--floor", action="store_true", help="run only the minimal job")
     for option in ("--name", "--storage"):
-        parser.add_argument(option, help=argparse.SUPPRESS)  # of the minimal job
+        parser.add_argument(option, help=argparse.SUPPRESS)  # options of the minimal job
     args = parser.parse_args()
     if args.floor:
         least_job(args.name, args.storage)
@@ -105,9 +105,9 @@ def has_row(storage: Path) -> bool:
 
 
 def least_job(name: str, storage: str) -> None:
-    """Run one trial on the bundles of a colocated trial, until it is interrupted.
+    """Run one trial with the bundles of a colocated trial, until the process is interrupted.
 
-    Its only actor imports torch and computes nothing.
+    The only actor of the trial imports torch and computes nothing.
     """
     import ray
     from ray import tune

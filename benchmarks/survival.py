@@ -1,4 +1,4 @@
-"""One experiment that a fault strikes, and checks that the experiment lost nothing."""
+"""An experiment with a trial that a fault strikes, and checks that the trial lost nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = {
     "rollout.prompts": 4,
     "rollout.max_new_tokens": 24,
 }
-# Metrics that count the fault itself, so they may differ from an uninterrupted run.
+# Metrics that count the fault itself, so their values may differ from an uninterrupted run.
 OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/generators")
 
 
@@ -43,10 +43,10 @@ OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/genera
 class Outcome:
     survived: bool
     happened: str  # one line
-    recovered_s: float | None = None  # longest time without a row, from the fault on
+    recovered_s: float | None = None  # longest time without a new row after the fault
     rounds_repeated: int | None = None
     prompts_asked_again: int | None = None
-    exact: bool | None = None  # rows and weights equal an uninterrupted run's; None: not promised
+    exact: bool | None = None  # equal to an uninterrupted run, bit for bit; None: not promised
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
     """
     trial, results = experiment.trial, experiment.rows()
     check_rounds(experiment)
-    # Each row writes a part, and a repeated round writes its part again.
+    # Each round writes a Parquet file, and a repeated round writes its file again.
     times = sorted(path.stat().st_mtime for path in (trial / "rollouts").glob("*.parquet"))
     after = [struck, *(at for at in times if at > struck)]
     starts = [row["training_iteration"] for row in results if row["iterations_since_restore"] == 1]
@@ -267,7 +267,9 @@ def check_accounts(experiment: Experiment) -> None:
         for cursor in pq.read_table(path, columns=["cursor"]).column("cursor").to_pylist()
     }
     if len(cursors) != counts["trained"] or not cursors <= set(range(requested)):
-        raise Lost(f"{counts['trained']} prompts were trained on, but {len(cursors)} are in files")
+        raise Lost(
+            f"{counts['trained']} prompts were trained on, but the files contain {len(cursors)}"
+        )
 
 
 def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
@@ -301,7 +303,7 @@ def equals_uninterrupted(experiment: Experiment) -> bool | None:
     """Compare rows and last checkpoint with those of an uninterrupted run, bit for bit.
 
     Returns:
-        True if they are equal; None for an arm that makes no such promise.
+        True if they are equal, or None for an asynchronous arm, which makes no such promise.
     """
     if experiment.arm.startswith("async"):
         return None
@@ -343,4 +345,6 @@ def interrupt(running: Running) -> None:
     running.output()
     _, left = psutil.wait_procs(family, timeout=max(0.0, 25 - (time.monotonic() - began)))
     if running.process.returncode != 130 or left:
-        raise Lost(f"Ctrl-C: status {running.process.returncode}, {len(left)} processes after 25 s")
+        raise Lost(
+            f"Ctrl-C: status {running.process.returncode}, {len(left)} processes left after 25 s"
+        )

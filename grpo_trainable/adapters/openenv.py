@@ -27,7 +27,7 @@ def openenv_environment(
     Args:
         url: Address of the server.
         act: Returns the fields of an action from its text. By default the text is JSON.
-        describe: Returns the text of an observation from its fields. By default it is JSON.
+        describe: Returns the text of an observation from its fields. By default the text is JSON.
 
     Raises:
         ValueError: If OpenEnv is not installed. The message is one line.

@@ -1,4 +1,4 @@
-"""Adapter for environments of SkyRL-Gym (https://docs.skyrl.ai) of the class `BaseTextEnv`."""
+"""Adapter for SkyRL-Gym (https://docs.skyrl.ai) and its environments of class `BaseTextEnv`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_EXTRAS = ("prompt", "env_class")
 def skyrl_gym_environment(name: str, **options: Any) -> type:
     """Return a class for `env.name` that plays `skyrl_gym.make(name, **options)`.
 
-    Each episode has a new environment. A specification is a row of SkyRL's data set: a `prompt`
+    Each episode uses a new environment. A specification is a row of SkyRL's data set: a `prompt`
     (text or messages) and the further keys that the environment reads from its `extras`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Tool calls as text: parse and execute a policy's call, and list the tools it may call."""
+"""Tool calls as text: parse and execute a policy's call, and list the available tools."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _from_python(text: str) -> ToolCall | None:
 
 
 def public_methods(thing: object, without: Container[str] = ()) -> dict[str, Callable[..., Any]]:
-    """Return the methods of an object by name, except those in `without` and private ones."""
+    """Return the public methods of an object by name, except those in `without`."""
     names = [name for name, _ in inspect.getmembers(type(thing), inspect.isfunction)]
     return {
         name: getattr(thing, name)
@@ -71,7 +71,7 @@ def public_methods(thing: object, without: Container[str] = ()) -> dict[str, Cal
 
 
 def answered(tools: Mapping[str, Callable[..., Any]], call: ToolCall) -> tuple[str, bool]:
-    """Call a tool. Return its result as text, and True if the tool failed.
+    """Call a tool. Return the tool's result as text, and True if the tool failed.
 
     If the tool failed, the text is the error in TRL's format.
     """

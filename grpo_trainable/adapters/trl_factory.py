@@ -24,7 +24,7 @@ def trl_environment(
         factory: Returns a new environment.
         reward: Returns the reward of an environment at the end of the episode. By default this is
             the environment's `get_reward()`.
-        calls: Maximum number of tool calls per episode. The last one ends the episode.
+        calls: Maximum number of tool calls per episode. The last call ends the episode.
     """
 
     class Adapted:

@@ -23,7 +23,7 @@ def verifiers_environment(**config: Any) -> type:
 
     Args:
         **config: Fields of the `EnvConfig` for `load_environment`: `taskset={"id": …}`, and one
-            field per agent, with the agent's name.
+            field per agent, named after the agent.
 
     Raises:
         ValueError: If verifiers is not installed (the message is one line), or if the config is

@@ -1,4 +1,4 @@
-"""The policy as an agent of verifiers. It replies directly, without a harness or a server."""
+"""The policy as an agent of verifiers, which replies directly, without a harness or a server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PolicyAgent:
         Args:
             vf: The module `verifiers.v1`.
             name: Name of the agent.
-            config: Config of the agent. Only `max_turns` is read.
+            config: Config of the agent, of which only `max_turns` is read.
             ask: Sends a text to the policy and returns the reply.
             traces: List to which the trace of each conversation is appended.
         """
@@ -94,7 +94,7 @@ class Conversation:
         self._unread.append((vf.UserMessage, task.data.prompt_text))
 
     async def turn(self, message: Any = None) -> Any:
-        """Return the policy's reply as a `Segment`, or a terminated one after `max_turns` turns."""
+        """Return the reply as a `Segment`, or a terminated `Segment` after `max_turns` turns."""
         if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
             self.trace.stop("max_turns")
             return self._vf.Segment(messages=[], terminated=True)

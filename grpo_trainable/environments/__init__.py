@@ -1,6 +1,7 @@
-"""Environments answer actions with text, over several turns. `ENVIRONMENTS` lists the shipped ones.
+"""Environments answer actions with text, over several turns.
 
-This package imports only the standard library, so the processes that play episodes start quickly.
+`ENVIRONMENTS` lists the shipped environments. This package imports only the standard library, so
+the processes that play episodes start quickly.
 """
 
 from grpo_trainable.environments.environment import Environment, JSONValue, Turn, as_text, as_turn

@@ -13,7 +13,7 @@ from typing import Any
 from grpo_trainable.environments.environment import JSONValue, Turn, fields_of
 
 CALL = "calc "
-MOST_CHARACTERS = 40  # length of an expression
+MOST_CHARACTERS = 40  # maximum length of an expression
 MOST_CALLS = 2
 
 _OPERATIONS: dict[type, Callable[..., Any]] = {
@@ -28,7 +28,7 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 
 
 def calculate(expression: str) -> int:
-    """Evaluate an expression of integers, + - * // % and brackets.
+    """Evaluate an expression made of integers, the operators + - * // % and brackets.
 
     Raises:
         ValueError: If the expression contains anything else, is too long, or divides by 0.

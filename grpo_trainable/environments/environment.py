@@ -11,7 +11,7 @@ JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
 )
 
-# Maximum length of an observation. No context holds so much text, so more must be a mistake.
+# Maximum length of an observation. Longer text fits into no context, so it must be a mistake.
 MOST_CHARACTERS = 1_000_000
 
 
@@ -28,8 +28,8 @@ class Turn:
 class Environment(Protocol):
     """Interface of an environment, which plays one episode after another.
 
-    Its class is called without arguments, in a process that may be killed. Several environments
-    share a process and play in turn.
+    The class of an environment is called without arguments, in a process that may be killed.
+    Several environments share a process and play in turn.
     """
 
     def reset(self, spec: JSONValue) -> str:
@@ -40,16 +40,16 @@ class Environment(Protocol):
         ...
 
     def step(self, action: str) -> Turn:
-        """Answer the text that the policy wrote."""
+        """Respond to the text that the policy wrote."""
         ...
 
     def close(self) -> None:
-        """Release the resources of the environment. No call follows."""
+        """Release the resources of the environment. No method is called afterwards."""
         ...
 
 
 def fields_of(spec: JSONValue, *names: str) -> list[Any]:
-    """Return some fields of a specification.
+    """Return the named fields of a specification.
 
     Raises:
         ValueError: If a field is missing.
@@ -96,7 +96,7 @@ def as_turn(value: Any) -> Turn:
 
 
 def _finite(name: str, value: Any) -> float:
-    # float() alone would accept the text "1".
+    # float() alone would accept the string "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)

@@ -6,7 +6,7 @@ from grpo_trainable.environments.environment import JSONValue, Turn, fields_of
 
 PROMPT = "Guess 0-9\n"
 LARGER, SMALLER = "larger\n", "smaller\n"
-GUESSES = 3  # three guesses can find at most seven of ten numbers
+GUESSES = 3  # three guesses can find at most seven of the ten digits
 
 
 class Guess:

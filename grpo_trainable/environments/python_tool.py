@@ -1,6 +1,7 @@
 """The environment `python`: a question, and a Python interpreter for the policy's code.
 
-Code in `<python>` tags runs, and its output is the observation. Any other action is the answer.
+If an action contains code in `<python>` tags, the code runs and its output becomes the observation.
+Any other action is the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class PythonTool:
         return str(question)
 
     def step(self, action: str) -> Turn:
-        """Run the last code of an action. Without code, reward 1 for the right answer.
+        """Run the last code in an action. If there is no code, reward 1 for the right answer.
 
         The answer is the text in `<answer>` tags, or else the whole action.
         """

@@ -2,10 +2,10 @@
 
 bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only interpreter, its
 standard library and an empty scratch directory. The code has no network, no environment variables
-and no packages. It sees no other process, and can start neither processes nor threads. Its limits
-are one second of CPU time, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space. If the
-trainer is root, the code runs as the user nobody. bubblewrap does not need root, but ordinary users
-must be allowed to create user namespaces.
+and no packages. The code sees no other process, and can start neither processes nor threads. The
+limits are one second of CPU time, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space. If
+the trainer is root, the code runs as the user nobody. bubblewrap does not need root, but ordinary
+users must be allowed to create user namespaces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CPU_S = 1
-LOOK_S = 3.0  # between two checks; code that sleeps at a check is killed
+LOOK_S = 3.0  # interval of checks; code that sleeps at a check is killed
 MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
 SCRATCH_BYTES = 16 << 20
@@ -38,10 +38,11 @@ WALLS = (
 )
 READY = b"ready"
 
-# This program runs inside the walls before the code. It leaves the session keyring, which
-# namespaces share, sets the limits, reports that it is ready, and replaces itself with the code's
-# interpreter. The code's output goes to another file, so the code cannot forge a failed start.
-# If there are no keyrings (ENOSYS) or a container forbids them (EPERM), there is none to leave.
+# This program runs inside the walls before the code. First it leaves the session keyring, because
+# namespaces share it. Then it sets the limits, reports that it is ready, and replaces itself with
+# the interpreter that runs the code. The output of the code goes to another file, so the code
+# cannot forge a failed start. If the kernel has no keyrings (ENOSYS) or a container forbids them
+# (EPERM), there is no keyring to leave.
 START = f"""
 import ctypes, errno, os, resource, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -100,7 +101,7 @@ def check_containment() -> None:
     """Check that this machine can run the sandbox.
 
     Raises:
-        SandboxError: If it cannot.
+        SandboxError: If the sandbox cannot run.
     """
     printed = run_python("print(6 * 7)")
     if printed != "42":
@@ -145,9 +146,9 @@ def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) 
 
 
 def _took_too_long(process: subprocess.Popen[bytes]) -> bool:
-    """Wait for the end of the code. Return True if the kernel killed it, or if it sleeps.
+    """Wait until the code ends or sleeps. Return True if the kernel killed it, or if it sleeps.
 
-    The kernel limits only CPU time, so on a busy machine the code may wait for its turn.
+    The kernel limits only CPU time, so code that waits for a core on a busy machine is not killed.
     """
     while True:
         try:
@@ -177,8 +178,8 @@ def _contained_python() -> tuple[str, ...]:
     python = _interpreter()
     library = Path(_output_of([python, *ISOLATED, "-c", "import os; print(os.__file__)"])).parent
     modules = ":".join(map(str, library.glob("lib-dynload/*.so")))
-    # These variables make the loader only list the libraries of the interpreter and its modules
-    # (ld.so(8)).
+    # With these variables, the loader lists the libraries of the interpreter and its modules, and
+    # runs nothing (ld.so(8)).
     needed = _output_of([python], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=modules)
     libraries = {os.path.normpath(path) for path in re.findall(r"(/\S+) \(0x", needed)}
     outside = sorted(path for path in libraries if not path.startswith(f"{library}/"))
@@ -191,7 +192,7 @@ def _contained_python() -> tuple[str, ...]:
 
 
 def _interpreter() -> str:
-    """Return a Python outside virtual environments, which `nobody` can execute if this is root."""
+    """Return a Python outside virtual environments. If we are root, `nobody` can execute it."""
     base = _base_interpreter()
     if os.geteuid() != 0:
         return base

@@ -1,4 +1,7 @@
-"""Tasks map text to a score. `TASKS` lists the built-in ones. Imports no torch."""
+"""Tasks provide prompts and score responses. This package imports no torch.
+
+`TASKS` lists the built-in tasks.
+"""
 
 from grpo_trainable.tasks.games import CalculatorTask, GuessTask
 from grpo_trainable.tasks.keyword import (
@@ -37,7 +40,7 @@ TASKS = {
     "control": "grpo_trainable.control.task:ControlTask",
 }
 
-# Rewards of the tasks whose responses are scored in separate processes.
+# Rewards, by task. The responses of these tasks are scored in separate processes.
 REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward}
 
 __all__ = [

@@ -25,7 +25,7 @@ def tagged_answer(response: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last box, or None if there is none or its brace stays open.
+    r"""Return the content of the last box, or None if there is no box or it is not closed.
 
     A box is `\boxed{…}`, `\fbox{…}` or `\boxed 5`.
     """
@@ -48,7 +48,7 @@ def boxed_answer(text: str) -> str | None:
 class AnswerForm:
     """Required form of the answer. A response without an answer in this form earns nothing."""
 
-    find: Callable[[str], str | None]  # returns the answer of a response, or None
+    find: Callable[[str], str | None]  # returns the answer in a response, or None
     stop: tuple[str, ...]  # strings that end a response
 
     def judged(
@@ -59,14 +59,14 @@ class AnswerForm:
         truth: str | None,
         spell: Spell = lambda formula: None,
     ) -> Score:
-        """Score a response by the reward that `judge` gives to its answer.
+        """Score a response with the reward that `judge` returns for its answer.
 
-        In a majority vote, a right answer in any spelling is a vote for `truth`. Any other answer
-        is a vote for its own canonical text.
+        In a majority vote, a right answer counts as a vote for `truth`, however it is spelled. Any
+        other answer counts as a vote for its own canonical text.
 
         Args:
             response: The text of the response.
-            judge: Returns the reward of an answer. 1 means a right answer.
+            judge: Returns the reward for an answer. A right answer gets 1.
             truth: The true answer, or None if it is unknown.
             spell: Returns a canonical spelling of a formula, or None.
         """
@@ -79,7 +79,7 @@ class AnswerForm:
         return Score(reward=right, format_reward=1.0, answer_reward=right, answer=voted)
 
     def unverified(self, response: str) -> Score:
-        """Score a response whose answer could not be judged. It counts as wrong."""
+        """Score a response whose answer could not be judged. The answer counts as wrong."""
         answer = self.find(response)
         return Score(
             reward=0.0,
@@ -95,10 +95,10 @@ BOXED = AnswerForm(boxed_answer, stop=())
 
 
 def form_note(settings: TaskSettings) -> str | None:
-    """Return a note if the prompt template does not request the expected form of answers.
+    """Return a note if the prompt template does not request answers in the expected form.
 
     Raises:
-        ValueError: If the file of the template cannot be read.
+        ValueError: If the template file cannot be read.
     """
     text = template_text(settings.template)
     if answer_form(settings) is TAGS:
@@ -108,16 +108,16 @@ def form_note(settings: TaskSettings) -> str | None:
     if asks:
         return None
     return (
-        f"note: task.template={settings.template} does not ask for {wanted}, where the answer is "
-        "expected: a model that does not write it unasked earns nothing (docs/howto/math.md)"
+        f"note: task.template={settings.template} does not ask for an answer in {wanted}: a model "
+        "that does not put its answer there unasked earns nothing (docs/howto/math.md)"
     )
 
 
 def answer_form(settings: TaskSettings) -> AnswerForm:
-    """Return the configured form of answers. With `auto`, the template decides.
+    """Return the configured form of answers. `auto` derives the form from the template.
 
     Raises:
-        ValueError: If the file of the template cannot be read.
+        ValueError: If the template file cannot be read.
     """
     if settings.answer_in == "auto":
         return TAGS if asks_for_tags(template_text(settings.template)) else BOXED

@@ -85,7 +85,7 @@ def with_task_settings(
 ) -> GRPOConfig:
     """Complete and check the settings that a user's task declares.
 
-    Unset settings get their defaults, and paths become absolute. This loads the class.
+    Unset settings get their defaults, and paths become absolute. The class of the task is loaded.
 
     Args:
         config: Config of a trial.
@@ -131,9 +131,10 @@ class CustomTask:
 
         Args:
             name: Value of `task.name`.
-            given: Settings of the class that the user gave.
+            given: Settings that the user gave for the class.
             seed: Seed of the trial.
-            rewards: Require the method `reward`. It is not needed if an environment gives rewards.
+            rewards: Require the method `reward`, which is not needed if an environment gives
+                rewards.
 
         Raises:
             ConfigError: If the class does not declare a given setting, or if a value is invalid.
@@ -156,14 +157,14 @@ class CustomTask:
             )
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return a checked training example of the class."""
+        """Get a training example from the class and check it."""
         call = f"train_example({prompt_index})"
         with self._blamed(call):
             example = self._task.train_example(prompt_index)
         return self._checked(call, example)
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return `count` checked held-out examples of the class."""
+        """Get `count` held-out examples from the class and check them."""
         call = f"eval_examples({count})"
         with self._blamed(call):
             examples = list(self._task.eval_examples(count))
@@ -199,7 +200,7 @@ class CustomTask:
         try:
             return check.convert(given)
         except (TypeError, ValueError):
-            raise self._error(f"stop is {shown(given)}; it must be a list of texts") from None
+            raise self._error(f"stop is {shown(given)}; it must be a list of strings") from None
 
     def _checked(self, call: str, example: Any) -> Example:
         if not isinstance(example, Example):

@@ -2,9 +2,9 @@ r"""Compare an answer with the true one: as a text, as a number, or part by part
 
 The form of the true answer decides the comparison. If the true answer is a number, only a number is
 right: `12*37` equals 444 but merely repeats the question. Lists, sets, tuples, intervals and
-matrices are compared part by part. A parser of mathematics would read `(1,2)` as an interval and
-would not recognise `2\le x<5` as one. `decide` judges the remaining formulas. An answer that leaves
-more work to do than the true answer is wrong.
+matrices are compared part by part. A mathematics parser would read `(1,2)` as an interval and would
+not recognise `2\le x<5` as an interval. The function `decide` compares all other formulas. An
+answer that leaves more calculation to do than the true answer is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from grpo_trainable.tasks.quantities import as_number, quantity
 
-LONGEST_ANSWER = 512  # characters; true answers are shorter, and a parser may hang on longer ones
+LONGEST_ANSWER = 512  # characters; true answers are shorter, and a parser may hang on longer text
 
 # Returns True if an answer (first) equals a true answer (second), both in LaTeX.
 Decide: TypeAlias = Callable[[str, str], bool]
@@ -61,12 +61,12 @@ def equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def decide_exactly(answer: str, truth: str) -> bool:
-    """Return False: formulas that are neither the same text nor the same number are unequal."""
+    """Return False. Formulas that are neither the same text nor the same number are unequal."""
     return False
 
 
 def without_name(text: str) -> str:
-    """Return the value of a named result, such as `3` for `x = 3`. `text` is from `plain`."""
+    """Return the value of a named result, such as `3` for `x = 3`. `text` comes from `plain`."""
     return _named(text)[1]
 
 
@@ -76,7 +76,7 @@ def _equal(answer: str, truth: str, decide: Decide) -> bool:
     if not answer or not truth:
         return False
     if name and true_name and name != true_name:
-        return (name, answer) == (truth, true_name)  # x = y is y = x
+        return (name, answer) == (truth, true_name)  # x = y equals y = x
     if same_letters(answer) == same_letters(truth):
         return True
     number, true_number = quantity(answer), quantity(truth)
@@ -115,7 +115,7 @@ def _unwrapped(text: str) -> str:
 
 
 def same_letters(text: str) -> str:
-    r"""Return a text that is the same for different spellings of an answer.
+    r"""Return text that is the same for different spellings of an answer.
 
     This normalises spaces, `\text` and the letter case of words.
     """
@@ -187,7 +187,7 @@ _BELOW = re.compile(r"(?:[a-zA-Z]([<≤])([^<>≤≥=]+)|([^<>≤≥=]+)([>≥])
 class Parts:
     """Parts of an answer, in LaTeX."""
 
-    kind: str  # the brackets of a tuple, an interval or a set; `∪`; or the row lengths of a matrix
+    kind: str  # brackets of a tuple, interval or set; ∪ for a union; or row lengths of a matrix
     items: Sequence[str]
 
     @property
@@ -236,7 +236,7 @@ def parts_of(text: str) -> Parts | None:
 
 
 def _matrix(text: str) -> Parts | None:
-    """Return the entries of a matrix row by row. The kind contains the length of each row."""
+    """Return the entries of a matrix row by row. The kind of a matrix contains its row lengths."""
     match = re.fullmatch(r"\\begin\{[bp]?matrix\}(.*)\\end\{[bp]?matrix\}", text, re.DOTALL)
     if match is None or r"\begin" in match[1]:
         return None
@@ -269,7 +269,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _interval(text: str) -> Parts | None:
-    """Return the interval that an inequality for one letter describes, or None."""
+    """Return the interval that an inequality in one letter describes, or None."""
     text = re.sub(r"\s", "", text)
     if match := _RISING.fullmatch(text):
         low, from_, to, high = match.groups()
@@ -318,8 +318,8 @@ _WORK = (  # kinds of work, from the least to the most
 def leaves_more(answer: str, truth: str) -> bool:
     r"""Return True if `answer` leaves more work to do than `truth`. Both are in LaTeX.
 
-    A restated question equals the true answer in value. Only its form distinguishes it from an
-    answer.
+    A restated question has the same value as the true answer. Only the form of the question shows
+    that it is not an answer.
     """
     return _work(answer) > _work(truth)
 

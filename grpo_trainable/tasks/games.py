@@ -16,8 +16,8 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
 class _Game:
     """All specifications of a game, in a different order in each pass.
 
-    Evaluation uses the same specifications, because the policy learns to play, not to recall
-    answers.
+    Evaluation uses the same specifications as training, because the policy should learn to play,
+    not to recall answers.
     """
 
     stop = ("\n",)
@@ -49,7 +49,7 @@ class _Game:
         return Example(self.environment().reset(spec), spec)
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Score a response as the single action of an episode."""
+        """Score a response that is the only action of an episode."""
         environment = self.environment()
         environment.reset(ground_truth)
         return as_score(environment.step(response).reward)

@@ -30,11 +30,12 @@ class InputChanged(RuntimeError):
 def input_files(config: GRPOConfig) -> dict[str, Path]:
     """Return the files that a trial reads, by config key. Keys of policy files end in `/name`.
 
-    The result includes shipped files, because another version of the package may ship other ones.
-    It excludes files that cannot be found (of built-in modules, and of modules that a package
-    creates at run time) and the modules that a user's code imports. The files of a user's objects
-    are found without importing the objects. Only a user's task is imported, because its class
-    declares which of its settings are files.
+    The result includes shipped files, because another version of the package may ship different
+    files. It excludes files that cannot be found, such as those of built-in modules and of modules
+    that a package creates at run time. It also excludes the modules that a user's code imports.
+
+    The files of a user's objects are found without importing the objects. Only a user's task is
+    imported, because its class declares which of its settings are files.
     """
     return {key: Path(path) for key, path in _input_files(config)}
 
@@ -48,7 +49,7 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    """Yield files by config key. Files of user code come before any user code is imported."""
+    """Yield files by config key. Files of user code are yielded before the code is imported."""
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
     for label, part in config.parts.items():
@@ -108,7 +109,7 @@ TASK_FILES = {
 
 
 def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
-    """Yield the files that the settings of a user's task name. Directories are skipped."""
+    """Yield the files to which the settings of a user's task refer. Directories are skipped."""
     own = dict(task.own)
     for key, check in declared_settings(task.name).items():
         value = own.get(key.removeprefix("task."))
@@ -138,8 +139,9 @@ def input_digests(
     Args:
         config: Config of a trial.
         before: Earlier result of this function or of `digests_of_all`. Each file is compared with
-            it as soon as the file is read. Keys that only one result has are not compared.
-        keys: Keys to include. By default all are included.
+            this result as soon as the file is read. Keys that are missing in either result are not
+            compared.
+        keys: Keys to include. By default all keys are included.
 
     Raises:
         ValueError: If a file cannot be read. The message is one line that names the file.
@@ -174,8 +176,8 @@ class Input(NamedTuple):
 def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
     """Return the files that several trials read, by config key.
 
-    If trials read different files for one key, the key alone refers to the first of these files.
-    For each other file, a space and its path follow the key.
+    If trials read different files for one key, the plain key refers to the first of these files.
+    Each other file has a longer key: the plain key, a space and the path of the file.
 
     Raises:
         ValueError: If a file cannot be read. The message is one line that names the file.
@@ -208,8 +210,8 @@ def refuse_changed_inputs(
     Args:
         config: Config of the trial.
         now: Current result of `input_digests`.
-        before: Earlier result of `input_digests` or `digests_of_all`. Keys that only one result
-            has are not compared.
+        before: Earlier result of `input_digests` or `digests_of_all`. Keys that are missing in
+            either result are not compared.
 
     Raises:
         InputChanged: If the content of a file has changed.
@@ -232,7 +234,7 @@ def refuse_changed_policy(config: GRPOConfig, before: Mapping[str, str]) -> None
 
 
 def refuse_changed(key: str, path: Path, digest: str, before: Mapping[str, str]) -> None:
-    """Check the digest of one file against an earlier `input_digests` or `digests_of_all`.
+    """Compare a file's digest with an earlier result of `input_digests` or `digests_of_all`.
 
     Raises:
         InputChanged: If the content of the file has changed.

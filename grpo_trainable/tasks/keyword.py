@@ -21,9 +21,9 @@ HELD_OUT_WORDS = 0.25  # share of the words in a keyword file
 
 
 def keyword_prompt(keywords: Sequence[str]) -> str:
-    """Return the prompt for some keywords, with a final newline. The story follows directly.
+    """Return the prompt for some keywords. The story follows its final newline.
 
-    The shipped policy was pretrained on exactly these characters.
+    The shipped policy was pretrained on exactly this wording.
     """
     noun = "word" if len(keywords) == 1 else "words"
     return f"Write a story that includes the {noun}: {', '.join(keywords)}\n"
@@ -32,7 +32,8 @@ def keyword_prompt(keywords: Sequence[str]) -> str:
 def split_of(word: str) -> str:
     """Return the split of a keyword, `train` or `heldout`.
 
-    The split depends only on the word, in any letter case. It is the same in every file and run.
+    The split depends only on the word, regardless of letter case, so every file and run has the
+    same split.
     """
     return "heldout" if hash_fraction(word.lower()) < HELD_OUT_WORDS else "train"
 
@@ -67,7 +68,7 @@ _INCLUSION = {"word": word_inclusion_reward_fn, "substring": keyword_inclusion_r
 _TYPEWRITER = str.maketrans(
     {"\N{RIGHT SINGLE QUOTATION MARK}": "'", "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-"}
 )
-_LETTER = r"[^\W_]"  # a letter or digit, but no underscore, which marks emphasis, as in _apple_
+_LETTER = r"[^\W_]"  # letter or digit; underscores are excluded: they mark emphasis, as in _apple_
 
 
 def _as_keywords(keywords: str | Sequence[str]) -> Sequence[str]:
@@ -91,7 +92,7 @@ def _word_pattern(keyword: str) -> re.Pattern[str]:
 
 
 def read_keywords(path: str | Path) -> list[str]:
-    """Read the keywords of a UTF-8 file with one keyword per line.
+    """Read keywords from a UTF-8 file that has one keyword per line.
 
     The order is kept. Duplicates are dropped, ignoring case. Blank lines and lines that start with
     # are skipped.
@@ -113,7 +114,7 @@ def read_keywords(path: str | Path) -> list[str]:
         if keyword and not keyword.startswith("#"):
             keywords.setdefault(keyword.lower(), keyword)
     if not keywords:
-        raise ValueError(f"task.keywords_file={path}: holds no keyword; write one keyword per line")
+        raise ValueError(f"task.keywords_file={path}: has no keyword; write one keyword per line")
     return list(keywords.values())
 
 
@@ -134,10 +135,10 @@ def parse_example(row: Mapping[str, Any]) -> Example:
         prompt += "\n"
     if keywords is not None:
         if not (isinstance(keywords, list) and keywords and all(map(is_text, keywords))):
-            raise ValueError("keywords must be a non-empty list of non-empty texts")
+            raise ValueError("keywords must be a non-empty list of non-empty strings")
         return Example(prompt, keywords)
     if not is_text(answer):
-        raise ValueError("answer must be non-empty text; or give keywords, a list of such texts")
+        raise ValueError("answer must be non-empty text; or give keywords, a list of strings")
     return Example(prompt, answer)
 
 
@@ -146,7 +147,7 @@ def parse_example(row: Mapping[str, Any]) -> Example:
 
 @dataclass(frozen=True)
 class _Words:
-    """An endless stream of prompts from words. A pass uses each word at most once."""
+    """An endless stream of prompts made from words. A pass uses each word at most once."""
 
     words: Sequence[str]
     per_prompt: int
@@ -209,17 +210,17 @@ class KeywordTask:
     def eval_examples(self, count: int) -> list[Example]:
         """Return the same `count` held-out examples for every seed.
 
-        A larger `count` only appends examples. If `count` exceeds the number of held-out
-        examples, the words or rows repeat: in new combinations if prompts have several keywords,
-        otherwise as the same prompts.
+        A larger `count` only appends examples. If `count` exceeds the number of held-out examples,
+        the words or rows repeat. If prompts are made from several words, the words repeat in new
+        combinations. Otherwise the same prompts repeat.
         """
         return [self._heldout.example("eval", prompt_index) for prompt_index in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """Reward 1 if the response contains every keyword of `ground_truth`, else 0.
 
-        `ground_truth` is a list or a single text. Any response is well-formed, so the format reward
-        is always 1.
+        `ground_truth` is a list of strings or a single string. Any response is well-formed, so the
+        format reward is always 1.
         """
         assert isinstance(ground_truth, str | list), ground_truth
         answer = self._inclusion(response, ground_truth)  # pyright: ignore[reportArgumentType]

@@ -14,7 +14,7 @@ from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, split
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# The shipped problems: calculations in words. Their answers are whole numbers.
+# The shipped problems are calculations in words whose answers are whole numbers.
 ARITHMETIC = Path(__file__).parents[1] / "assets" / "arithmetic"
 SHIPPED_PROBLEMS = {
     "train_file": str(ARITHMETIC / "train.jsonl"),
@@ -22,7 +22,7 @@ SHIPPED_PROBLEMS = {
 }
 
 
-MARK = "####"  # GSM8K's mark before the answer of a solution
+MARK = "####"  # stands before the final answer in a GSM8K solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
@@ -85,9 +85,9 @@ def unmarked_answers(key: str, path: str) -> str | None:
     if not unmarked or marked <= len(unmarked):
         return None
     return (
-        f"note: task.{key}={path}: line {unmarked[0]} has no {MARK} before its answer "
-        f"({marked:,} lines have it, {len(unmarked):,} do not): its whole text becomes the true "
-        "answer"
+        f"note: task.{key}={path}: line {unmarked[0]} has no {MARK} before its answer, so its "
+        f"whole text becomes the true answer ({marked:,} lines have the mark, {len(unmarked):,} do "
+        "not)"
     )
 
 
@@ -149,8 +149,8 @@ class MathTask:
         if both:
             found.append(
                 f"note: {both:,} of the {len(held_out):,} held-out problems of "
-                f"task.eval_file={self._files['eval_file']} are trained on too: they are in "
-                f"task.train_file={self._files['train_file']}"
+                f"task.eval_file={self._files['eval_file']} are also trained on, because they are "
+                f"in task.train_file={self._files['train_file']}"
             )
         return [note for note in found if note is not None]
 

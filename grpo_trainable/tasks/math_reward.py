@@ -1,4 +1,4 @@
-r"""Rewards for mathematics: is there an answer, and does it equal the true one?"""
+r"""Rewards for mathematics: find the answer in a response and compare it with the true answer."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Truth: TypeAlias = str | int | float | Sequence[str | int | float]
 def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
     """Score a response that ends its reasoning with `</think> <answer>…</answer>`.
 
-    The answer must equal the true one mathematically. Numbers and equal texts are compared without
-    a library, other formulas by math-verify (extra `math`). A response in another form earns
-    nothing.
+    The answer must equal the true one mathematically. Numbers and identical texts are compared
+    without a library. Other formulas are compared with math-verify (extra `math`). A response in
+    another form earns nothing.
 
-    A formula may keep the library busy for an unlimited time. A trial therefore scores responses in
-    a process that it can end. Other callers of this function have no deadline.
+    Some formulas keep the library busy for an unlimited time. A trial therefore scores responses in
+    a process that it can kill. Other callers of this function have no deadline.
 
     Args:
         response: The text of the response.
-        ground_truth: The true answer, or several true answers, any of which is right.
+        ground_truth: The true answer, or several true answers, each of which is accepted.
 
     Returns:
         `reward`, `format_reward` and `answer_reward`, each 0 or 1.
@@ -64,8 +64,8 @@ def _score(
 ) -> Score:
     """Score a response by its answer.
 
-    `spell` is called only for formulas that `decide` has already compared. A policy may write a
-    formula that a parser never finishes, and not every answer needs the parser.
+    `spell` is called only for formulas that `decide` has already compared. Not every answer needs
+    the parser, and the parser may never finish a formula that a policy wrote.
     """
     given = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
     truths = [str(truth) for truth in given]
@@ -99,7 +99,7 @@ class MathReward:
             require_math_verify()
 
     def warm_up(self) -> None:
-        """Load math-verify. Its first call takes seconds."""
+        """Load math-verify, because the first call of the library takes seconds."""
         if self._by_library:
             verified_equal(r"\frac{1}{2}x", r"x\cdot 2^{-1}")
 
@@ -118,17 +118,17 @@ def require_math_verify() -> None:
     """Check that math-verify is installed, without importing it.
 
     Raises:
-        ValueError: If it is not installed. The message is one line.
+        ValueError: If math-verify is not installed. The message is one line.
     """
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError(
-            "task.equality=math_verify: math-verify is missing; install it by: "
+            "task.equality=math_verify: math-verify is missing; install it with: "
             "pip install 'grpo-trainable[math]', or set task.equality=exact to compare numbers only"
         )
 
 
 def verified_equal(answer: str, truth: str) -> bool:
-    """Return True if math-verify finds an answer equal to a true answer, both in LaTeX.
+    """Return True if math-verify considers an answer equal to a true answer, both in LaTeX.
 
     The library's time-outs are off, because they rely on SIGALRM, which only the main thread of a
     process can use. To enforce a deadline, end the process.
@@ -157,11 +157,11 @@ def _parsed(latex: str) -> list[Any]:
     """Return math-verify's reading of a formula, empty if it cannot read the formula."""
     import math_verify
 
-    # Otherwise the library warns once in every process that its time-outs are off.
+    # Without this line, the library warns once in every process that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     formula = without_unit(" ".join(latex.replace("\\$", "").replace("$", "").split()))
     config = math_verify.LatexExtractionConfig()
-    # The library's units include "ab", "h" and "t": it would read 2ab as 2.
+    # The library's units include "ab", "h" and "t", so the library would read 2ab as 2.
     normalization = replace(config.normalization_config, units=False)
     return math_verify.parse(
         f"${formula}$",

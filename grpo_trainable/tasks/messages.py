@@ -33,11 +33,11 @@ def mistake_in_prompt(prompt: Any) -> str | None:
             return f"has a system message as message {number}; the system message must come first"
         if not is_text(message["content"]):
             return f"has no text in the content of message {number}"
-    return None if prompt[-1]["role"] == "user" else "must end with a message of the role user"
+    return None if prompt[-1]["role"] == "user" else "must end with a message whose role is user"
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Return True for text that is not blank and can be encoded."""
+    """Return True if `value` is a string that is not blank and can be encoded."""
     # JSON can contain half a surrogate pair, which no later step can encode.
     return (
         isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
@@ -47,7 +47,7 @@ def is_text(value: object) -> TypeGuard[str]:
 def as_messages(prompt: Prompt, system: str | None = None) -> list[dict[str, str]]:
     """Return a prompt as a conversation.
 
-    A text becomes one message of the role `user`, without the newline at its end.
+    A text becomes one message with the role `user`. A newline at the end of the text is dropped.
 
     Args:
         prompt: A text or a conversation.
@@ -63,7 +63,7 @@ def as_messages(prompt: Prompt, system: str | None = None) -> list[dict[str, str
 
 
 def as_text(prompt: Prompt) -> str:
-    """Return a prompt for people to read, with a line `role: content` for each message."""
+    """Return a prompt as text for people, with a line `role: content` for each message."""
     if isinstance(prompt, str):
         return prompt
     return "".join(f"{message['role']}: {message['content']}\n" for message in prompt)

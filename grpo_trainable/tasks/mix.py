@@ -38,13 +38,13 @@ class MixTask:
     def stop(self) -> tuple[str, ...]:
         """Stop strings of all tasks.
 
-        The strings of one task also end responses to the prompts of the others, because all
+        The strings of one task also end responses to the prompts of the other tasks, because all
         responses that are sampled in one call have the same limits.
         """
         return tuple(dict.fromkeys(text for task in self.parts.values() for text in task.stop))
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return training example `prompt_index` of the mix, the next unused example of a task."""
+        """Return training example `prompt_index` of the mix: the next unused one of its task."""
         place = self._mixture.train(prompt_index)
         return self.parts[place.label].train_example(place.index)
 
@@ -68,7 +68,7 @@ class PromptOrigin(NamedTuple):
 
 
 class Mixture:
-    """Assignment of prompts to tasks, a function of the weights, the seed and the prompt's index.
+    """Assignment of prompts to tasks, which depends on weights, seed and the prompt's index.
 
     A task with share w gets ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
     therefore follows the weights closely, without the noise of random draws. Prompt j of a task
@@ -77,7 +77,7 @@ class Mixture:
     This rule keeps every prompt within its window (Baruah et al. 1996, "Proportionate progress").
     The seed breaks ties.
 
-    Held-out prompts come from the tasks in turn, whatever the weights, so the numbers of prompts of
+    Held-out prompts come from the tasks in turn, whatever the weights, so the prompt counts of any
     two tasks differ by at most one.
     """
 
@@ -96,7 +96,7 @@ class Mixture:
         self._seed = seed
         self._taken = dict.fromkeys(weights, 0)
         self._places: list[PromptOrigin] = []
-        self._growing = threading.Lock()  # a separate thread scores responses
+        self._growing = threading.Lock()  # needed because a separate thread scores responses
 
     def train(self, prompt_index: int) -> PromptOrigin:
         """Return the origin of a training prompt."""

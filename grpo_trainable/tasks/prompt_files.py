@@ -67,7 +67,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
                 raise ValueError(f"task.{key}={path}: {mistakes[0]}") from None
     if not examples:
         first = f"; {mistakes[0]}" if mistakes else ""
-        raise ValueError(f"task.{key}={path}: holds no valid line{first}")
+        raise ValueError(f"task.{key}={path}: has no valid line{first}")
     if mistakes:
         rest = f", and {len(mistakes) - 1} more such lines" if len(mistakes) > 1 else ""
         logger.warning("task.%s=%s: %s%s; skipped", key, path, mistakes[0], rest)
@@ -122,7 +122,10 @@ def split_files(
 
 
 def is_held_out(prompt: Prompt) -> bool:
-    """Return True if a prompt is held out. The prompt's hash decides, in every file and run."""
+    """Return True if a prompt is held out.
+
+    Only the prompt's hash decides, so a prompt is held out in every file and run or in none.
+    """
     return hash_fraction(as_text(prompt)) < HELD_OUT_PROMPTS
 
 

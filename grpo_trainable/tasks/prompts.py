@@ -49,7 +49,7 @@ def _build_one(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and true answers by (stream, example). They depend only on the config.
+    """Requests and true answers, by stream and example. Both depend only on the config.
 
     The stream `train` is endless. The stream `eval` always consists of the same `eval.prompts`
     held-out examples.
@@ -101,7 +101,7 @@ class Prompts:
         Args:
             stream: `train` or `eval`.
             prompt_index: Index of the prompt in the stream.
-            example_index: Index of the prompt's example. By default it equals the prompt's index.
+            example_index: Index of the prompt's example, by default the prompt's index.
 
         Raises:
             ValueError: If the prompt cannot be encoded. The message is one line.
@@ -124,7 +124,7 @@ class Prompts:
         return self._chat.render(as_messages(prompt, self._system))
 
     def said(self, stream: str, example: int) -> str:
-        """Return the text of a prompt, or of its last message, without the chat template."""
+        """Return a prompt's text, or the text of its last message, without the chat template."""
         prompt = self._example(stream, example).prompt
         return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
@@ -135,7 +135,7 @@ class Prompts:
 
         Args:
             text: The text that the policy reads next.
-            action: Ids that the policy sampled last.
+            action: Token ids that the policy sampled last.
         """
         if self._chat is None:
             return tuple(self._tokenizer.encode(text))
@@ -162,7 +162,7 @@ class Prompts:
     def check_lengths(
         self, stream: str, count: int, context_length: int, until: float = math.inf
     ) -> int:
-        """Check that prompts, with their longest responses, fit into a policy's context.
+        """Check that prompts, with the longest allowed responses, fit into a policy's context.
 
         Args:
             stream: `train` or `eval`.

@@ -61,10 +61,10 @@ class Quantity:
     is_division: bool = False  # an integer written as a division, such as 144/12
 
     def answers(self, truth: Quantity) -> bool:
-        """Return True if this number is the true one.
+        """Return True if this number equals the true one.
 
-        A unit that only one of the two numbers has is ignored. If only one of them has a percent
-        sign, 30% equals both 30 and 0.3.
+        If only one of the two numbers has a unit, the unit is ignored. If only one of the numbers
+        has a percent sign, 30% equals both 30 and 0.3.
         """
         if self.is_division and not truth.is_division:
             return False
@@ -77,7 +77,7 @@ class Quantity:
 
 
 def quantity(text: str) -> Quantity | None:
-    """Parse a text that is a number, or return None."""
+    """Parse text that is a number. Return None for any other text."""
     if len(text) > LONGEST_NUMBER:
         return None
     text = text.strip()

@@ -19,8 +19,8 @@ from grpo_trainable.tasks.prompt_files import is_held_out
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# A data set draws problem n with the seed of the data set plus n, so data sets of different seeds
-# share problems. The seed is therefore fixed here, and only the number distinguishes problems.
+# A data set with seed s draws problem n with the seed s + n, so data sets with different seeds
+# share problems. The seed is therefore fixed here, and only n distinguishes problems.
 SEED = 0
 DRAWS = 1000  # maximum number of random draws to find one training problem
 
@@ -56,7 +56,7 @@ class Problems:
     def example(self, number: int) -> Example:
         """Return a problem's question with a true answer that refers to the problem by number.
 
-        The whole problem cannot be the true answer, because not all of it survives JSON.
+        The true answer cannot contain the whole problem, because JSON cannot store all of it.
         """
         entry = self.entry(number)
         answer = None if entry["answer"] is None else str(entry["answer"])
@@ -65,7 +65,7 @@ class Problems:
         )
 
     def score(self, answer: str, truth: Mapping[str, Any]) -> float:
-        """Return the data set's score for an answer to the problem that `truth` names."""
+        """Return the data set's score for an answer to the problem that `truth` identifies."""
         return float(self._dataset.score_answer(answer, self.entry(truth["number"])))
 
     def refuse_another(self, truth: Mapping[str, Any]) -> None:
@@ -78,13 +78,13 @@ class Problems:
             ValueError: If the problem differs.
         """
         if self.question(truth["number"]) != truth["question"]:
-            raise self._not_repeated("in each process")
+            raise self._not_repeated("between processes")
 
     def to_train_on(self, key: str, prompt_index: int) -> int:
         """Return the number of training problem `prompt_index` of the stream `key`.
 
         Each pass visits every problem once, in a different order. Each held-out problem is replaced
-        by another problem, drawn at random.
+        by a training problem that is drawn at random.
 
         Raises:
             ValueError: If no training problem is found.
@@ -119,7 +119,7 @@ class Problems:
         return [found[i % len(found)] for i in range(count)]
 
     def _too_few(self, what: str) -> ValueError:
-        return ValueError(f"{self._named}: too few problems {what} among {self.size}")
+        return ValueError(f"{self._named}: among {self.size} problems, there are too few {what}")
 
     def _not_repeated(self, when: str) -> ValueError:
         return ValueError(f"{self._named}: problems differ {when}; choose another data set")
@@ -128,7 +128,7 @@ class Problems:
 def _data_set(settings: TaskSettings) -> Any:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ValueError(
-            "task.name=reasoning_gym: reasoning-gym is missing; install it by: "
+            "task.name=reasoning_gym: reasoning-gym is missing; install it with: "
             "pip install 'grpo-trainable[gym]'"
         )
     reasoning_gym = importlib.import_module("reasoning_gym")
@@ -147,7 +147,7 @@ class ReasoningGymReward:
     """The reward of the task `reasoning_gym`, without the prompts.
 
     Raises:
-        ValueError: If `Problems` raises it, or if the template cannot be read.
+        ValueError: If `Problems` raises a ValueError, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -158,13 +158,13 @@ class ReasoningGymReward:
         """Do nothing. The slow part, the import, is already done."""
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Reward a response with the data set's score for its answer, often between 0 and 1.
+        """Reward a response with the data set's score for its answer.
 
-        The score is 0 if there is no answer in the right form, or if the data set's function fails
-        on the answer.
+        The score is often between 0 and 1. Without an answer in the right form, or if the data
+        set's function fails on the answer, the score is 0.
 
         Raises:
-            ValueError: If the data set makes different problems in each process.
+            ValueError: If the data set makes different problems in different processes.
         """
         assert isinstance(ground_truth, Mapping), ground_truth
         self.problems.refuse_another(ground_truth)
@@ -180,10 +180,10 @@ class ReasoningGymReward:
 
 
 class ReasoningGymTask:
-    """Problems of one data set. A fifth of them is held out.
+    """Problems of one data set. A fifth of the problems are held out.
 
     Raises:
-        ValueError: If `Problems` raises it, or if the template cannot be read.
+        ValueError: If `Problems` raises a ValueError, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:

@@ -17,7 +17,7 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
 
     Raises:
         ValueError: If the task stops at a special token, or if the tokens of this tokenizer cannot
-            be searched. The message is one line.
+            be searched for strings. The message is one line.
     """
     given = config.rollout.stop
     asked = tuple(task.stop) if given is None else given
@@ -26,7 +26,7 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
         # The learner does not know the task but must know every token that cannot be sampled early.
         raise ValueError(
             f"task.name={config.task.name}: asks to stop at the special token {shown(special[0])}; "
-            "set it in rollout.stop"
+            "set this token in rollout.stop"
         )
     strings = tuple(text for text in asked if text not in special)
     if strings:
@@ -41,7 +41,7 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
 
 
 def interruption(config: GRPOConfig, tokenizer: Tokenizer) -> Interruption | None:
-    """Return the interruption of `rollout.overlong=interrupt`, or None for other values.
+    """Return the interruption for `rollout.overlong=interrupt`, or None for other values.
 
     See ScaleRL (arXiv 2510.13786).
 

@@ -29,7 +29,7 @@ class ScoreRequest:
 
     response: str
     ground_truth: JSONValue
-    label: str | None = None  # label of the task that scores it, if the trial has several tasks
+    label: str | None = None  # label of the task that scores the response; None for one task
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ def as_score(result: Any) -> Score:
     if not isinstance(scores, Mapping):
         scores = {"reward": scores}
     if "reward" not in scores:
-        raise ValueError(f"returned a dict without reward: keys {sorted(map(str, scores))}")
+        raise ValueError(
+            f"returned a dict without the key reward; its keys: {sorted(map(str, scores))}"
+        )
     reward = _finite("reward", scores["reward"])
     return Score(
         reward=reward,
@@ -97,7 +99,7 @@ def _parts(given: Any) -> dict[str, float]:
 
 
 def _finite(name: str, value: Any) -> float:
-    # float() alone would accept the text "1".
+    # float() alone would accept the string "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)
@@ -118,7 +120,7 @@ class Task(Protocol):
     def stop(self) -> Sequence[str]:
         """Strings that end a response, unless `rollout.stop` sets others.
 
-        A user's task may leave this attribute out.
+        A user's task may omit this attribute.
         """
         ...
 

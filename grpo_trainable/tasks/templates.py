@@ -6,8 +6,8 @@ from pathlib import Path
 
 QUESTION = "{question}"
 
-# DeepSeek-R1-Zero's prompt (arXiv 2501.12948). It ends inside the reasoning, and the response
-# continues there.
+# DeepSeek-R1-Zero's prompt (arXiv 2501.12948). The prompt ends inside the reasoning, and the
+# response continues there.
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves "
     "it. The Assistant first thinks about the reasoning process in the mind and then provides the "
@@ -17,7 +17,7 @@ R1_ZERO = (
     "User: {question}\n"
     "Assistant: <think>"
 )
-# Expects the same form of response, but is short enough for a small policy.
+# Asks for the same form of response as R1_ZERO, but is short enough for a small policy.
 SHORT = "User: {question}\nAssistant: <think>"
 # The prompt of Qwen's mathematical models (arXiv 2409.12122).
 BOXED = f"{QUESTION}\nPlease reason step by step, and put your final answer within \\boxed{{}}."

@@ -4,7 +4,7 @@ The check plays each specification several times with the same actions:
 
 - twice in one environment;
 - once in another process;
-- in several environments of one process that play in turn, as those of a group do.
+- in several environments of one process that play in turn, as the environments of a group do.
 
 All of these episodes must be equal.
 """
@@ -25,9 +25,9 @@ from grpo_trainable.environments import JSONValue, Turn
 from grpo_trainable.generator.env_processes import EpisodeError, GroupProcess
 
 # Names of faults.
-FAILS = "fails"  # the environment raises, returns a wrong value, or its process dies
+FAILS = "fails"  # the environment raises or returns a wrong value, or its process dies
 HANGS = "hangs"  # no answer within env.step_deadline_s
-PROMPT = "prompt"  # the text of reset is not the prompt of the task
+PROMPT = "prompt"  # reset returns another text than the prompt of the task
 DIFFERS = "differs"  # another process plays a different episode of the same specification
 REMEMBERS = "remembers"  # an episode depends on the previous one
 SHARES = "shares"  # episodes played in turn in one process affect each other
@@ -36,7 +36,7 @@ RETOKENISED = "retokenised"  # encoding and decoding change a text
 PROCESSES = "processes"  # the environment leaves processes behind
 FAULTS = (FAILS, HANGS, PROMPT, DIFFERS, REMEMBERS, SHARES, UNSENDABLE, RETOKENISED, PROCESSES)
 
-LONG = 2000  # characters of the longest invented action
+LONG = 2000  # characters in the longest invented action
 ODDITIES = ("", "é 😀", "x" * LONG)
 
 
@@ -95,7 +95,8 @@ class EnvironmentCheck:
 
         Args:
             settings: Settings of the environment.
-            actions: Actions to draw from. By default actions are invented from the observations.
+            actions: Actions to draw from. By default, actions are words of the observations,
+                digits and odd strings.
             stop: String at the end of each action.
             seed: Seed of the actions.
             group_size: Number of environments that play in turn in one process.
@@ -142,7 +143,7 @@ class EnvironmentCheck:
             again = self._played(process, 0, spec, script)
             left = process.left_behind()
         if left:
-            self._find(PROCESSES, f"{left} still running after close()")
+            self._find(PROCESSES, f"still running after close(): {left}")
         with _Process(self._settings) as process:
             elsewhere = self._played(process, 0, spec, script)
         if self._difference(DIFFERS, "another process", first, elsewhere):
@@ -166,7 +167,7 @@ class EnvironmentCheck:
             self._find(UNSENDABLE, f"the specification {shown(spec)} is not JSON: {error}")
             raise _Unplayable from None
         if arrived != spec:
-            self._find(UNSENDABLE, f"{shown(spec)} arrives as {shown(arrived)}")
+            self._find(UNSENDABLE, f"JSON changes {shown(spec)} to {shown(arrived)}")
         return arrived
 
     def _played(self, process: _Process, place: int, spec: JSONValue, script: _Script) -> Heard:
@@ -185,7 +186,7 @@ class EnvironmentCheck:
     def _steps(
         self, process: _Process, place: int, spec: JSONValue, script: _Script
     ) -> Iterator[Heard]:
-        """Play an episode action by action. Yield the same growing lists each time."""
+        """Play an episode action by action. Yield the same tuple with a growing list of turns."""
         self._report.episodes += 1
         said = self._ask(process, "reset", {"reset": place, "spec": spec})["text"]
         heard: Heard = (said, [])
@@ -241,7 +242,7 @@ class EnvironmentCheck:
             for part in ("text", "reward", "done", "info"):
                 one, two = getattr(expected, part), getattr(turn, part)
                 if one != two:
-                    what = f"{who} has {part} {shown(two)} for the same actions, not {shown(one)}"
+                    what = f"for the same actions, {who} has {part} {shown(two)}, not {shown(one)}"
                     self._find(name, what, f"turn {number}")
                     return True
         return True
@@ -251,7 +252,7 @@ class EnvironmentCheck:
         self._report.findings.append(Finding(name=name, where=place, what=what))
 
     def _take_notes(self, turns: Sequence[Turn]) -> None:
-        """Add notes on observations that are not necessarily faults."""
+        """Add notes on unusual results that are not necessarily faults."""
         report, settings = self._report, self._settings
         note = report.notes.append
         slowest = max(report.seconds, default=0.0)
@@ -309,7 +310,9 @@ class _Process:
         return self._group.ask(message, deadline_s)
 
     def left_behind(self) -> str:
-        """Close the environments and describe the processes that remain. Empty if none remains."""
+        """Close the environments and describe the remaining processes. Empty if there are none."""
         self._group.ask({"close": True}, 5.0)
         count = len(self._group.started())
-        return "" if not count else f"{count} process{'' if count == 1 else 'es'} that it started"
+        return (
+            "" if not count else f"{count} process{'' if count == 1 else 'es'} of the environment"
+        )

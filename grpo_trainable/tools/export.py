@@ -82,7 +82,7 @@ def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Expo
 
 def _is_policy(source: AnyPath) -> TypeGuard[Path]:
     if not isinstance(source, Path):
-        return False  # an object store holds only experiments
+        return False  # an object store contains only experiments
     if is_hugging_face(source):
         raise ExportError(f"{source}: is already a Hugging Face directory")
     return (source / "policy.safetensors").is_file()

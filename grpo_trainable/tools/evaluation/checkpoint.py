@@ -33,8 +33,8 @@ def read_trained_policy(directory: AnyPath) -> TrainedPolicy:
     A damaged last checkpoint is an error: silently evaluating an older policy would mislead.
 
     Raises:
-        CheckpointError: If there is no checkpoint, or if it is damaged, foreign or in another
-            format. The message is one line.
+        CheckpointError: If there is no checkpoint, or if it is damaged, comes from another program
+            or has another format. The message is one line.
     """
     directory = checkpoints_named(directory)[-1]
     trial = read_checkpoint(directory)

@@ -125,7 +125,7 @@ class Evaluator:
     def _sampled(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], Scores | None]:
-        """Sample groups. Return them with their scores if these are episodes, else with None."""
+        """Sample groups. Return the groups, and the scores of episodes (None for other groups)."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
             groups = self._engine.generate(requests, between_tokens)
@@ -180,7 +180,7 @@ def _with_score(sampled: Generation, score: Score | RewardError) -> Generation:
 # ---- Device and threads --------------------------------------------------------------------------
 
 
-# The shipped policy has one million parameters. It samples as fast on one thread as on two.
+# The shipped policy has one million parameters and samples as fast on one thread as on two.
 PARAMETERS_PER_THREAD = 10_000_000
 
 
@@ -206,7 +206,7 @@ def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
     wanted = r.worker_gpus if colocated else r.generator_gpus
     if wanted and not there:
         raise ValueError(
-            "the trial sampled on a GPU, but torch sees none here; use --device cpu to sample on "
+            "the trial sampled on a GPU, but torch sees no GPU here; use --device cpu to sample on "
             "the CPU, where responses may differ"
         )
     return "cuda" if wanted else "cpu"
@@ -218,8 +218,8 @@ def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameter
     Args:
         asked: The requested number, or None.
         trained: Policy of a trial. The default is the number of threads of the trial's generators,
-            because it gives the same bits. Without a trial, the default is one thread for every
-            `PARAMETERS_PER_THREAD` parameters, up to the number of cores.
+            because the same number of threads gives the same bits. Without a trial, the default is
+            one thread for every `PARAMETERS_PER_THREAD` parameters, up to the number of cores.
         parameters: Number of parameters of the policy.
     """
     if asked is not None:

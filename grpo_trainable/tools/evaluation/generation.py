@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from grpo_trainable.tasks import JSONValue
 
-# The three categories of the course: name in files -> rewards of format and answer.
+# The three categories of the course CSE 599-O: name in files -> rewards of format and answer.
 CATEGORIES = {
     "correct": "format 1, answer 1",
     "wrong_answer": "format 1, answer 0",
@@ -16,7 +16,7 @@ CATEGORIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One response to one held-out prompt. Rewards are None if it could not be scored."""
+    """One response to one held-out prompt. Rewards are None if the response was not scored."""
 
     prompt_index: int
     response_index: int  # index among the responses to the prompt

@@ -1,4 +1,4 @@
-"""The policy to evaluate: from a trial's checkpoint, or the one that a config names."""
+"""The policy to evaluate, from a trial's checkpoint or from a config."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _source(config: GRPOConfig, trained: TrainedPolicy | None) -> tuple[str, str
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, shapes, types and bytes, in the order of names.
+    """Return the SHA-256 of the names, shapes, types and bytes of all tensors, sorted by name.
 
     Equal weights have equal digests, whatever their source.
     """

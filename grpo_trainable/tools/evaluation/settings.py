@@ -23,7 +23,7 @@ from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
 # The keys that an evaluation reads. A name with a final dot is a whole section. An evaluation of a
-# trial's checkpoint also uses the batches and threads of the trial's generators.
+# trial's checkpoint also uses the batch size and the thread count of the trial's generators.
 READ = (
     *("model.", "task.", "env.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
@@ -60,7 +60,8 @@ def evaluation_config(
     Args:
         trained: The checkpoint, or None to start from the defaults.
         assignments: Texts `KEY=VALUE` for keys that an evaluation reads.
-        options: Values of the options in `OPTIONS`, by name. None means that it is not given.
+        options: Values of the options in `OPTIONS`, by name. None means that an option is not
+            given.
         directory: Directory against which relative paths in these values are resolved.
 
     Raises:
@@ -117,8 +118,8 @@ def _refuse_unnamed_code(
     flat = flatten(base)
     if flat.get("env.allow_unsafe") and "env.allow_unsafe" not in named:
         raise ConfigError(
-            "env.allow_unsafe=true: a checkpoint's setting; the policy's code runs without a "
-            "sandbox only if you allow it too: --set env.allow_unsafe=true"
+            "env.allow_unsafe=true: a checkpoint's setting is not enough; to run the policy's code "
+            "without a sandbox, allow it yourself: --set env.allow_unsafe=true"
         )
     for key, check in checks.items():
         value = flat.get(key)
@@ -139,7 +140,7 @@ def _refuse_unnamed_tasks(key: str, mix: Any) -> None:
         if code:
             raise ConfigError(
                 f"{key}, {label}: code that a checkpoint names runs only if you name it too: "
-                f"{code[0]}; give the whole mix by --set {key}=…"
+                f"{code[0]}; give the whole mix with --set {key}=…"
             )
 
 
@@ -186,7 +187,7 @@ def _refuse_changed(
         check = checks.get(key)
         if key.startswith("task.") and other_task:
             return True
-        if check is None or key not in given:  # `model.path/NAME` is no key
+        if check is None or key not in given:  # `model.path/NAME` is not a key
             return False
         return check.refers_to == "path" or now.get(key) != before.get(key)
 

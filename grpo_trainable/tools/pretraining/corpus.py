@@ -61,7 +61,7 @@ def encode(tokenizer: Tokenizer, document: Document, context_length: int) -> Row
     """Encode a document, and cut it to the context."""
     prompt = tokenizer.encode(document.prompt)
     ids = [*prompt, *tokenizer.encode(document.response), tokenizer.eos_id]
-    # One id more than the context: the last id is only a target.
+    # Keep one id more than the context, because the last id is only a target.
     return Row(ids[: context_length + 1], len(prompt))
 
 
@@ -76,5 +76,5 @@ def check_prompts(corpus: Corpus, tokenizer: Tokenizer, context_length: int) -> 
         if length > context_length:
             raise ValueError(
                 f"--corpus {place}: a prompt of {length} tokens leaves no room for a response in "
-                f"the context of {context_length}"
+                f"the context of {context_length} tokens"
             )

@@ -15,15 +15,15 @@ from grpo_trainable.tools.pretraining.story_corpus import measure_stories
 
 HELD_OUT_SHARE = 0.05  # share of the lines, up to MOST_HELD_OUT lines
 MOST_HELD_OUT = 1000
-TOKENIZER_DOCUMENTS = 20_000  # give as good a tokenizer as all documents, in less time
+TOKENIZER_DOCUMENTS = 20_000  # more documents take more time and give no better tokenizer
 
 
 def file_corpus(path: str, recipe: Recipe) -> Corpus:
     """Read a corpus from a file, and hold out a share of it.
 
     Raises:
-        ValueError: If the file cannot be used. The message is one line. For a bad line, it gives
-            the file and the line number.
+        ValueError: If the file cannot be used. The message is one line. For a bad line, the message
+            gives the file and the line number.
     """
     places = read_documents(path)
     documents, held_out = split_documents(list(places.values()), recipe.seed)
@@ -38,14 +38,14 @@ def file_corpus(path: str, recipe: Recipe) -> Corpus:
 
 
 def read_documents(path: str | Path) -> dict[str, Document]:
-    """Read the documents of a JSONL file, by "FILE:LINE".
+    """Read a JSONL file, and return its documents by "FILE:LINE".
 
     A prompt gets a final newline if it has none, like the prompts of a task. Blank lines are
     skipped.
 
     Raises:
-        ValueError: If the file cannot be used. The message is one line. For a bad line, it gives
-            the file and the line number.
+        ValueError: If the file cannot be used. The message is one line. For a bad line, the message
+            gives the file and the line number.
     """
     try:
         lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -61,8 +61,8 @@ def read_documents(path: str | Path) -> dict[str, Document]:
                 raise ValueError(f"--corpus {place}: {error}") from None
     if len(documents) < 2:
         raise ValueError(
-            f"--corpus {path}: holds {len(documents)} documents; at least 2 are needed, because "
-            "one is held out to measure the loss"
+            f"--corpus {path}: has {len(documents)} documents; at least 2 are needed, because one "
+            "is held out to measure the loss"
         )
     return documents
 

@@ -1,4 +1,4 @@
-"""The games corpus: random legal play, with a share that uses the environment's answers.
+"""The games corpus: random legal play, in which some players use the environment's answers.
 
 The prompt of a document is the first observation. The response is the rest of the episode, actions
 and answers in turn. Most players draw random actions. A share of the guessing players follow the
@@ -107,7 +107,7 @@ def calculating(rng: Random, recipe: GamesRecipe) -> Player:
 
 
 EPISODES = 1024  # episodes of each game
-GROUPS_AT_ONCE = 8  # each group has a process
+GROUPS_AT_ONCE = 8  # each group needs a process
 GROUP_SIZE = 32
 SAMPLES = 10  # episodes of each game on the card
 HOW = {

@@ -56,7 +56,7 @@ def sample(
         tokenizer: Tokenizer of the policy.
         prompts: Texts of the prompts.
         each: Number of responses to each prompt.
-        limits: Sampling limits. Their `end_ids` are replaced.
+        limits: Sampling limits. The field `end_ids` is replaced.
         seed: Seed of the random draws.
     """
     engine = TorchEngine(model, tokenizer, seed=seed)
@@ -88,8 +88,8 @@ def sample(
 def distinct_trigram_share(texts: Sequence[str]) -> float:
     """Return the number of distinct word trigrams divided by the number of all word trigrams.
 
-    Punctuation is ignored, case is not. The share falls as texts are added, so compare equal
-    numbers of texts.
+    Punctuation is ignored, but case is not. The share falls as texts are added, so compare shares
+    only between equal numbers of texts.
     """
     trigrams = []
     for text in texts:
@@ -101,7 +101,7 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """Return the number of responses and their mean length in each unit, or None if no response."""
+    """Return the number of responses and their mean lengths by unit, or None without responses."""
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}

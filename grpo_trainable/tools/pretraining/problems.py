@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def is_held_out(self) -> bool:
-        """Return True if the problem is only for evaluations. Its calculation alone decides."""
+        """Return True if the problem is only for evaluations, which its calculation decides."""
         digest = hashlib.sha256(written(self.steps).encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48 < HELD_OUT_SHARE
 
@@ -77,7 +77,7 @@ class Line:
 
 @dataclass(slots=True)
 class Scene:
-    """A theme for problems: sentences to start a problem, change its number, and ask for it."""
+    """A theme for problems: sentences that start a problem, change a number or ask for it."""
 
     words: dict[str, list[str]] = field(default_factory=dict)  # field -> possible words
     starts: list[Line] = field(default_factory=list)
@@ -91,10 +91,10 @@ def read_scenes(text: str) -> list[Scene]:
     - `= …` starts a problem with the number `{n}`, and `=+ …` with `{m} + {n}`.
     - `+ …` changes the number by `{n}`.
     - `? …` asks for the number, and `?/ …` for the number divided by `{n}`.
-    - `name: a, b` lists words. One of them replaces `{name}` throughout a problem.
+    - `name: a, b` lists words. One of these words replaces `{name}` throughout a problem.
 
-    `{name}`, `{friend}` and the pronouns stand for people. In a field, a capital first letter marks
-    the start of a sentence.
+    `{name}`, `{friend}` and the pronouns stand for people. A field with a capital first letter
+    starts a sentence.
     """
     return [_read_scene(part.strip().splitlines()) for part in text.split("====")]
 
@@ -124,7 +124,7 @@ class ProblemWriter:
         Args:
             rng: Source of all random draws.
             largest: Largest number in a problem.
-            most_operations: Largest number of operations in a problem. The smallest is one.
+            most_operations: Largest number of operations in a problem. The smallest number is 1.
         """
         self._rng = rng
         self._largest = largest

@@ -1,7 +1,7 @@
 """The story grammar: prompts and stories for pretraining, from a seed.
 
 Every story has three to five sentences, and the last one is a closing sentence. A given share of
-the stories contains the keywords of the prompt. The other stories are drawn in the same way about
+the stories contain the keywords of the prompt. The other stories are drawn in the same way about
 other nouns, so length and form do not reveal whether a keyword is present.
 """
 
@@ -65,16 +65,16 @@ SOUNDS_LIKE_A_CONSONANT = tuple(_WORDS["sounds_like_a_consonant"])
 def _template(name: str) -> str:
     """Read a file of templates.
 
-    - `{role}` is a noun, the same one throughout a document. `{role2}` is another noun.
+    - `{role}` is a noun, the same throughout a document. `{role2}` is another noun.
     - `{a role}` puts an article before the noun, and `{a+ role}` often an adjective as well.
     - `{in place}` puts the fitting preposition before the noun.
     - `{use gift}` describes an action with the noun.
     - `{hero}`, `{friend}` and the pronouns `{he}`, `{fhe}` … refer to the characters.
     - `[x/y]` is a choice.
 
-    In a field, a capital first letter marks the start of a sentence. Lines are alternatives. An
-    empty line starts the next sentence, and `====` separates plots. The files contain no noun of
-    nouns.txt, because every noun comes from a role.
+    A field with a capital first letter starts a sentence. Lines are alternatives. An empty line
+    starts the next sentence, and `====` separates plots. The files contain no noun of nouns.txt,
+    because every noun comes from a role.
     """
     return (STORY_FILES / f"{name}.txt").read_text(encoding="utf-8")
 
@@ -104,7 +104,7 @@ class Storyteller:
     """Writes documents with keywords from `nouns`. All random draws come from `rng`."""
 
     def __init__(self, nouns: Sequence[str], rng: Random) -> None:
-        if len(nouns) < 2 * MAX_KEYWORDS:  # a story without the keywords needs as many other nouns
+        if len(nouns) < 2 * MAX_KEYWORDS:  # other stories need as many other nouns
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
@@ -135,8 +135,8 @@ class Storyteller:
     def story(self, keywords: Sequence[str], *, include: bool) -> str:
         """Write a story about the keywords, or about the same number of other nouns.
 
-        Both kinds of stories are drawn in the same way, so only the nouns distinguish them. Their
-        lengths do not.
+        Both kinds of stories are drawn in the same way, so they differ in their nouns, but not in
+        length.
 
         Raises:
             ValueError: If no story is short enough because the nouns are too long.
@@ -256,7 +256,7 @@ class _Scene:
 
 
 def count_sentences(text: str) -> int:
-    """Count the ends of sentences. A quotation that continues with "said" does not end one."""
+    """Count the ends of sentences. A quotation before "said" does not end a sentence."""
     return len(_SENTENCE_END.findall(text))
 
 

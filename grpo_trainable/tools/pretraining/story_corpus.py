@@ -1,10 +1,10 @@
-"""The story corpus: generated stories, first those that contain all their keywords.
+"""The story corpus: generated stories. Stories that contain all their keywords come first.
 
 The order is essential. The first documents all contain their keywords and teach the policy to copy.
-Of the later documents, only a share contains the keywords, and this share sets the inclusion rate
-at the start of GRPO. Without the first documents the policy writes fluently but never copies, and
-GRPO learns nothing. All documents have similar lengths, so only the keyword distinguishes a story
-that contains it.
+Only a share of the later documents contain the keywords, and this share sets the inclusion rate at
+the start of GRPO. Without the first documents, the policy writes fluently but never copies, and
+GRPO learns nothing. All documents have similar lengths, so a story with the keyword differs from
+other stories only in the keyword.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from grpo_trainable.tools.pretraining.stories import Storyteller, count_sentence
 
 FRONT_SEVERAL_SHARE = 2 / 3  # share of prompts with several keywords, which teach copying faster
 HELD_OUT_STORIES = 1000
-TOKENIZER_PROMPTS = 20_000  # give as good a tokenizer as all prompts, in less time
+TOKENIZER_PROMPTS = 20_000  # more prompts take more time and give no better tokenizer
 TOKENIZER_STORIES = 2000
 HELD_OUT_SOURCE = (
     "new documents of the same grammar with another seed, and with the keyword share of the later "

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint. Uses only the standard library."""
+"""A model behind an OpenAI-compatible endpoint. The client uses only the standard library."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class EndpointWriter:
         for left in range(self._endpoint.retries, -1, -1):
             self._pace.wait(self._closed)
             if self._closed.is_set():
-                raise EndpointError("not sent: another request failed, and the command ends")
+                raise EndpointError("not sent, because another request failed and the command ends")
             try:
                 return self._answer(body)
             except _MayPass as failure:
@@ -113,7 +113,7 @@ class EndpointWriter:
                     self._closed.wait(min(LONGEST_WAIT_S, asked_s))
                     wait_s *= 2
         tries = self._endpoint.retries + 1
-        raise EndpointError(f"{self._endpoint.url}: {reason}, {tries} times")
+        raise EndpointError(f"{self._endpoint.url}: {reason} (attempts: {tries})")
 
     def _answer(self, body: dict[str, Any]) -> str:
         """Send one request and return the text of the answer.
@@ -172,7 +172,7 @@ class _Pace:
 
 
 def _text(content: bytes) -> str:
-    """Return the text of a chat completion, which is empty if the model refused.
+    """Return the text of a chat completion. The text is empty if the model refused.
 
     Raises:
         _MayPass: If `content` is not a chat completion.

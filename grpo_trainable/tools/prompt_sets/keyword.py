@@ -14,7 +14,7 @@ from grpo_trainable.tasks.prompt_files import HELD_OUT_PROMPTS, hash_fraction
 LONGEST_PROMPT = 400  # characters
 SHORTEST_PROMPT = 15
 MOST_ATTEMPTS = 1000  # per prompt
-# A model without conversation training continues this list.
+# Beginning of a list that a model without conversation training can continue.
 EXAMPLES = """\
 Each line asks a child to write a short story that includes the given words.
 fox: Write a short story about a fox who learns to swim, and use the word fox.
@@ -50,7 +50,7 @@ class Item:
 
 
 def is_held_out_word(word: str) -> bool:
-    """Return True if a keyword is held out. A fifth of the keywords are, ignoring case."""
+    """Return True if a keyword, in any letter case, is among the held-out fifth of keywords."""
     return hash_fraction(word.lower()) < HELD_OUT_PROMPTS
 
 
@@ -61,7 +61,7 @@ def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iter
     words.
 
     Raises:
-        ValueError: If neither side has enough words for one prompt.
+        ValueError: If neither the training words nor the held-out words are enough for one prompt.
     """
     sides = [
         (heldout, [word for word in words if is_held_out_word(word) == heldout])
@@ -69,8 +69,8 @@ def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iter
     ]
     if all(len(side) < per_prompt for _, side in sides):
         raise ValueError(
-            f"--keywords-per-prompt {per_prompt}: of the {len(words)} words, too few are training "
-            "words and too few are held-out words for even one prompt; lower it or add words"
+            f"--keywords-per-prompt {per_prompt}: of the {len(words)} words, neither the training "
+            "words nor the held-out words are enough for one prompt; lower the option or add words"
         )
     made = 0
     for epoch in count():

@@ -55,4 +55,4 @@ def test_a_checkout_that_changes_while_a_benchmark_runs_makes_its_result_dirty(
     assert capsys.readouterr().out == ""
     measure.write(path, {"command": "x", "commit": "0", "dirty": False})
     assert json.loads(path.read_text())["dirty"] is True
-    assert "do not commit it" in capsys.readouterr().out
+    assert "do not commit this file" in capsys.readouterr().out

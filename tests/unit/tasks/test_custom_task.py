@@ -155,7 +155,7 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
             "every task has a setting strict; rename yours",
         ),
         ("reward = None", "has no method reward"),
-        ("stop = [3]", "stop is [3]; it must be a list of texts"),
+        ("stop = [3]", "stop is [3]; it must be a list of strings"),
         (
             "def train_example(self, i): return 'a prompt'",
             "train_example(0) gave a value of type str; it must be Example(prompt, ground_truth)",

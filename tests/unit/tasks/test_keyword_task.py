@@ -189,8 +189,8 @@ def test_comments_blank_lines_spaces_and_duplicates_are_not_keywords(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds no keyword"),
-        (b"# only a comment\n\n", "holds no keyword"),
+        (b"", "has no keyword"),
+        (b"# only a comment\n\n", "has no keyword"),
         (b"apple\npear\ncaf\xe9\n", "line 3 is not UTF-8"),
         (b"apple\n", "too few words"),
     ],
@@ -287,7 +287,7 @@ def test_many_bad_lines_are_one_warning_and_a_file_of_them_one_error(tmp_path, c
     (record,) = caplog.records
     assert "line 1: answer must be" in record.getMessage()
     assert "and 29 more such lines; skipped" in record.getMessage()
-    with pytest.raises(ValueError, match=r"holds no valid line; line 1: answer must be"):
+    with pytest.raises(ValueError, match=r"has no valid line; line 1: answer must be"):
         keyword_task(seed=0, train_file=write_jsonl(tmp_path / "all.jsonl", bad))
 
 

@@ -324,7 +324,7 @@ def test_plain_numbers_load_no_library():
 def test_without_math_verify_one_line_says_what_to_install(sums, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = (
-        r"^task\.equality=math_verify: math-verify is missing; install it by: pip install "
+        r"^task\.equality=math_verify: math-verify is missing; install it with: pip install "
         r"'grpo-trainable\[math\]', or set task\.equality=exact to compare numbers only$"
     )
     for attempt in (
@@ -370,8 +370,8 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
     marked = ["1 + 1 = 2.\n#### 2"] * 4
     odd = gsm8k(tmp_path / "odd.jsonl", [*marked, "It is 2.", r"So \boxed{2}.", "Two."])
     assert unmarked_answers("train_file", odd) == (
-        f"note: task.train_file={odd}: line 5 has no #### before its answer (4 lines have it, 2 do "
-        "not): its whole text becomes the true answer"
+        f"note: task.train_file={odd}: line 5 has no #### before its answer, so its whole text "
+        "becomes the true answer (4 lines have the mark, 2 do not)"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
     # Bare answers, a few of them with a calculation, are another layout.
@@ -383,8 +383,8 @@ def test_problems_that_are_trained_on_and_held_out_are_counted(tmp_path):
     held_out = gsm8k(tmp_path / "eval.jsonl", ["2"] * 4, start=7)
     settings = TaskSettings(name="math", train_file=train, eval_file=held_out, equality="exact")
     assert MathTask(settings, 0).notes() == [
-        f"note: 3 of the 4 held-out problems of task.eval_file={held_out} are trained on too: they "
-        f"are in task.train_file={train}"
+        f"note: 3 of the 4 held-out problems of task.eval_file={held_out} are also trained on, "
+        f"because they are in task.train_file={train}"
     ]
     apart = replace(settings, eval_file=gsm8k(tmp_path / "apart.jsonl", ["2"], start=50))
     assert MathTask(apart, 0).notes() == []
@@ -414,7 +414,9 @@ def test_a_template_that_does_not_ask_for_an_answer_is_told(settings, wanted, tm
         return
     template = settings["template"]
     assert note is not None
-    assert note.startswith(f"note: task.template={template} does not ask for {wanted}, where ")
+    assert note.startswith(
+        f"note: task.template={template} does not ask for an answer in {wanted}: "
+    )
     mine = tmp_path / "mine.txt"
     mine.write_text(r"{question} Put it in \boxed{}.")
     assert form_note(TaskSettings(name="math", template=str(mine))) is None

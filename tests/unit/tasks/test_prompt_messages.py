@@ -45,7 +45,7 @@ def test_a_prompt_that_is_right_has_no_mistake(prompt):
         ([{"role": "tool", "content": "a"}], "has the role 'tool' in message 1; valid: system, us"),
         ([USER, SYSTEM], "has a system message as message 2; the system message must come first"),
         ([USER | {"content": ["a"]}], "has no text in the content of message 1"),
-        ([USER, ASSISTANT], "must end with a message of the role user"),
+        ([USER, ASSISTANT], "must end with a message whose role is user"),
     ],
 )
 def test_a_mistake_is_named(prompt, mistake):

@@ -44,7 +44,7 @@ def test_options_are_a_json_object_without_what_the_task_chooses(options):
 
 def test_without_the_library_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    line = r"^task\.name=reasoning_gym: reasoning-gym is missing; install it by: pip install "
+    line = r"^task\.name=reasoning_gym: reasoning-gym is missing; install it with: pip install "
     with pytest.raises(ValueError, match=line + r"'grpo-trainable\[gym\]'$"):
         build_task(config(dataset="chain_sum"))
 
@@ -153,6 +153,6 @@ def test_a_problem_that_was_another_where_it_was_asked_is_an_error():
     task = sums()
     truth = {**task.train_example(0).ground_truth, "question": "What is 1 + 1?"}
     with pytest.raises(
-        ValueError, match=r"^task\.dataset=chain_sum task\.size=20000: problems differ in each"
+        ValueError, match=r"^task\.dataset=chain_sum task\.size=20000: problems differ between"
     ):
         task.reward("</think> <answer>2</answer>", truth)

@@ -112,7 +112,7 @@ def test_what_is_said_first_is_compared_with_the_prompt(tmp_path: Path):
 @pytest.mark.parametrize(
     ("spec", "what"),
     [
-        ({"left": 2, 3: "a"}, "arrives"),
+        ({"left": 2, 3: "a"}, "JSON changes"),
         ({"left": {1}}, "is not JSON"),
         (float("nan"), "is not JSON"),
     ],

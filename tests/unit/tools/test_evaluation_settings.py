@@ -180,7 +180,9 @@ def test_code_that_the_user_names_must_be_what_the_trial_ran(tmp_path):
 
 def test_a_checkpoint_does_not_let_code_run_uncontained():
     trial = trained(env={"name": "python", "allow_unsafe": True})
-    assert refused(of=trial).startswith("env.allow_unsafe=true: a checkpoint's setting; the policy")
+    assert refused(of=trial).startswith(
+        "env.allow_unsafe=true: a checkpoint's setting is not enough"
+    )
     assert settled("env.allow_unsafe=true", of=trial).env.allow_unsafe
     assert not settled("env.allow_unsafe=false", of=trial).env.allow_unsafe
 
