@@ -60,7 +60,7 @@ ENGINE_ROWS = {
 def test_generator_page_has_what_an_engine_promises(engine):
     record, row = ENGINES[engine], ENGINE_ROWS[engine]
     assert ("the same bits" in row) == record.same_bits
-    assert ("to 1e-4 of the learner's" in row) == (record.log_prob_error == 1e-4)
+    assert ("within 1e-4 of the learner's" in row) == (record.log_prob_error == 1e-4)
 
 
 # ---- Pages that MkDocs does not build --------------------------------------------------------
