@@ -119,7 +119,9 @@ class Problems:
         return [found[i % len(found)] for i in range(count)]
 
     def _too_few(self, what: str) -> ValueError:
-        return ValueError(f"{self._named}: among {self.size} problems, there are too few {what}")
+        return ValueError(
+            f"{self._named}: there are too few problems {what} among {self.size}; raise task.size"
+        )
 
     def _not_repeated(self, when: str) -> ValueError:
         return ValueError(f"{self._named}: problems differ {when}; choose another data set")

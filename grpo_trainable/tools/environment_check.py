@@ -242,7 +242,7 @@ class EnvironmentCheck:
             for part in ("text", "reward", "done", "info"):
                 one, two = getattr(expected, part), getattr(turn, part)
                 if one != two:
-                    what = f"for the same actions, {who} has {part} {shown(two)}, not {shown(one)}"
+                    what = f"{who} has {part} {shown(two)}, not {shown(one)}, after equal actions"
                     self._find(name, what, f"turn {number}")
                     return True
         return True

@@ -690,7 +690,7 @@ def test_a_group_without_the_log_probs_of_its_reference_is_never_trained_on(
     pair = Pair(policy_path, **AT_THE_GENERATOR)
     pair.sync()
     groups = [replace(group, reference_log_probs=None) for group in pair.rollouts()]
-    with pytest.raises(AssertionError, match="no reference pass"):
+    with pytest.raises(AssertionError, match="no log-probs under the reference"):
         pair.learner.update([groups])
 
 

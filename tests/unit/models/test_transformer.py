@@ -240,7 +240,7 @@ def test_weights_of_another_shape_are_a_one_line_error(tmp_path, tokenizer):
     saved(tmp_path, tokenizer)
     config = read_config(tmp_path).to_dict()
     (tmp_path / "config.json").write_text(json.dumps({**config, "d_ff": 24}))
-    assert "blocks.0.mlp.gate_up.weight is (40, 16)" in one_line_error(tmp_path)
+    assert "blocks.0.mlp.gate_up.weight has shape (40, 16)" in one_line_error(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_layers": 1}))
     assert "blocks.1" in one_line_error(tmp_path)
 

@@ -190,7 +190,10 @@ REFUSED = (
     ({"task": {"mix": TWO, "match": "substring"}}, "task.match=substring: not read"),
     ({"task": {"mix": TWO, "strict": True}}, "task.strict=true: not read"),
     ({"task": {"mix": TWO}, "pools": {"enabled": True}}, "pools.enabled=true: must be false"),
-    ({"task": {"mix": TWO}, "loss": {"advantage": "batch"}}, "loss.advantage=batch: must not be batch with task.mix"),
+    (
+        {"task": {"mix": TWO}, "loss": {"advantage": "batch"}},
+        "loss.advantage=batch: must not be batch with task.mix",
+    ),
     ({"task": {"mix": TWO}, "eval": {"prompts": 1}}, "eval.prompts=1: must be >= 2"),
 )
 
