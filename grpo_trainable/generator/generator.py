@@ -52,7 +52,7 @@ class _Rollouts:
 
 
 class Generator:
-    """Samples and scores responses with a private copy of the weights."""
+    """Samples responses with a private copy of the weights, and scores them."""
 
     CONCURRENT = ("progress", "deposit", "score")
 
@@ -87,8 +87,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         self._fetched: dict[str, torch.Tensor] = {}  # the weights of the last fetch
-        # Another thread puts weights into the mailbox. Newer weights replace older ones that were
-        # not taken out.
+        # Another thread puts weights into the mailbox. Newer weights replace older ones that have
+        # not been taken out yet.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
