@@ -76,8 +76,8 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 def command(name: str) -> list[str]:
     """Return the first words of the command line that runs the command `name`.
 
-    If the current command was started by its entry point, the words are the entry point of `name`.
-    Otherwise, they run a file of the repository.
+    If the current command was started through its entry point, the result is the entry point of
+    `name`, such as `grpo-tune`. Otherwise, the result is `python launch/NAME.py`.
     """
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
     return [f"grpo-{name.replace('_', '-')}"] if by_entry_point else ["python", f"launch/{name}.py"]

@@ -154,7 +154,7 @@ class _Group:
 
 
 class _Call:
-    """The `Partner` of an engine during one call: it passes actions on to the environments.
+    """The `Partner` of an engine during one call: it passes the actions to the environments.
 
     Answers are passed to the engine together, once all awaited answers have arrived, so a repeated
     call gives the same bits. `patience_s` limits these waits: it is the maximum time that a call

@@ -71,8 +71,8 @@ class ProcessScorer:
     process that was killed or died.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
-    scored, so a trial in which every reward hangs ends soon. Responses that other processes already
-    score are still awaited.
+    scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
+    scoring are still awaited.
 
     Requests start in order, each in the first process that is free. The choice of the process
     depends on timing, so rewards are reproducible only if the function keeps no state between

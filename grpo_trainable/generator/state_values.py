@@ -109,7 +109,10 @@ class Completer:
                 last = tokens
 
     def _ends_sentence(self, pair: list[int]) -> bool:
-        """Return True if a sentence or line ends between two tokens. None ends inside "3.14"."""
+        """Return True if a sentence or line ends between two tokens.
+
+        No sentence ends inside "3.14".
+        """
         piece, following = self._decode(pair[:1]), self._decode(pair[1:])
         if "\n" in piece:
             return True

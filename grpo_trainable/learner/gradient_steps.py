@@ -261,7 +261,8 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Replace the sums by sums over all ranks."""
-        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one per rank: a sum keeps NaN
+        # One entry per rank, so that a sum collects the maxima of all ranks. A sum keeps NaN.
+        largest = torch.zeros(ranks.size, dtype=torch.float64)
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
         own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]

@@ -51,9 +51,8 @@ def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Ten
 def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) -> Iterator[Tensor]:
     """Yield the rows of each microbatch.
 
-    A microbatch has `optim.microbatch` rows, or as many rows as fit, padding included, into
-    `optim.microbatch_tokens`. Rows of similar length share a microbatch, because padding is wasted
-    work.
+    A microbatch has `optim.microbatch` rows, or as many rows as fit into `optim.microbatch_tokens`,
+    padding included. Rows of similar length share a microbatch, because padding is wasted work.
     With `model.packing`, rows stay in order instead, so the rows of a prompt are processed together
     and share the prompt.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grpo_trainable.models.policy import NamedWeights
 
-# Maximum size of a message in which gradients are summed. Each message contains copies of its
+# Maximum size of a message in which gradients are summed. A message contains copies of the
 # gradients, which take additional memory.
 MESSAGE_BYTES = 32 << 20
 
