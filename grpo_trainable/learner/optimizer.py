@@ -38,8 +38,8 @@ class PolicyOptimizer:
         Args:
             parameters: The policy's trained parameters, each once, by name.
             config: The trial's settings.
-            critic: The parameters that only a critic has, by name. These parameters have their own
-                learning rate, and their gradient norm is clipped separately.
+            critic: The parameters that belong only to the critic, by name. These parameters have
+                their own learning rate, and their gradient norm is clipped separately.
             ranks: The ranks whose gradients add up to the step's gradient.
         """
         self._config = config

@@ -255,7 +255,7 @@ class Fleet:
 
     @staticmethod
     def _update_needs(generator: FleetGenerator) -> None:
-        """Set `needs_from` of an idle generator to the weights that its next chunk uses."""
+        """Set `needs_from` of an idle generator to the round of the weights for its next chunk."""
         if not generator.chunks and not generator.fetching:
             generator.needs_from = generator.weights_round
 
