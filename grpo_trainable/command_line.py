@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], Any]:
-    """Return an argparse type: a finite number of `kind`, int or float, in [low, high]."""
+    """Return an argparse type for finite numbers in [low, high]; `kind` is int or float."""
     what = "an integer" if kind is int else "a number"
     span = f">= {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
 
@@ -74,10 +74,10 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def command(name: str) -> list[str]:
-    """Return the first words of the command line that runs `name`.
+    """Return the first words of the command line that runs the command `name`.
 
-    These words match the way the current command was started: by its entry point, or as a file of
-    the repository.
+    If the current command was started through its entry point, the result is the entry point of
+    `name`, such as `grpo-tune`. Otherwise, the result is `python launch/NAME.py`.
     """
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
     return [f"grpo-{name.replace('_', '-')}"] if by_entry_point else ["python", f"launch/{name}.py"]
@@ -163,7 +163,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for all its writers: nobody will read this stream again
+            _discard(self._stream)  # for every writer, because nobody will read the stream again
         except OSError:
             return  # keep the stream, because a full disk may have space later
 

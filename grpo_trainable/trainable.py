@@ -131,7 +131,7 @@ class GRPOTrainable(tune.Trainable):
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: the last policy, of round "
-                    f"{trial.rounds_trained}, is not saved ({reason(error)}); fix the storage and "
+                    f"{trial.rounds_trained}, was not saved ({reason(error)}); fix the storage and "
                     "resume (the rounds since the last checkpoint are repeated)"
                 ) from error
             note = (

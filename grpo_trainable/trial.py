@@ -67,10 +67,10 @@ class Trial:
 
         Args:
             config: The settings, with absolute paths, as `resolved` returns them.
-            storage: Tune's storage of the trial's checkpoints. None: Tune stores none.
-            inputs: The result of `digests_of_all` for the trials at the start of the experiment.
-                The files that this trial reads must still have these digests. None: nothing is
-                compared.
+            storage: Tune's storage for the trial's checkpoints. None: Tune stores none.
+            inputs: The result of `digests_of_all`, computed for all trials at the start of the
+                experiment. The files that this trial reads must still have these digests. None:
+                nothing is compared.
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
 
         Raises:
@@ -185,7 +185,7 @@ class Trial:
 
     @property
     def rounds_trained(self) -> int:
-        """Number of rounds trained so far."""
+        """Number of rounds of training so far."""
         return self.pipeline.gate.learner_round
 
     def run_round(self) -> RoundReport | None:
@@ -324,7 +324,7 @@ class Trial:
     def checkpointing(self) -> Iterator[None]:
         """Count the enclosed time as checkpoint time, and leave it out of the wall clock.
 
-        Enclose both the writing of a checkpoint and the copying to its storage.
+        Enclose both the writing of a checkpoint and the copying of it to the storage.
         """
         start = now()
         try:
@@ -337,8 +337,8 @@ class Trial:
     def note_checkpoints(self, notes: list[str], *, failed: bool = False) -> None:
         """Report problems with checkpoints, and schedule the next attempt after a failure.
 
-        After consecutive failures, the next attempt follows after 1, 2, 4, … rounds, unless a
-        checkpoint is due earlier.
+        The next attempt comes 1 round after the first failure in a row, 2 rounds after the second,
+        4 rounds after the third, and so on, unless a checkpoint is due earlier.
 
         Args:
             notes: One line for each problem.
@@ -350,7 +350,7 @@ class Trial:
         self._retry_at = self.rounds_trained + 2 ** (self._failures - 1) if failed else math.inf
 
     def save(self, directory: str | Path) -> None:
-        """Write policy, optimizer, buffered groups and every counter as safetensors and JSON.
+        """Write the policy, optimizer, buffered groups and all counters as safetensors and JSON.
 
         The learners write their own tensors. Every random draw is keyed by (seed, prompt index,
         response, token). So the seed in the config and the prompt indices in the pipeline's state

@@ -93,9 +93,10 @@ class GroupProcess:
 
 
 class Episode:
-    """One episode in the process of its group. Call its methods in the thread of that process.
+    """One episode, which its group's process plays.
 
-    `place` identifies the episode within its group.
+    Call the methods in the thread of the `GroupProcess`. `place` identifies the episode within its
+    group.
     """
 
     def __init__(self, process: GroupProcess, place: int, settings: EnvSettings) -> None:
@@ -106,7 +107,7 @@ class Episode:
         """Begin an episode.
 
         Args:
-            spec: The description of the episode, for the environment.
+            spec: The description of the episode, which the environment receives.
             prompt: The text with which the episode must begin.
 
         Raises:
@@ -115,7 +116,7 @@ class Episode:
         said = self._ask({"reset": self._place, "spec": spec})["text"]
         if said != prompt:
             raise EpisodeError(
-                f"reset says {shown(said)}, but the prompt of its task is {shown(prompt)}"
+                f"reset returned {shown(said)}, but the task's prompt is {shown(prompt)}"
             )
 
     def step(self, action: str) -> Turn:
@@ -157,7 +158,7 @@ def _reference(settings: EnvSettings) -> str:
 
     Raises:
         ValueError: The environment runs code that the policy writes, and this machine cannot
-            contain such code.
+            sandbox the code.
     """
     if settings.allow_unsafe:
         _warn_of_unsafe_code()
@@ -167,9 +168,9 @@ def _reference(settings: EnvSettings) -> str:
             check_containment()
         except SandboxError as error:
             raise ValueError(
-                f"env.name=python: cannot contain code that the policy writes: {error}; install "
-                "bubblewrap 0.8 or later, with user namespaces that ordinary users may create, or "
-                "set env.allow_unsafe=true to run the code with all your rights"
+                f"env.name=python: cannot sandbox the code that the policy writes: {error}; "
+                "install bubblewrap 0.8 or later and let ordinary users create user namespaces, "
+                "or set env.allow_unsafe=true to run the code with all your rights"
             ) from None
     return ENVIRONMENTS.get(settings.name, settings.name)
 
@@ -188,7 +189,7 @@ def check_environment(settings: EnvSettings, spec: JSONValue, prompt: str) -> No
 
     Raises:
         ValueError: The environment cannot be loaded. The message is one line.
-        EpisodeError: The environment does not begin `spec` with `prompt`.
+        EpisodeError: The environment fails, or begins the episode with a text other than `prompt`.
     """
     process = GroupProcess(settings)
     try:

@@ -22,7 +22,7 @@ from grpo_trainable.tasks.prompts import Prompts
 
 @dataclass(kw_only=True)
 class Played:
-    """An episode as far as it has been played."""
+    """An episode, with the results of the turns that have been played so far."""
 
     episode: Episode
     process: GroupProcess
@@ -49,7 +49,10 @@ class Played:
 
 
 class EpisodePlayer:
-    """Plays the episodes of requests. Each group has a process, which later groups reuse."""
+    """Plays the episodes that requests ask for.
+
+    Each group has a process, which later groups reuse.
+    """
 
     def __init__(self, settings: EnvSettings, prompts: Prompts, tokenizer: Tokenizer) -> None:
         """Start one process, to check that the environment can be loaded.
@@ -75,8 +78,8 @@ class EpisodePlayer:
         """Sample and play the episodes of `requests`.
 
         Returns:
-            A group for each request, and a list of its episodes' scores for each group. The groups
-            contain the rewards of turns but not yet the rewards of responses.
+            One group for each request, and one list of scores for each group, with a score for each
+            episode. The groups contain the rewards of turns but not yet the rewards of responses.
         """
         episodes = self._begun(requests)
         call = _Call(self._settings, self._prompts.reply, self._tokenizer.decode, episodes)
@@ -136,7 +139,7 @@ class _Group:
     episodes: list[Played]
 
     def begin(self) -> None:
-        """Begin all episodes. This runs in the thread of the group's process."""
+        """Begin all episodes. Call this in the thread of the `GroupProcess`."""
         try:
             self.process.start()
         except ValueError as error:
@@ -151,7 +154,7 @@ class _Group:
 
 
 class _Call:
-    """The environments' side of one call of an engine, as a `Partner`.
+    """The `Partner` of an engine during one call: it passes the actions to the environments.
 
     Answers are passed to the engine together, once all awaited answers have arrived, so a repeated
     call gives the same bits. `patience_s` limits these waits: it is the maximum time that a call

@@ -52,7 +52,7 @@ class _Rollouts:
 
 
 class Generator:
-    """Samples and scores responses with a private copy of the weights."""
+    """Samples responses with a private copy of the weights, and scores them."""
 
     CONCURRENT = ("progress", "deposit", "score")
 
@@ -87,8 +87,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         self._fetched: dict[str, torch.Tensor] = {}  # the weights of the last fetch
-        # Another thread puts weights into the mailbox. Newer weights replace older ones that were
-        # not taken out.
+        # Another thread puts weights into the mailbox. Newer weights replace older ones that have
+        # not been taken out yet.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
@@ -175,7 +175,7 @@ class Generator:
         """Sample responses to requests of one stream, and score them if scoring is quick.
 
         A reward that may take long is computed by `score`, while the next requests are sampled. In
-        that case, the answer is a `Sampled`. Episodes are rewarded while they are played. In an
+        that case, the result is a `Sampled`. Episodes are rewarded while they are played. In an
         evaluation, both sampling and scoring count as the stage `eval`.
         """
         stream = requests[0].stream
@@ -201,7 +201,7 @@ class Generator:
 
     @property
     def _scores_apart(self) -> bool:
-        """True if `generate` answers `Sampled` and leaves the rewards to `score`."""
+        """True if `generate` returns a `Sampled` and leaves the rewards to `score`."""
         return self._scorer is not None and not self._scorer.is_inline
 
     def score(self, number: int) -> Scored:
@@ -239,7 +239,7 @@ class Generator:
     def _completions(
         self, requests: Sequence[Request], groups: Sequence[RolloutGroup]
     ) -> list[Completions]:
-        """Return completions of the states of each group; empty if none are needed."""
+        """Return completions of each group's states; empty if none are needed."""
         if self._completer is None or requests[0].stream == "eval":
             return []
         with self._context.clock("vine"):

@@ -1,8 +1,8 @@
 """The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK]`.
 
 REFERENCE names a function `f(response, ground_truth)`. TASK is a JSON object with `settings` and
-`seed`. If TASK is given, REFERENCE names a task, which is a built-in one or a user's class, and the
-task's `reward` is called.
+`seed`. If TASK is given, REFERENCE names a task instead: a built-in one or a user's class. In that
+case, the function is the task's method `reward`.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
 `{"ready": true}`. If the function cannot be imported, the first line is `{"error": …}` instead, and

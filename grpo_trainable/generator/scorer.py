@@ -60,18 +60,18 @@ class ProcessScorer:
     `reward` is `module:function` or `path/to/file.py:function`. The module or file is looked up in
     `directory` (None: the current one) and on this process's `sys.path`. The function is
     `f(response, ground_truth)`. It returns a number, or a dict with `reward` and optionally
-    `format_reward` and `answer_reward`. If `task` is given, with the task's `settings` and `seed`,
-    `reward` names a task instead: a built-in one or a user's class. In that case, the function is
-    the task's method `reward`.
+    `format_reward` and `answer_reward`. If `task` is given, `reward` names a task instead: a
+    built-in one or a user's class. In that case, `task` contains the task's `settings` and `seed`,
+    and the function is the task's method `reward`.
 
-    Every failure becomes the `RewardError` of its response: an exception, a value that is not a
+    Each of these failures gives the response a `RewardError`: an exception, a value that is not a
     finite number, no answer within `deadline_s`, or the death of the process. If no answer comes
-    and `unverified` is given, the result of `unverified` is the score instead: in that case, the
-    response is at fault, not the function. A spare process, already warm, replaces a process that
-    was killed or died.
+    and `unverified` is given, the response gets the result of `unverified` as its score instead,
+    because the response is at fault, not the function. A spare process, already warm, replaces a
+    process that was killed or died.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
-    scored, so a trial whose rewards all hang ends soon. Responses that other processes are already
+    scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
     scoring are still awaited.
 
     Requests start in order, each in the first process that is free. The choice of the process
@@ -96,7 +96,7 @@ class ProcessScorer:
         Args:
             reward: The function or task, as described above.
             deadline_s: Seconds after which an answer counts as missing.
-            workers: Number of processes that score at the same time, without the spare.
+            workers: Number of processes that score at the same time, not counting the spare.
             directory: The directory for relative paths; None: the current one.
             task: The task's `settings` and `seed`. None: `reward` names a function.
             unverified: Returns the score of a response without an answer. None: a missing answer is

@@ -1,8 +1,8 @@
 """Values of the states of a response, estimated from completions (VinePPO, arXiv 2410.01679).
 
-State t of a response is the prompt with the response's first t tokens. The policy that sampled the
-response samples K completions of the state. The mean reward of these completions is the value of
-the state. State 0 is the prompt, which the responses of a group share.
+State t of a response is the prompt followed by the response's first t tokens. The policy that
+sampled the response samples K completions of the state. The mean reward of these completions is the
+value of the state. State 0 is the prompt, which the responses of a group share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Completions:
 
 
 class Completer:
-    """Samples completions of the states of groups."""
+    """Samples completions of the states in groups of responses."""
 
     def __init__(self, settings: VineSettings, decode: Decode, sample: Sample) -> None:
         """Create a completer.
@@ -45,7 +45,7 @@ class Completer:
         Args:
             settings: The states to estimate, and the number of completions of each.
             decode: Converts tokens to text.
-            sample: Samples requests that share their limits.
+            sample: Samples the responses to requests that have the same limits.
         """
         self._settings = settings
         self._decode = decode
@@ -56,9 +56,9 @@ class Completer:
     ) -> list[Completions]:
         """Sample K completions of each state of each group.
 
-        States with the same number of response tokens are completed together, because they share
-        their limits. An engine that runs each distinct prompt only once computes a state's
-        key-value cache once for all of its K completions.
+        States with the same number of response tokens are completed together, because they have the
+        same limits. An engine that runs each distinct prompt only once computes a state's key-value
+        cache once for all K completions of the state.
 
         Args:
             groups: The groups.
@@ -109,7 +109,10 @@ class Completer:
                 last = tokens
 
     def _ends_sentence(self, pair: list[int]) -> bool:
-        """Return True if a sentence or line ends between two tokens. "3.14" has no such end."""
+        """Return True if a sentence or line ends between two tokens.
+
+        No sentence ends inside "3.14".
+        """
         piece, following = self._decode(pair[:1]), self._decode(pair[1:])
         if "\n" in piece:
             return True
@@ -141,7 +144,7 @@ class Completer:
 
 
 def state_values(group: RolloutGroup, completions: Completions, rewards: Sequence[float]) -> Tensor:
-    """Return the values of states at the tokens that follow them, (G, R) float32; NaN elsewhere.
+    """Return each state's value at the token after the state, (G, R) float32; NaN elsewhere.
 
     Args:
         group: The group.

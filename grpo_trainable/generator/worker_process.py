@@ -91,7 +91,7 @@ class WorkerProcess:
         except TimeoutError:
             reason = f"not imported within {START_DEADLINE_S:g} s"
         except EOFError as death:
-            reason = f"its import ended the process, {death}"
+            reason = f"importing it ended the process, {death}"
         else:
             if "error" not in reply:
                 return
@@ -154,7 +154,7 @@ class WorkerProcess:
         A process that hides its environment is not found.
         """
         mark = f"{MARK}={self._mark}".encode()
-        for _ in range(MOST_SWEEPS):  # a stray may start another process before it is killed
+        for _ in range(MOST_SWEEPS):  # before a stray is killed, it may start another process
             strays = list(_processes_with(mark))
             if not strays:
                 return

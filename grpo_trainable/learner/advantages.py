@@ -40,7 +40,7 @@ Groups = Sequence[RolloutGroup]
 class CriticTargets:
     """A critic's values and training targets on a rollout batch, (G, R) for each group."""
 
-    values: list[Tensor]  # values of the states before the round
+    values: list[Tensor]  # values of the states, computed before the round's first step
     returns: list[Tensor]  # value + advantage, the targets of the values
     earned: list[Tensor]  # discounted sum of the rewards that follow, without any value
 
@@ -74,7 +74,7 @@ def advantage_estimator(config: GRPOConfig, values: Values) -> Estimator:
 
     Args:
         config: The trial's settings.
-        values: Returns the critic's values. Only an estimator that needs a critic calls it.
+        values: Returns the critic's values. Called only by an estimator that needs a critic.
 
     Raises:
         PluginError: A user-defined function cannot be loaded or fails its test call.

@@ -65,7 +65,8 @@ class Critic:
             config: The trial's settings.
             policy: The policy in training.
             device: The device of the critic's parameters.
-            ranks: The ranks that share the critic's passes. Each rank holds the whole critic.
+            ranks: The ranks that share the work of the critic's passes. Each rank holds the whole
+                critic.
         """
         self._config = config
         self._ranks = ranks
@@ -123,11 +124,11 @@ class Critic:
 
         Args:
             values: The current values, (B, S).
-            batch: The microbatch, with its returns and its values from before the round.
+            batch: The microbatch, with its returns and with the values computed before the round.
             tokens: Number of tokens in the gradient step.
         """
-        assert batch.values is not None, "the critic's values are computed first"
-        assert batch.returns is not None, "the critic's values are computed first"
+        assert batch.values is not None, "the critic's values must be computed first"
+        assert batch.returns is not None, "the critic's values must be computed first"
         mask = batch.loss_mask
         loss, clipped = value_loss(
             values, batch.values, batch.returns, mask, clip=self._config.critic.clip or None
@@ -158,7 +159,7 @@ class Critic:
 
 
 class CriticStatistics:
-    """Sums over one gradient step of a critic."""
+    """Sums over one gradient step of a critic, from which a `CriticStep` is made."""
 
     def __init__(self) -> None:
         self.loss = 0.0

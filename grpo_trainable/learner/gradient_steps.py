@@ -29,7 +29,7 @@ from grpo_trainable.protocol.messages import GradientStep
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.metrics import RATIO_EDGES
 
-SELECTION = 2  # last element of the key for random draws of losses that select tokens
+SELECTION = 2  # last element of the key for the random draws of a loss that selects tokens
 
 
 class GradientSteps:
@@ -50,7 +50,7 @@ class GradientSteps:
             state: The state that the steps change.
             log_probs: Computes log-probs of the policy.
             device: The device on which a user-defined loss is tried.
-            ranks: The ranks that share the rows of each step.
+            ranks: The ranks among which the rows of each step are divided.
 
         Raises:
             PluginError: A user-defined loss cannot be loaded or fails its test call.
@@ -149,11 +149,11 @@ class GradientSteps:
         """Return the log-probs (B, S) of the policy in the ratio's denominator.
 
         With importance weights, that policy is the one before the round. Otherwise, it is the
-        policy that sampled the token. If the policy before the round sampled the token, the learner
-        uses its own log-prob of that policy instead of the sampler's, unless the ratio must show
-        the difference between sampler and learner (`ratio_sees_sampler`). The two log-probs differ
-        because an engine may round differently, and the rounding error of a bfloat16 body exceeds
-        the clip range of some losses.
+        policy that sampled the token. If the policy before the round sampled the token, the
+        log-prob that the learner computed under that policy replaces the sampler's, unless the
+        ratio must show the difference between sampler and learner (`ratio_sees_sampler`). The two
+        log-probs differ because an engine may round differently than the learner, and the rounding
+        error of a bfloat16 body exceeds the clip range of some losses.
 
         Args:
             batch: The rows.
@@ -217,7 +217,7 @@ class GradientSteps:
 
 
 class StepStatistics:
-    """Sums over one gradient step, from which its `GradientStep` is made."""
+    """Sums over one gradient step, from which a `GradientStep` is made."""
 
     def __init__(self) -> None:
         self.loss = 0.0
@@ -261,7 +261,8 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Replace the sums by sums over all ranks."""
-        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one per rank; summing keeps NaN
+        # One entry per rank, so that a sum collects the maxima of all ranks. A sum keeps NaN.
+        largest = torch.zeros(ranks.size, dtype=torch.float64)
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
         own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]

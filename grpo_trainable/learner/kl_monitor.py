@@ -39,11 +39,11 @@ def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dic
 
 
 def sampler_mismatch(batches: Sequence[BatchWithLogProbs]) -> float | None:
-    """Return the KL (k3) from sampler to learner on tokens for which both have the same weights.
+    """Return the KL (k3) from sampler to learner on tokens for which both used the same weights.
 
-    These are the tokens that the weights before the round sampled, so only the computation differs.
-    The KL is in nats, summed over a response and averaged over the responses with such tokens.
-    Return None if there are no such tokens.
+    These tokens were sampled with the weights from before the round, so only the computation
+    differs. The KL is in nats, summed over a response and averaged over the responses with such
+    tokens. Return None if there are no such tokens.
     """
     own = [batch.own_tokens for batch in batches]
     if not any(bool(mask.any()) for mask in own):
@@ -61,7 +61,7 @@ def _mean_kl(
     """Return the mean KL per response in nats. A batch's weight is its number of responses."""
     total, responses = 0.0, 0
     for ours, theirs, mask in zip(policy, others, masks, strict=True):
-        assert theirs is not None, "a monitored batch has log-probs under every policy"
+        assert theirs is not None, "a monitored batch must have log-probs under every policy"
         count = int(mask.any(dim=1).sum())
         total += count * float(sequence_kl(ours.double(), theirs.double(), mask, estimator))
         responses += count

@@ -138,23 +138,24 @@ class Learner:
 
     @property
     def round(self) -> int:
-        """Number of rounds in which the policy was trained."""
+        """Number of rounds that the learner has finished."""
         return self._state.round
 
     def warm_up(self, prompt_tokens: int) -> None:
         """Run the operations that are slow the first time.
 
-        These are one forward and backward pass of a microbatch, and one step of a throw-away
-        optimizer. Each row of the microbatch has a prompt of `prompt_tokens` tokens and the longest
-        response. The gradients are dropped; only warm code and allocated memory remain.
+        These operations are one forward and one backward pass over a microbatch, and one step of a
+        throw-away optimizer. Each row of the microbatch has a prompt of `prompt_tokens` tokens and
+        the longest possible response. The gradients are dropped; only warm code and allocated
+        memory remain.
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
             if isinstance(self.policy, ActingPolicy):
                 micro = with_observations(micro, self.policy)
             micro = micro.to(self._context.device)
-            # In a shared pass, every rank needs a microbatch. If the policy is divided among the
-            # ranks, the other ranks would wait for a rank without a microbatch.
+            # In a pass that the ranks share, every rank needs a microbatch. If the policy is
+            # divided among the ranks, the other ranks would wait for a rank without a microbatch.
             shared = micro.select(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
                 self.reference.log_probs(shared)
@@ -276,7 +277,7 @@ class Learner:
         return steps, batches
 
     def _with_kl(self, step: GradientStep, batch: BatchWithLogProbs, seen: Tensor) -> GradientStep:
-        """Add the KL of the policy before the step, if it is monitored.
+        """If the KL is monitored, add to the step the KL of the policy before the step.
 
         Args:
             step: The step.

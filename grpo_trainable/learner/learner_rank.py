@@ -47,7 +47,7 @@ class LearnerRank:
         self._before: LearnerState | None = None  # state before the round, in an elastic group
 
     def host(self, address: str = "") -> tuple[str, int]:
-        """Create the meeting point of the ranks in this process, and return its address and port.
+        """Create, in this process, the ranks' meeting point, and return its address and port.
 
         Args:
             address: The address by which the other ranks reach this process. Empty: the address of
@@ -102,7 +102,7 @@ class LearnerRank:
         self.learner.warm_up(prompt_tokens)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        """Train a round, as `Learner.update` does.
+        """Train for a round, as `Learner.update` does.
 
         In an elastic group, keep a copy of the state before the round.
         """

@@ -22,12 +22,12 @@ class LogProbs:
     """Computes log-probs under the distribution from which responses are sampled."""
 
     def __init__(self, config: GRPOConfig, end_ids: Sequence[int], ranks: Ranks = ALONE) -> None:
-        """Prepare the sampling distribution of a config.
+        """Prepare the sampling distribution that a config describes.
 
         Args:
             config: The trial's settings.
             end_ids: The tokens that may end a response.
-            ranks: The ranks that share the passes without gradient.
+            ranks: The ranks that share the work of the passes without gradient.
         """
         self._config = config
         self._ranks = ranks
@@ -92,7 +92,7 @@ class BatchWithLogProbs:
     """
 
     train_batch: TrainBatch
-    # Mask of the tokens that the weights before the round sampled, bool (B, S).
+    # Mask of the tokens that were sampled with the weights from before the round, bool (B, S).
     own_tokens: Tensor
     # Log-probs under the frozen first policy. None if no setting needs them.
     reference: Tensor | None = None
@@ -149,7 +149,7 @@ class BatchWithLogProbs:
 
 
 class Reference:
-    """A policy that is never trained and gives log-probs of sampled tokens.
+    """A policy that is never trained and computes log-probs of sampled tokens.
 
     This is the policy that the config starts from, unless another policy is passed in.
     """
@@ -169,7 +169,7 @@ class Reference:
             tokenizer: The tokenizer of the policy in training.
             device: The device of the policy.
             policy: A policy on the device. None: build the policy that the config starts from.
-            ranks: The ranks that hold the policy and share its passes.
+            ranks: The ranks that hold the policy and share the work of its passes.
         """
         if policy is None:
             policy = build_any_policy(config.model, config.seed)[0].to(device)
@@ -185,7 +185,7 @@ class Reference:
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Return the groups of one chunk with `reference_log_probs` filled in.
 
-        The groups run through the model together. So all processes on a machine that use the same
+        The groups run through the model together. So, on one machine, all processes with the same
         number of threads compute the same bits for a chunk.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]

@@ -20,10 +20,11 @@ from grpo_trainable.telemetry.progress import advance
 def step_rows(
     config: GRPOConfig, round_: int, batches: Sequence[TrainBatch]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield, for each gradient step, the index of a batch and its rows, as `k_mode` says.
+    """Yield, for each gradient step, a batch's index and the rows of this batch to train on.
 
-    With `k_mode=minibatches`, the groups of the batch are shuffled and split into parts. No group
-    is split. If there are fewer groups than parts, the empty parts are left out.
+    `k_mode` decides how the rows are chosen. With `k_mode=minibatches`, the groups of the batch are
+    shuffled and split into parts. No group is split. If there are fewer groups than parts, the
+    empty parts are left out.
     """
     match config.k_mode:
         case "fresh_batches":
@@ -50,8 +51,8 @@ def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Ten
 def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) -> Iterator[Tensor]:
     """Yield the rows of each microbatch.
 
-    A microbatch has `optim.microbatch` rows, or as many rows as fit into `optim.microbatch_tokens`
-    with their padding. Rows of similar length share a microbatch, because padding is wasted work.
+    A microbatch has `optim.microbatch` rows, or as many rows as fit into `optim.microbatch_tokens`,
+    padding included. Rows of similar length share a microbatch, because padding is wasted work.
     With `model.packing`, rows stay in order instead, so the rows of a prompt are processed together
     and share the prompt.
 

@@ -38,8 +38,8 @@ class PolicyOptimizer:
         Args:
             parameters: The policy's trained parameters, each once, by name.
             config: The trial's settings.
-            critic: The parameters that only a critic has, by name. These parameters have their own
-                learning rate, and their gradient norm is clipped separately.
+            critic: The parameters that belong only to the critic, by name. These parameters have
+                their own learning rate, and their gradient norm is clipped separately.
             ranks: The ranks whose gradients add up to the step's gradient.
         """
         self._config = config
@@ -57,8 +57,7 @@ class PolicyOptimizer:
     def learning_rate(self) -> float:
         """Learning rate of the next step.
 
-        The rate depends only on the number of steps taken, so no state of a scheduler must be
-        saved.
+        The rate depends only on the number of steps taken, so there is no scheduler state to save.
         """
         return self._scheduled(self._config.optim.lr)
 
@@ -128,8 +127,8 @@ class PolicyOptimizer:
         """Run clipping and a step of AdamW once, then drop the gradients.
 
         All existing gradients are clipped. A second AdamW, whose only parameter is a single scalar,
-        takes the step. So neither a copy of a large policy nor moments for it are made. The first
-        real step still allocates the policy's moments.
+        takes the step. So the warm-up makes no copy of a large policy and no moments for it. The
+        first real step still allocates the policy's moments.
         """
         self._limited(self._policy)
         self._limited(self._critic)
@@ -187,8 +186,8 @@ def _adamw(parameters: Sequence[list[Tensor]], config: GRPOConfig) -> AdamW:
 def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
     """Copy a moment to the parameter's device.
 
-    A moment of the parameter's shape gets the parameter's memory layout, which the fused optimizer
-    assumes.
+    A moment that has the parameter's shape also gets the parameter's memory layout, because the
+    fused optimizer assumes equal layouts.
     """
     if value.shape != parameter.shape:
         return value.to(parameter.device, copy=True)

@@ -20,7 +20,7 @@ PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 
 class Rendezvous:
-    """The meeting point of the ranks of a group: a store in the process of the first rank."""
+    """The place where the ranks of a group meet: a store in the first rank's process."""
 
     def __init__(self, address: str, deadline_s: float) -> None:
         """Open the store, on a port that the system chooses.
@@ -40,7 +40,7 @@ class Rendezvous:
 
 
 class ProcessGroup:
-    """A `ranks.Communicator` over torch.distributed. Its number of ranks may change."""
+    """A `ranks.Communicator` that uses torch.distributed. The number of ranks may change."""
 
     rank: int
     size: int

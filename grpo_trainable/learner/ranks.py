@@ -1,9 +1,9 @@
 """The interface between the learners of a trial. Each learner is a rank.
 
-Every rank gets all groups of a round, so it computes advantages, plan and denominators without
-communication. A rank runs its share of the microbatches (`deal`). Then the results are summed over
-the ranks: before the sum, a row's log-probs are 0 on every rank but one, and a rank's gradients are
-its share of the step's gradient.
+Every rank gets all groups of a round, so it computes the advantages, the plan of the steps and the
+denominators without communication. A rank runs its share of the microbatches (`deal`). Then the
+results are summed over the ranks: before the sum, a row's log-probs are 0 on every rank but one,
+and a rank's gradients are its share of the step's gradient.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from grpo_trainable.models.policy import NamedWeights
 
-# Maximum size of a message in which gradients are summed. Each message is a second copy of its
-# gradients.
+# Maximum size of a message in which gradients are summed. A message contains copies of the
+# gradients, which take additional memory.
 MESSAGE_BYTES = 32 << 20
 
 
@@ -43,7 +43,7 @@ class Communicator(Protocol):
 
 
 class Ranks(Protocol):
-    """The ranks of a trial as their learners see them.
+    """The ranks of a trial, as the learners see them.
 
     All ranks must call collective methods in the same order.
     """
@@ -239,7 +239,7 @@ ALONE: Ranks = Replicas(_Alone())
 def deal(
     parts: Sequence[Tensor], tokens: Callable[[Tensor], int], ranks: int
 ) -> list[list[Tensor]]:
-    """Distribute microbatches over ranks, equally many to each rank.
+    """Distribute microbatches over ranks, an equal number to each rank.
 
     The largest microbatches are dealt first, each to the least loaded rank that has not yet got its
     full number (longest processing time first, Graham 1969). Each rank keeps its microbatches in

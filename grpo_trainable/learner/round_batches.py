@@ -45,7 +45,7 @@ class RoundBatches:
 
         Args:
             config: The trial's settings.
-            state: The policy in training, its critic and counters.
+            state: The policy in training, its critic and the counters.
             log_probs: Computes log-probs of the policy.
             reference: The reference policy. None if the groups already contain its log-probs, or if
                 no setting needs them.
@@ -174,11 +174,11 @@ class RoundBatches:
         return self._reference.log_probs(batch.train_batch)
 
     def _own_tokens(self, groups: Groups) -> Tensor:
-        """Return a mask (B, S) of the tokens that the learner's current weights have sampled.
+        """Return a mask (B, S) of the tokens sampled with the learner's current weights.
 
-        With `weight_update=in_flight`, a row that older weights began continues with the key-value
-        cache of the older weights. So no token of such a row counts, not even those that the
-        current weights have sampled.
+        With `weight_update=in_flight`, a row that was begun with older weights continues with the
+        key-value cache of these older weights. So no token of such a row counts, not even those
+        that were sampled with the current weights.
         """
         own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":

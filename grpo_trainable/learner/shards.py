@@ -1,9 +1,10 @@
-"""Learners that divide a policy among them with torch's FSDP2 (`learner_strategy=fsdp2`).
+"""Learners that divide a policy among themselves with torch's FSDP2 (`learner_strategy=fsdp2`).
 
-Each rank holds some rows of every parameter and of its moments. The whole parameters of a layer are
-gathered for the layer's forward pass and for its backward pass. As soon as the backward pass has
-computed the gradients of the layer, they are summed over the ranks, and each rank gets the sums for
-its own rows. So every pass is collective, and every rank must run the same number of microbatches.
+Each rank holds some rows of every parameter and of the parameter's moments. For the forward pass
+and for the backward pass of a layer, the complete parameters of the layer are gathered on every
+rank. As soon as the backward pass has computed the layer's gradients, they are summed over the
+ranks, and each rank gets the sums for its own rows. So every pass is collective, and every rank
+must run the same number of microbatches.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from grpo_trainable.models.policy import NamedWeights
 
 
 class Shards(ConnectedRanks):
-    """Ranks that divide a policy among them. `ranks.Ranks` describes the methods."""
+    """Ranks that divide a policy among themselves. `ranks.Ranks` describes the methods."""
 
     def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group)
@@ -95,7 +96,10 @@ class Shards(ConnectedRanks):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Return this rank's rows. Every rank has the whole tensor, so nothing is sent."""
+        """Return this rank's rows of `tensor`.
+
+        Every rank has the whole tensor, so nothing is sent.
+        """
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
             return tensor
         return distribute_tensor(
@@ -103,7 +107,7 @@ class Shards(ConnectedRanks):
         )
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows that this rank has. Undivided tensors come from the first rank."""
+        """Return the rows that this rank has. Only the first rank returns undivided tensors."""
         mine = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):

@@ -1,4 +1,4 @@
-"""The teacher of a distillation: a frozen policy that gives log-probs of sampled tokens."""
+"""The teacher of a distillation: a frozen policy that computes log-probs of sampled tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def build_teacher(
 ) -> Reference | None:
     """Build the configured teacher, or return None if the config names no teacher.
 
-    The teacher's log-probs are those of the distribution from which the teacher would sample
-    responses with the temperature of the rollouts. The policy's log-probs are computed in the same
+    The teacher's log-probs belong to the distribution from which the teacher itself would sample
+    responses, at the temperature of the rollouts. The policy's log-probs are computed in the same
     way.
 
     Args:
         config: The trial's settings.
         tokenizer: The policy's tokenizer.
         device: The teacher's device.
-        ranks: The ranks that hold the teacher and share its passes.
+        ranks: The ranks that hold the teacher and share the work of its passes.
 
     Raises:
         ValueError: The teacher cannot be used, or its tokens differ from the policy's. The message

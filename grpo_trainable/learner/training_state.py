@@ -1,4 +1,4 @@
-"""The state that training changes in a learner, and its part of a checkpoint."""
+"""The part of a learner's state that training changes, and the learner's part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TrainingState:
         return self.optimizer.steps
 
     def gathered(self) -> LearnerState:
-        """Return copies of policy, optimizer and counters in main memory.
+        """Return copies, in main memory, of the policy, the optimizer and the counters.
 
         Only the first rank's result contains tensors.
         """
@@ -92,11 +92,11 @@ class TrainingState:
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
         """Write this rank's part of a checkpoint, as `write_learner_files` does.
 
-        If this rank does not see the directory, `next_message` returns the part in pieces.
+        If this rank cannot see the directory, `next_message` returns the part in pieces.
 
         Args:
             directory: The checkpoint's directory.
-            seen_by: A file in the directory; a process that finds it sees the directory.
+            seen_by: A file in the directory. A process that finds this file can see the directory.
         """
         number, of = self._ranks.rank + 1, self._ranks.size
         tensors = {
@@ -117,7 +117,7 @@ class TrainingState:
         return next(self._messages, None)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """Return the live tensors of optimizer and critic."""
+        """Return the live tensors of the optimizer and the critic."""
         return self.optimizer.tensors() | (self.critic.parameters if self.critic else {})
 
     def _counters(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class KLCoefficient:
             self.value = steered_coefficient(self.value, kl, target, self._settings.kl_gain)
 
     def counters(self) -> dict[str, float]:
-        """Return β for a checkpoint, if it is steered."""
+        """Return β for a checkpoint, or {} if β follows no target."""
         return {"kl_coef": self.value} if self.is_steered else {}
 
     def load_counters(self, counters: dict[str, float]) -> None:

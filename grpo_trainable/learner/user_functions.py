@@ -2,7 +2,7 @@
 
 A user-defined function is tried on a small batch when the learner is built, and by `user_code`
 before any actor starts. The result of the function is checked at every call. Each mistake raises a
-`PluginError` of one line that names the function.
+`PluginError`, whose message is one line and names the function.
 """
 
 from __future__ import annotations

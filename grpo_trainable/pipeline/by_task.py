@@ -28,7 +28,7 @@ class ByTask:
         self.labels = () if self._mixture is None else self._mixture.labels
 
     def drawn(self, prompt_indices: Iterable[int]) -> dict[str, float]:
-        """Return the number of prompts of each task among those drawn for a round."""
+        """Count, for each task, the prompts that were drawn for a round."""
         counts = Counter(self._label("train", index) for index in prompt_indices)
         return {f"task/{label}/drawn": float(counts[label]) for label in self.labels}
 
@@ -39,7 +39,7 @@ class ByTask:
 
         Args:
             groups: The groups of all tasks.
-            learner_round: Number of rounds trained before this one.
+            learner_round: Number of rounds of training before this one.
         """
         row: dict[str, float] = {}
         for label in self.labels:

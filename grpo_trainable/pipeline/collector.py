@@ -56,7 +56,7 @@ class Collector:
         self._by_task = by_task
         self._pools: DifficultyPools | None = None
         if config.pools.enabled:
-            assert train_size is not None, "the size of the task is checked where it is built"
+            assert train_size is not None, "the task's size is checked when the task is built"
             self._pools = DifficultyPools(config, train_size)
         self._drawn_row: dict[str, float] = {}  # metrics of the prompts drawn for the round
 
@@ -157,7 +157,7 @@ class Collector:
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
             f"only {groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts "
-            "were drawn, but the rewards of the others were equal or failed "
+            "were drawn, but each of the others had equal rewards or a failed reward "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 
@@ -213,8 +213,8 @@ class Collector:
         Args:
             state: The result of `state`, with the learner's round.
             groups: The buffer's groups.
-            same_sampling: False if the settings of the state sample other rollouts than the current
-                settings do. In that case, everything that was not trained on is dropped and
+            same_sampling: False if the state's settings lead to other rollouts than the current
+                settings. In that case, all prompts that were not trained on are dropped and
                 counted, and new prompts are requested.
         """
         self.counts = Counts(**state["counts"])
@@ -238,7 +238,7 @@ class Collector:
         if lost:
             self._recorder.note(
                 f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings, "
-                "because the current settings sample differently"
+                "because sampling differs under the current settings"
             )
 
 

@@ -18,7 +18,7 @@ from grpo_trainable.text import plural
 
 @dataclass(frozen=True, slots=True)
 class HeldOutChunk:
-    """Held-out prompts that a generator samples in one call."""
+    """Held-out prompts whose responses a generator samples in one call."""
 
     stream: ClassVar[str] = "eval"
     stage: ClassVar[str] = "eval"
@@ -43,7 +43,7 @@ class Evaluation:
 class HeldOut:
     """The responses of one evaluation."""
 
-    round: int  # number of rounds trained before the evaluation
+    round: int  # number of rounds of training before the evaluation
     groups: list[RolloutGroup]  # sorted by prompt index
 
 
@@ -70,7 +70,7 @@ def held_out_rewards(
 
     Args:
         config: The trial's settings.
-        round_: Number of rounds trained before the evaluation.
+        round_: Number of rounds of training before the evaluation.
         before: The evaluation before this one, or None.
         answers: The scored chunks, in any order.
         by_task: Computes the figures of each task.

@@ -21,8 +21,8 @@ from grpo_trainable.protocol.versions import StalenessGate, Sync
 # for the scores.
 CHUNKS_AHEAD = 2
 
-# Maximum number of consecutive replacements of a generator without a finished chunk. The next loss
-# of that generator ends the trial.
+# Maximum number of times in a row that a generator is replaced without finishing a chunk. If that
+# generator is then lost once more, the trial ends.
 REPLACEMENTS_IN_A_ROW = 3
 
 _BUSYNESS = operator.attrgetter("chunks")
@@ -37,7 +37,7 @@ class Spawn(Protocol):
 
 
 class RequestSource(Protocol):
-    """Makes requests from the indices of prompts."""
+    """Makes requests from prompt indices."""
 
     @property
     def train_size(self) -> int | None:
@@ -53,7 +53,7 @@ class RequestSource(Protocol):
 
 
 class Work(Protocol):
-    """Prompts that a generator samples in one call."""
+    """Prompts whose responses a generator samples in one call."""
 
     stream: ClassVar[str]  # "train" or "eval"
     stage: ClassVar[str]  # the call's name
@@ -135,7 +135,7 @@ class Fleet:
 
         Args:
             config: The trial's settings.
-            requests: Makes requests from the indices of prompts.
+            requests: Makes requests from prompt indices.
             actors: The generators.
             calls: Receives every call that is submitted.
             recorder: Receives spans, changes of weights and notes.
@@ -143,7 +143,7 @@ class Fleet:
                 if `spawn` is None, or if the loss happens before `has_first_weights` is True.
         """
         self.generators = [FleetGenerator(actor=actor) for actor in actors]
-        # Lost generators that are not replaced yet, because no machine has room.
+        # Lost generators that have not been replaced yet, because no machine has room.
         self.absent: list[FleetGenerator] = []
         self._deadline_s = config.resources.deadline_s
         self.has_first_weights = False  # an actor that fails at the start is not replaced
@@ -255,7 +255,7 @@ class Fleet:
 
     @staticmethod
     def _update_needs(generator: FleetGenerator) -> None:
-        """Set `needs_from` of an idle generator to the weights that its next chunk uses."""
+        """Set `needs_from` of an idle generator to the round of the weights for its next chunk."""
         if not generator.chunks and not generator.fetching:
             generator.needs_from = generator.weights_round
 
@@ -275,7 +275,7 @@ class Fleet:
 
         Args:
             gate: Decides if a generator's weights are recent enough.
-            rounds_ahead: Number of rounds that will be trained before the chunk is trained on.
+            rounds_ahead: Number of rounds of training before the one that uses the chunk.
         """
         free = (
             generator
@@ -298,7 +298,7 @@ class Fleet:
         self._calls.add(call, Sample(generator, work))
 
     def sampled(self, generator: FleetGenerator, work: Work, sampled: Sampled) -> None:
-        """Submit the scoring of work that a generator has sampled."""
+        """Submit the scoring of the responses that a generator has sampled."""
         self._answered(generator, sampled)
         call = generator.actor.submit("reward", "score", sampled.number)
         self._calls.add(call, Score(generator, work))
@@ -325,7 +325,7 @@ class Fleet:
 
         Args:
             generator: The generator whose actor was lost.
-            lost: The loss, which error messages quote.
+            lost: The error that reports the loss. Error messages quote it.
 
         Raises:
             ActorFailed: The generator cannot be replaced, or its replacements have failed
@@ -375,7 +375,7 @@ class Fleet:
         return f"{len(self.generators)} of {len(self.generators) + len(self.absent)} generators"
 
     def _join(self, generator: FleetGenerator, patience_s: float) -> bool:
-        """Start an actor for a generator and have it load the newest weights.
+        """Start an actor for a generator, and have the actor load the newest weights.
 
         Return False if no machine has room for it within `patience_s`.
         """

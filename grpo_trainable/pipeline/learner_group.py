@@ -188,7 +188,7 @@ class LearnerGroup:
 
     @contextmanager
     def naming_the_lost(self, stage: str) -> Iterator[None]:
-        """If a learner failed because another one died, raise the loss of the dead one instead.
+        """If a learner failed because another one died, raise the dead one's `ActorLost` instead.
 
         Raises:
             ActorLost: A learner died while another one failed in this stage.
@@ -202,13 +202,16 @@ class LearnerGroup:
             raise lost from failure
 
     def _lost(self, stage: str) -> ActorLost | None:
-        """Return the loss of the first dead learner, or None. A single learner is not checked."""
+        """Return an `ActorLost` for the first dead learner, or None.
+
+        A single learner is not checked.
+        """
         actors = self._actors if len(self._actors) > 1 else ()
         deaths = (self._death_of(actor, stage) for actor in actors)
         return next(filter(None, deaths), None)
 
     def _death_of(self, actor: Actor, stage: str) -> ActorLost | None:
-        """Return the loss of a learner if it is dead, or None if it answers or stays silent."""
+        """Return an `ActorLost` if a learner is dead, or None if it answers or stays silent."""
         question = actor.submit(stage, "progress")
         try:
             if self._runtime.wait([question], LOOK_FOR_LOST_S):
@@ -226,8 +229,8 @@ class LearnerGroup:
     def _await(self, stage: str, method: str, *args: Any) -> Any:
         """Return the first learner's answer, once all have answered.
 
-        In an elastic group, this ignores the loss of any learner but the first. The loss is noticed
-        in the next round at the latest, and the group can repeat that round.
+        In an elastic group, a lost learner other than the first is ignored here. The loss is
+        noticed in the next round at the latest, and the group can repeat that round.
         """
         with self.naming_the_lost(stage):
             first, *others = self._submit(stage, method, *args)

@@ -11,7 +11,10 @@ from grpo_trainable.config import GRPOConfig, schedule
 
 
 class BatchId(NamedTuple):
-    """Identifier of a rollout batch: the first round that trains on it, and its place in it."""
+    """Identifier of a rollout batch.
+
+    It consists of the first round that trains on the batch, and the batch's place in that round.
+    """
 
     round: int
     place: int  # index among the rollout batches of that round
@@ -19,7 +22,7 @@ class BatchId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Training prompts that a generator samples in one call."""
+    """Training prompts whose responses a generator samples in one call."""
 
     stream: ClassVar[str] = "train"
     stage: ClassVar[str] = "rollout"
@@ -258,7 +261,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of all kept batches at the same place in earlier rounds."""
+        """Return the accepted prompts of all kept batches with the same place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()

@@ -19,7 +19,7 @@ class _Silence:
 
     ask_at_s: float  # seconds of silence after which a question is due
     seconds: float = 0.0
-    question: Call | None = None  # the question that is not yet answered
+    question: Call | None = None  # the question that has not been answered yet
     progress: Any = None  # the last progress that the actor reported
 
 
@@ -73,7 +73,10 @@ class Watch:
         self._silences.pop(actor, None)
 
     def _ask(self, actors: Iterable[Actor]) -> list[Call]:
-        """Ask every actor whose question is due. Return all questions that are not answered yet."""
+        """Ask every actor whose question is due.
+
+        Return all questions that have not been answered yet.
+        """
         for actor in actors:
             silence = self._silences.setdefault(actor, _Silence(ask_at_s=self._interval_s))
             if silence.question is None and silence.seconds >= silence.ask_at_s:
@@ -81,7 +84,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait for a call, at most the shortest `_due_s`, and add the wait to all silences."""
+        """Wait for a call for at most the shortest `_due_s`, and add the wait to every silence."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()

@@ -83,13 +83,13 @@ class Pipeline:
 
         Args:
             config: The trial's settings.
-            requests: Makes requests from the indices of prompts.
+            requests: Makes requests from prompt indices.
             generators: The actors that sample.
             learners: The actors that train.
             runtime: Waits for calls.
             clock: Returns seconds since 1970, by the clock of the trial's process.
             spawn: Starts a generator in place of a lost one. None: any loss of a generator ends the
-                trial. Pass None if the learner is lost together with a generator.
+                trial. Pass None if a generator is never lost without the learner.
         """
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
@@ -107,7 +107,7 @@ class Pipeline:
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
         self._clock = clock
-        self._first_sync_s = 0.0  # seconds of the first publication, with the transport's set-up
+        self._first_sync_s = 0.0  # seconds that the first sync took, transport set-up included
         self._version = 0  # version of the newest weights
         self._dispatching = False  # True: submit more work after every answer
         self._updated: dict[Actor, Updated] = {}  # the learners' answers in this round
@@ -416,9 +416,9 @@ class Pipeline:
 
         Prompts that were in flight are requested again.
 
-        The settings of the state may sample other rollouts than the current settings do, for
-        example after PBT has changed `k`. In that case, groups that waited or were in flight are
-        dropped and counted, and new prompts are requested.
+        The state's settings may lead to other rollouts than the current settings, for example after
+        PBT has changed `k`. In that case, groups that waited or were in flight are dropped and
+        counted, and new prompts are requested.
 
         Args:
             state: The result of `state`.

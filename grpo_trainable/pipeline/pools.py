@@ -24,16 +24,17 @@ class Pick(NamedTuple):
 
 
 class DifficultyPools:
-    """Three pools of training examples, by running pass rate: easy, mid and hard.
+    """Three pools of training examples, grouped by their running pass rate: easy, mid and hard.
 
-    An example that was never scored is in the mid pool. For each prompt, one of the pools that are
-    not empty is drawn, with the shares in the settings as weights. Then one of the pool's least
-    often picked examples is drawn. The random draws are keyed by (seed, prompt index). Rates change
-    only when a round is trained, so at lag 0 the picks do not depend on timing.
+    An example that has never been scored is in the mid pool. For each prompt, one of the pools that
+    are not empty is drawn, with the shares in the settings as weights. Then an example is drawn
+    from those in the pool that have been picked least often. The random draws are keyed by (seed,
+    prompt index). Rates change only once per round, before the gradient steps, so at lag 0 the
+    picks do not depend on timing.
 
     The rate of an example starts as the mean answer reward of its first group. Each further group,
-    with mean answer reward r, updates it: rate ← memory · rate + (1 − memory) · r, where memory is
-    `pools.memory`.
+    with mean answer reward r, updates the rate: rate ← memory · rate + (1 − memory) · r, where
+    memory is `pools.memory`.
     """
 
     def __init__(self, config: GRPOConfig, size: int) -> None:

@@ -133,7 +133,7 @@ def least_used_then_oldest(
 def uniform(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """Return groups drawn uniformly from fresh and older ones."""
+    """Return groups drawn uniformly from the fresh and the older ones together."""
     return _some([*older, *fresh], count, rng)
 
 

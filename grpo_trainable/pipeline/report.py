@@ -66,7 +66,7 @@ class RoundReport:
     `Pipeline.run_round` returns the report. A trial adds its own measurements, spans and notes.
     """
 
-    round: int  # number of rounds trained so far
+    round: int  # number of rounds of training so far
     last: bool  # True if no round follows
     start: float  # seconds since 1970
     end: float
@@ -135,11 +135,11 @@ class Recorder:
         self.spans += [ActorSpan(role, actor, span.earlier(ahead_s)) for span in spans]
 
     def handle_for(self, actor: str, handle: Any) -> Any:
-        """Convert a handle from the trial's clock to the actor's."""
+        """Convert the time in a handle from the trial's clock to the actor's."""
         return handle.later(self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
 
     def handle_of(self, actor: str, handle: Any) -> Any:
-        """Convert a handle from the actor's clock to the trial's."""
+        """Convert the time in a handle from the actor's clock to the trial's."""
         return handle.later(-self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
 
     def _ahead_s(self, actor: str) -> float:
@@ -205,7 +205,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Return metrics of the learner and of the `groups` that it trained on.
 
-    A round without groups has no gradient step and no metrics of steps.
+    A round without groups has no gradient step and so no metrics of gradient steps.
     """
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
@@ -249,8 +249,8 @@ def _critic_metrics(updated: Updated) -> dict[str, float]:
 def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
     """Return metrics of a round's gradient steps.
 
-    The metrics are means over the steps, with three exceptions: the ratio is a maximum, the bounded
-    tokens are a sum, and the learning rate is that of the last step.
+    The metrics are means over the steps, with three exceptions: the ratio is the maximum, the
+    number of bounded tokens is the sum, and the learning rate is that of the last step.
     """
     return {
         "loss/policy": _mean([step.loss for step in steps]),
@@ -285,5 +285,5 @@ def time_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the sorted values, because a sum of floats depends on their order."""
+    """Return the mean of values, summed in sorted order because a float sum depends on order."""
     return sum(sorted(values)) / len(values)

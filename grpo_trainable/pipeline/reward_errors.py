@@ -25,10 +25,10 @@ def refuse_reward_errors(
 
     Args:
         config: The trial's settings.
-        told: The start of the message, with the numbers of failed rewards and of responses.
+        told: The start of the message, with the number of failed rewards and of responses.
         errors: Number of responses on which the reward function failed.
-        responses: Number of responses that `errors` is divided by. It must be at least the number
-            of responses to `JUDGED_PROMPTS` prompts.
+        responses: Number of responses that `errors` is divided by, at least as many as there are
+            responses to `JUDGED_PROMPTS` prompts.
         failed: Prompts that failed since the last check, each with the reason.
 
     Raises:

@@ -14,7 +14,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 
     Args:
         groups: The groups.
-        learner_round: Number of rounds trained before this one.
+        learner_round: Number of rounds of training before this one.
     """
     rewards = torch.stack([group.rewards for group in groups])
     lengths = torch.cat([group.response_mask.sum(dim=1) for group in groups]).float()

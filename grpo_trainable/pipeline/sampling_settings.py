@@ -29,9 +29,9 @@ OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
 
 
 def sampling_settings(config: GRPOConfig) -> dict[str, Any]:
-    """Return the settings that decide which prompts a round trains on and how they are sampled.
+    """Return, as plain data, the settings that decide what a trial samples.
 
-    The result is plain data.
+    They decide which prompts a round trains on, and how the responses are sampled.
     """
     settings = config.to_dict()
     return {

@@ -216,7 +216,7 @@ class EnvironmentCheck:
 
     def _compare_prompt(self, specification: Specification, said: str) -> None:
         if specification.prompt is not None and said != specification.prompt:
-            what = f"reset says {shown(said)}, but the prompt of its task is "
+            what = f"reset returned {shown(said)}, but the task's prompt is "
             self._find(PROMPT, what + shown(specification.prompt))
 
     def _compare_tokens(self, heard: Heard) -> None:

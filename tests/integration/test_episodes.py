@@ -107,7 +107,7 @@ WHY = {
     "daemon": "no answer within 3 s",
     "slow in all": r"took more than 4\.5 s in total|no answer within 3 s",
     "hang in reset": "no answer within 3 s",
-    "other prompt": r'reset says "stop.n", but the prompt of its task is "go.n"',
+    "other prompt": r'reset returned "stop.n", but the task.s prompt is "go.n"',
     "no turn": "step must return a Turn, got str",
     "nan": "reward must be finite",
     "exit": "SystemExit: 3",
@@ -218,7 +218,7 @@ def test_what_an_environment_lacks_is_told_before_anything_starts(file: Path) ->
     with pytest.raises(ValueError, match=r"env\.name=.*:Nothing: cannot be imported"):
         check_environment(EnvSettings(name=f"{file}:Nothing"), {}, "")
     check_environment(EnvSettings(name="guess"), {"secret": "3"}, "Guess 0-9\n")
-    with pytest.raises(EpisodeError, match=r'reset says "Guess 0-9\\n", but the prompt'):
+    with pytest.raises(EpisodeError, match=r'reset returned "Guess 0-9\\n", but the task.s prompt'):
         check_environment(EnvSettings(name="guess"), {"secret": "3"}, "Guess!")
 
 

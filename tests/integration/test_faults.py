@@ -156,7 +156,7 @@ def test_trial_that_cannot_save_its_last_policy_has_failed_and_a_resume_trains_i
     ).fit()
     # A checkpoint before the end is retried after the next round, the last one immediately.
     assert full.read_text().split() == ["4", "5", "6", "6", "6"]
-    assert "the last policy, of round 6, is not saved (No space left on device)" in str(
+    assert "the last policy, of round 6, was not saved (No space left on device)" in str(
         result.error
     )
     (trial,) = read_experiment(tmp_path / "full").trials

@@ -42,7 +42,7 @@ def test_the_command_ends_with_status_1_and_its_resume_saves_the_policy(disk: Pa
     out, _ = process.communicate(timeout=240)
     assert process.returncode == 1, out
     (failed,) = [line for line in out.splitlines() if line.startswith("failed: ")]
-    assert "colocated_k1/0: the last policy, of round 5, is not saved (No space left on" in failed
+    assert "colocated_k1/0: the last policy, of round 5, was not saved (No space left on" in failed
     assert "continue with: " in out
     assert 5 not in map(checkpoint_round, whole(trial))
 

@@ -252,7 +252,7 @@ def test_a_question_with_an_interpreter_at_hand() -> None:
     assert environment.step("392\n").reward == 0.0
 
 
-# ---- Machines that cannot contain code --------------------------------------------------------
+# ---- Machines that cannot sandbox code --------------------------------------------------------
 
 SUM = '{"question": "1 + 1?", "answer": "2"}'
 ASKED = ["python", "--spec", SUM, "--action", "<python>print(1 + 1)</python>"]
@@ -261,7 +261,7 @@ ASKED = ["python", "--spec", SUM, "--action", "<python>print(1 + 1)</python>"]
 def test_without_bubblewrap_no_code_runs(programs: Path) -> None:
     with pytest.raises(SandboxError, match=r"^bubblewrap is not installed$"):
         run_python("print(1)")
-    with pytest.raises(ValueError, match=r"env\.name=python: cannot contain") as refusal:
+    with pytest.raises(ValueError, match=r"env\.name=python: cannot sandbox") as refusal:
         check_environment(EnvSettings(name="python"), {}, "")
     assert "install bubblewrap" in str(refusal.value)
     assert "env.allow_unsafe=true" in str(refusal.value)
@@ -309,7 +309,7 @@ def test_commands_refuse_it_in_one_line(
     command = ["--space", "async_vs_sync", "--storage", str(tmp_path), "--dry-run", *given]
     assert tune.main(command) == 2
     error = capsys.readouterr().err
-    assert "env.name=python: cannot contain code that the policy writes" in error
+    assert "env.name=python: cannot sandbox the code that the policy writes" in error
     assert error.count("\n") == 1
     assert tune.main([*command, "--set", "env.allow_unsafe=true"]) == 0
 

@@ -360,7 +360,7 @@ def test_a_function_that_cannot_be_had_is_a_value_error_of_one_line(reward, reas
         ("raise RuntimeError('no licence')", "cannot be imported: RuntimeError: no licence"),
         ("def f(:", "cannot be imported: SyntaxError: "),
         ("exit(2)", "cannot be imported: SystemExit: 2"),
-        ("import os; os._exit(7)", "its import ended the process, exit status 7"),
+        ("import os; os._exit(7)", "importing it ended the process, exit status 7"),
     ],
 )
 def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, reason):

@@ -106,7 +106,7 @@ def test_what_is_said_first_is_compared_with_the_prompt(tmp_path: Path):
     other = Specification(spec={"left": 1}, prompt="another\n")
     (found,) = checked(written(tmp_path), "Sound", other).findings
     assert found.name == PROMPT
-    assert found.what == 'reset says "begin\\n", but the prompt of its task is "another\\n"'
+    assert found.what == 'reset returned "begin\\n", but the task\'s prompt is "another\\n"'
 
 
 @pytest.mark.parametrize(
