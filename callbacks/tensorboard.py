@@ -128,7 +128,7 @@ class EventFile:
 
         Args:
             directory: Directory of the file.
-            purge_step: First step that readers should drop from earlier files.
+            purge_step: Readers should ignore this step and later steps in earlier files.
             head: The first summary in the file.
 
         Raises:
@@ -217,7 +217,7 @@ def cut_events(path: Path, last: int) -> None:
 
 
 def examples_table(evaluations: dict[str, list[Any]]) -> str:
-    """Return a Markdown table with the first response to the first prompts of every evaluation."""
+    """Return a Markdown table: the first response to each of a few prompts, by evaluation."""
     lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
     shown: dict[int, int] = {}
     names = SCHEMAS["evaluations"].names

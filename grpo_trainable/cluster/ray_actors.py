@@ -20,7 +20,7 @@ ANY_BUNDLE = -1
 
 @dataclass(frozen=True, slots=True)
 class RayCall:
-    """A submitted call of an actor's method or of a function in its process."""
+    """A submitted call to an actor's method, or to a function in its process."""
 
     actor: RayActor
     stage: str
@@ -80,7 +80,7 @@ class RayActor:
         return self._name
 
     def submit(self, stage: str, method: str, *args: Any) -> RayCall:
-        """Submit a call of a method, without waiting for it."""
+        """Submit a call to a method, without waiting for it."""
         bound = getattr(self.handle, method)
         if method in self._concurrent:
             bound = bound.options(concurrency_group=method)
@@ -118,7 +118,7 @@ def driver_pid() -> int | None:
 
 
 class RayRuntime:
-    """Waits for calls of `RayActor`s, and turns Ray's errors into ours."""
+    """Waits for calls to `RayActor`s, and turns Ray's errors into ours."""
 
     def __init__(self, fetch_s: float | None = None) -> None:
         """Create the runtime.
@@ -130,7 +130,7 @@ class RayRuntime:
         self._fetch_s = fetch_s
 
     def now(self) -> float:
-        """Return the seconds on a clock that never runs backwards."""
+        """Return the time in seconds, from a clock that never runs backwards."""
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:

@@ -22,13 +22,13 @@ class Times:
     calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
     reference_s: float  # duration of the part of an update that further passes do not repeat
     hop_s: float  # time from the submission of a call to its start
-    gap_s: float  # time from the end of a step to the start of the next
+    gap_s: float  # time from the end of one `step()` to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
-        """Return the durations of the run's calls in run order, and repeat them after the last.
+        """Return the durations of the run's calls, in run order, starting over after the last.
 
         Args:
-            passes: number of passes of an update over the batch. The run made one pass.
+            passes: number of passes that an update makes over the batch. The run made one pass.
         """
         seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
 
@@ -85,7 +85,7 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
     Args:
         config: the trial to simulate.
         times: the times of the other run.
-        passes: number of passes of an update over the batch. The other run made one pass.
+        passes: number of passes that an update makes over the batch. The other run made one.
     """
     durations = times.in_order(passes)
     reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)

@@ -114,11 +114,11 @@ class Reading:
     """The machine's counters at one moment. Only differences between readings are meaningful."""
 
     at: float
-    idle_s: float  # sum over all cores
+    idle_s: float  # summed over all cores
     denied_s: float
     processes: Mapping[int, Usage]
     own: frozenset[int]
-    stolen_s: float = 0.0  # seconds that a hypervisor took, sum over all cores
+    stolen_s: float = 0.0  # seconds that a hypervisor took, summed over all cores
     waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not report it
 
 
@@ -231,7 +231,7 @@ def idle_seconds(stat: str, cores: Iterable[int]) -> float | None:
 
 
 def stolen_seconds(stat: str, cores: Iterable[int]) -> float:
-    """Return the seconds since boot that a hypervisor took from these cores."""
+    """Return the seconds that a hypervisor has taken from these cores since boot."""
     return sum(sum(_times(stat, core)[7:8]) for core in cores) / TICKS_PER_S
 
 
@@ -288,7 +288,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Return the number of cores that the quota lets this group use, or infinity without one."""
+    """Return the number of cores that the quota lets this group use; infinity without a quota."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
@@ -312,8 +312,8 @@ def _text(path: Path) -> str:
 def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable[int]) -> float:
     """Return the CPU seconds that the `own` processes used between two readings of all processes.
 
-    For children that ended between the readings, count the time that their parent reaped, minus the
-    time that the children had used before the first reading.
+    For children that ended between the readings, count the time that the kernel added to their
+    parent's total for ended children, minus the time that they had used before the first reading.
     """
     ended: dict[int, float] = defaultdict(float)  # parent -> earlier usage of ended children
     for pid, usage in before.items():

@@ -124,7 +124,7 @@ def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
 
 
 class WallClock:
-    """Measures the wall-clock time that tables and speed-ups quote.
+    """Measures the wall-clock time on which tables and speed-ups are based.
 
     The clock runs from the start of the first round to the end of the last round, without
     evaluations and checkpoints. Actors warm up before the clock starts. The gaps that Tune leaves
@@ -141,9 +141,10 @@ class WallClock:
         self._left_out_s += seconds
 
     def round_ended(self, start: float, end: float, eval_s: float) -> float:
-        """Add a round, and return its seconds since the end of the previous round.
+        """Add a round, and return the seconds that it adds to the wall-clock time.
 
-        Seconds that were left out and `eval_s` do not count.
+        The time runs from the end of the previous round, or from `start` if there was none. Seconds
+        that were left out, and `eval_s`, do not count.
 
         Args:
             start: start of the round, in seconds since 1970.
