@@ -44,8 +44,7 @@ def stop_live_table() -> None:
 class ConsoleCallback(FailSafeCallback):
     """Shows a compact table of all trials on a terminal.
 
-    Without a terminal, the callback prints a line when a trial starts, has been evaluated, fails or
-    ends.
+    Without a terminal, the callback prints a line when a trial starts, is evaluated, fails or ends.
     """
 
     def __init__(self) -> None:
@@ -108,7 +107,7 @@ class ConsoleCallback(FailSafeCallback):
         )
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Print why a trial failed, and that it starts again."""
+        """Print why a trial failed, and say that it will start again."""
         left = trial.max_failures - trial.num_failures
         # If `max_failures` is negative, Tune retries without limit.
         retries = f" (retries left after this one: {left})" if trial.max_failures >= 0 else ""

@@ -209,7 +209,7 @@ class Mirror:
                     return
                 try:
                     self._bring(name, state, _content(self.local / name))
-                except Exception as error:  # it is raised below, in the thread of the pass
+                except Exception as error:  # raised below, in the thread of the pass
                     errors.append(error)
 
         # The threads of a pool would keep the program from ending while the store is silent.

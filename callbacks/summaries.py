@@ -1,7 +1,7 @@
 """Protobuf messages for TensorBoard's event files.
 
-The messages contain scalars, histograms, texts, the layout of the tab CUSTOM SCALARS and the
-content of the tab HPARAMS. `torch.utils.tensorboard` makes the same messages, but imports torch.
+The messages contain scalars, histograms, texts, the layout of the CUSTOM SCALARS tab and the
+content of the HPARAMS tab. `torch.utils.tensorboard` makes the same messages, but imports torch.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -83,14 +83,14 @@ def binned(
 
 
 def text(tag: str, markdown: str) -> Any:
-    """Return the message for a text on the tab TEXT."""
+    """Return the message for a text on the TEXT tab."""
     one = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=1)])
     about = _for_plugin("text", TextPluginData(version=0))
     return _of_bytes(f"{tag}/text_summary", markdown.encode(), one, about)
 
 
 def custom_scalars(layout: Mapping[str, Charts]) -> Any:
-    """Return the message for the layout of the tab CUSTOM SCALARS: categories and their charts."""
+    """Return the message for the layout of the CUSTOM SCALARS tab: categories and their charts."""
     categories = [
         layout_pb2.Category(
             title=category,
@@ -107,7 +107,7 @@ def custom_scalars(layout: Mapping[str, Charts]) -> Any:
 
 
 def hparams(searched: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> list[Any]:
-    """Return the messages for the tab HPARAMS.
+    """Return the messages for the HPARAMS tab.
 
     Args:
         searched: Searched parameters and their values.

@@ -31,7 +31,7 @@ from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 EXAMPLES = 4  # held-out prompts shown as text
 BINS = 30  # number of equal bins in a histogram, from its minimum to its maximum
 
-# The tab CUSTOM SCALARS: category -> chart -> tags in this chart.
+# The CUSTOM SCALARS tab: category -> chart -> tags in this chart.
 LAYOUT: dict[str, summaries.Charts] = {
     "reward": {
         "held-out and train": ["reward/eval_mean", "reward/train_mean"],
@@ -107,7 +107,7 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
         self._files[trial.trial_id].add([record], iteration)
 
     def finish(self, trial: Any) -> None:
-        """Write the searched parameters, for the tab HPARAMS."""
+        """Write the searched parameters, for the HPARAMS tab."""
         latest = self._latest.pop(trial.trial_id, {})
         searched = flatten_dict(trial.evaluated_params, delimiter="/")
         searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}

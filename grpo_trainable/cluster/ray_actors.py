@@ -147,7 +147,7 @@ class RayRuntime:
         return ray.put(value)
 
     def result(self, call: RayCall) -> Any:
-        """Return the answer of a call that is done.
+        """Return the answer to a call that is done.
 
         Raises:
             ActorLost: The actor died, data did not reach the actor, or its answer cannot be
@@ -171,12 +171,12 @@ class RayRuntime:
             ) from error
         except GetTimeoutError as error:
             raise ActorLost(
-                f"{call.stage}: the answer of {call.actor.name} could not be fetched within "
+                f"{call.stage}: the answer from {call.actor.name} could not be fetched within "
                 f"resources.deadline_s={self._fetch_s:g} s"
             ) from error
         except RayError as error:  # the machine that holds the answer may be gone
             raise ActorLost(
-                f"{call.stage}: the answer of {call.actor.name} is lost ({_one_line(str(error))})"
+                f"{call.stage}: the answer from {call.actor.name} is lost ({_one_line(str(error))})"
             ) from error
 
 

@@ -227,7 +227,7 @@ class TrialActors:
         cpus: float,
         gpus: float,
     ) -> RayActor:
-        """Start the actor of this index in its bundle.
+        """Start the actor with this index in its bundle.
 
         If an actor could use any bundle, it could take the room of another actor. That actor would
         wait for ever if no machine had enough room left.

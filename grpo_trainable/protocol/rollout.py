@@ -151,7 +151,7 @@ class RolloutGroup:
         token_versions: Tensor,
         token_rounds: Tensor,
     ) -> RolloutGroup:
-        """Return the unscored group that an engine sampled for a request, on the CPU."""
+        """Return, on the CPU, the unscored group that an engine sampled for a request."""
         import torch
 
         return cls(

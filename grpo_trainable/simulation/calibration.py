@@ -17,7 +17,7 @@ from grpo_trainable.telemetry.stages import IDLE, OTHER_THREADS, TRACE_NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """The seconds of each call of a run, by side and kind, and the time that the driver adds."""
+    """The duration of each call in a run, by side and kind, and the time that the driver adds."""
 
     calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
     reference_s: float  # duration of the part of an update that further passes do not repeat

@@ -59,7 +59,7 @@ class MachineProcess:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds of a process since it started."""
+    """CPU seconds that a process has used since it started."""
 
     parent: int
     cpu_s: float
@@ -74,8 +74,8 @@ class Disturbance:
     # Core-seconds that the trial's threads waited for a core, steal included. None: not reported.
     waited_s: float | None
     denied_s: float  # core-seconds for which a CPU quota stopped this container
-    cores: int  # number of cores that the trial may run on
-    quota: float  # number of cores that the trial may use at the same time
+    cores: int  # number of cores that the trial can run on
+    quota: float  # number of cores that the trial can use at the same time
     seconds: float  # time between the readings
     culprit: int | None = None  # pid that used most of foreign_s; None if no visible process did
 
@@ -183,8 +183,8 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
     Args:
         before: the first reading.
         after: the second reading.
-        cores: number of cores that the trial may run on.
-        quota: number of cores that the trial may use at the same time.
+        cores: number of cores that the trial can run on.
+        quota: number of cores that the trial can use at the same time.
     """
     seconds = after.at - before.at
     busy_s = cores * seconds - (after.idle_s - before.idle_s)
@@ -363,7 +363,7 @@ class ProcessTree:
         self._session = session[0] if session else None
 
     def read(self) -> tuple[dict[int, Usage], frozenset[int]]:
-        """Return the CPU seconds of every process, and the pids of our processes."""
+        """Return the CPU seconds that every process has used, and the pids of our processes."""
         times = {}
         for pid in [int(name) for name in os.listdir(PROC) if name.isdigit()]:
             # This id is the CPU clock of another process; see clock_getcpuclockid(3).
@@ -394,7 +394,7 @@ class ProcessTree:
         return False
 
     def _is_service(self, pid: int) -> bool:
-        """Return True for a service of our Ray cluster, whose command line names the session."""
+        """Return True for a service of our Ray cluster: its command line names the session."""
         if self._session is None:
             return False
         if pid not in self._services:
@@ -408,7 +408,7 @@ class ProcessTree:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of `/proc/<pid>/stat` from the state on; empty for an ended process."""
+    """Return the fields of `/proc/<pid>/stat` from `state` on; empty for an ended process."""
     return _text(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

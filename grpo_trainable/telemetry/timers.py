@@ -33,7 +33,7 @@ class Span:
         return self.end - self.start
 
     def earlier(self, seconds: float) -> Span:
-        """Return this span in the time of a clock that is `seconds` behind."""
+        """Return this span with its times converted to a clock that is `seconds` behind."""
         if not seconds:
             return self
         return replace(self, start=self.start - seconds, end=self.end - seconds)
@@ -42,7 +42,7 @@ class Span:
 class StageClock:
     """Records the spans of one actor, in the actor's process.
 
-    Time between two calls of the actor has the stage `idle`. At the end of a span, the clock calls
+    Time between two calls to the actor has the stage `idle`. At the end of a span, the clock calls
     `synchronize` to wait for the device, so the span ends when its work has ended.
     """
 
@@ -60,7 +60,7 @@ class StageClock:
 
     @contextmanager
     def call(self, stage: str = IDLE, since: float = math.inf) -> Iterator[float]:
-        """Time one call of the actor, and yield the seconds that the actor waited for it.
+        """Time one call to the actor, and yield the seconds that the actor waited for it.
 
         Args:
             stage: the stage of the time from `since` until the call starts.
