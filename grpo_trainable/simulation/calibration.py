@@ -104,7 +104,7 @@ KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UP
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """Return (kind, round, seconds) of an actor's calls, from the spans of its main thread.
+    """Return (kind, round, seconds) for each call of an actor, from its main thread's spans.
 
     A span of waiting separates any two calls. If a call completed states, the seconds of the
     completions follow the call as a separate entry of kind `VINE`.
@@ -130,7 +130,7 @@ def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
 
 
 def deposits_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """Return (kind, round, seconds) of deposits of weights, from spans of an actor's other threads.
+    """Return (kind, round, seconds) for each deposit of weights, from the other threads' spans.
 
     Each deposit is a separate call, in parallel with the actor's other work.
     """

@@ -313,7 +313,8 @@ def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable
     """Return the CPU seconds that the `own` processes used between two readings of all processes.
 
     For children that ended between the readings, count the time that the kernel added to their
-    parent's total for ended children, minus the time that they had used before the first reading.
+    parent's total for ended children, minus the CPU time that the children had used before the
+    first reading.
     """
     ended: dict[int, float] = defaultdict(float)  # parent -> earlier usage of ended children
     for pid, usage in before.items():

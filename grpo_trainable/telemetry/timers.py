@@ -107,7 +107,7 @@ class StageClock:
         self._stage, self._since = stage, now()
 
     def take(self) -> list[Span]:
-        """Return the spans recorded since the last call of this method, and forget them."""
+        """Return the spans recorded since the last call to this method, and forget them."""
         spans, self._spans = self._spans, []
         return spans
 

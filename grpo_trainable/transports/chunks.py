@@ -85,7 +85,7 @@ class StoredParts:
     """The handle of stored parts. References are nested, so Ray passes them on unresolved."""
 
     packed: Packed
-    refs: tuple[Any, ...]  # references of the parts, in order
+    refs: tuple[Any, ...]  # references to the parts, in order
 
 
 class Assembly:

@@ -301,7 +301,7 @@ class CollectiveGroup:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group after its actors were killed, because removal waits for live actors."""
+        """Remove the group once its actors have been killed: removal waits for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":
