@@ -638,9 +638,7 @@ def _reading(path: AnyPath) -> Iterator[Readable]:
 
 def _unread(path: AnyPath, error: OSError) -> CheckpointError:
     """Return the error for a file: damaged if it is missing, or unreadable if it may be whole."""
-    from grpo_trainable.storage.object_store import (
-        reason,
-    )  # this import loads pyarrow, which is slow
+    from grpo_trainable.storage.object_store import reason  # loads pyarrow, which is slow
 
     if isinstance(error, FileNotFoundError):
         return DamagedCheckpoint(f"{path}: is missing")
