@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
-    """Return all callbacks, in the order that they need, for `tune.RunConfig(callbacks=…)`.
+    """Return all callbacks, in the required order, for `tune.RunConfig(callbacks=…)`.
 
     The callbacks need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO",
     because rows of a plain `GRPOTrainable` have no responses, spans or version changes. The

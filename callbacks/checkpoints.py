@@ -20,15 +20,15 @@ class CheckpointCallback(FailSafeCallback):
 
     def __init__(self) -> None:
         self._written: set[str] = set()  # ids of trials whose current save wrote a checkpoint
-        self._unwritten: dict[str, str] = {}  # id -> label of trials whose last save wrote none
+        self._unwritten: dict[str, str] = {}  # id -> label, if the trial's last save failed
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Note that the current save wrote a checkpoint, and forget removed checkpoints."""
+        """Record that the current save wrote a checkpoint, and forget removed checkpoints."""
         self._written.add(trial.trial_id)
         forget_missing(trial.run_metadata.checkpoint_manager)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Note whether the save that has just ended wrote a checkpoint."""
+        """Record whether the save that has just ended wrote a checkpoint."""
         # Tune calls `on_checkpoint` first, and only if a checkpoint was written.
         if trial.trial_id in self._written:
             self._written.remove(trial.trial_id)

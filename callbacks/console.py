@@ -44,8 +44,7 @@ def stop_live_table() -> None:
 class ConsoleCallback(FailSafeCallback):
     """Shows a compact table of all trials on a terminal.
 
-    Without a terminal, the callback prints a line when a trial starts, has been evaluated, fails or
-    ends.
+    Without a terminal, the callback prints a line when a trial starts, is evaluated, fails or ends.
     """
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ class ConsoleCallback(FailSafeCallback):
 
         Args:
             total_num_samples: Number of all trials, including those that Tune will create later.
-            info: Other arguments of Tune.
+            info: Other arguments that Tune passes; not used.
         """
         global _live
         self._total = total_num_samples
@@ -108,7 +107,7 @@ class ConsoleCallback(FailSafeCallback):
         )
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Print why a trial failed, and that it starts again."""
+        """Print why a trial failed, and say that it will start again."""
         left = trial.max_failures - trial.num_failures
         # If `max_failures` is negative, Tune retries without limit.
         retries = f" (retries left after this one: {left})" if trial.max_failures >= 0 else ""
@@ -192,7 +191,7 @@ def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
 
 
 def seconds_left(row: Mapping[str, Any], config: GRPOConfig, evaluation_s: float) -> float:
-    """Estimate the seconds that the remaining rounds and evaluations take.
+    """Estimate the seconds that the remaining rounds and evaluations will take.
 
     Each remaining round is assumed to take the mean time of the rounds so far. The warm-up and the
     evaluation before round 1 happen only once, so they are not included.
@@ -208,7 +207,7 @@ def seconds_left(row: Mapping[str, Any], config: GRPOConfig, evaluation_s: float
 
 
 def _held_back(trial: Any) -> bool:
-    """Return True if the trial has not started because of the limit on concurrent trials."""
+    """Return True if the limit on concurrent trials has kept the trial from starting."""
     return trial.status == "PAUSED" and not trial.has_reported_at_least_once
 
 
@@ -220,7 +219,7 @@ def _state(trial: Any) -> str:
         return ""
     if trial.last_result.get(DONE):
         return "done"
-    # Without an interrupt, a scheduler stopped the trial.
+    # If there was no interrupt, a scheduler has stopped the trial.
     return "interrupted" if save_on_interrupt.requested.is_set() else "stopped"
 
 
@@ -289,7 +288,7 @@ def _bar(row: Mapping[str, Any]) -> Text:
 
 
 def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
-    """Return the colours of the stages that occur, plus eval, which may be in no row yet."""
+    """Return the colours of the stages that took time in any row, and always that of `eval`."""
     occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():

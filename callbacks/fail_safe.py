@@ -21,7 +21,8 @@ class FailSafeCallback(Callback):
 
     For each hook and trial, only the first exception is logged. The run continues without the work
     that the callback would have done. The log includes the traceback, unless the operating system
-    refused a file (no space, no permission), because that is not a bug of the callback.
+    refused to read or write a file (no space, no permission), because that is not a bug in the
+    callback.
 
     The class can be combined with Tune's own callbacks if it comes first:
     `class X(FailSafeCallback, TBXLoggerCallback)`.

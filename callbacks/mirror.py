@@ -6,10 +6,10 @@ per second. Training waits for a store that answers but is behind. A file that t
 copied in a later pass.
 
 A pass copies `result.json` last, in the state that the file had when the pass began. So for every
-round that has a row in the store, the store also has all other files of that round. If a trial
-continues on another machine from a checkpoint whose round has a row, the trial finds all of its
-files in the store. A trial removes a checkpoint only after the rounds of enough newer checkpoints
-have a row in the store (`TrialStorage.remove_older`).
+round that has a row in the store, the store also has all other files of that round. If the round
+of a checkpoint has a row in the store, a trial that continues from this checkpoint on another
+machine finds the files of all rounds up to that one. A trial removes a checkpoint only when enough
+newer checkpoints belong to rounds that have a row in the store (`TrialStorage.remove_older`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAST_S = 60.0  # time limit for the remaining files at the end of the experiment
 SILENT_S = 15.0  # a store that has accepted no file for this long counts as silent
 AT_ONCE = 8  # files copied in parallel
 
-INTERRUPTED_S = 4.0  # replaces LAST_S after Ctrl-C, because the command will soon be ended
+INTERRUPTED_S = 4.0  # replaces LAST_S after Ctrl-C, because the command must end soon
 # Training waits if the store lacks a row that is older than this. A row that is written during a
 # pass is copied in the next pass, so this limit is half of the promised 10 s.
 MOST_BEHIND_S = 5.0
@@ -69,14 +69,14 @@ class Mirror:
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
         self._cut_after: int | None = None  # last round whose parts the store keeps; None: all
-        # For each row that the store lacks, the time at which it was written.
+        # For each row that the store lacks, the time at which the row was written.
         self._rows: deque[float] = deque()
         self._failing = False
         self._answered_at = clock()  # last time that a pass began or the store accepted a file
         self._lock = threading.Lock()  # held during a pass
         self._passes = 0
-        self._news = False  # True after a row was written, to end an idle pause
-        self._hurry = False  # True after somebody asked for a pass, to end any pause
+        self._news = False  # set when a row is written, to end an idle pause
+        self._hurry = False  # set when a caller requests a pass, to end any pause
         self._end = False
         self._changes = threading.Condition()  # guards the four attributes above
         # A daemon, because the program must be able to end while the store is silent.
@@ -84,15 +84,15 @@ class Mirror:
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """In the next pass, remove from the store the later parts that this machine lacks.
+        """In the next pass, remove from the store the parts after `last` that this machine lacks.
 
         Args:
-            last: Last round whose parts stay.
+            last: Last round of which all parts stay.
         """
         self._cut_after = last
 
     def row_written(self) -> None:
-        """Note that the callbacks have written one more round."""
+        """Record that the callbacks have written one more round."""
         self._rows.append(self._clock())
         with self._changes:
             self._news = True
@@ -188,8 +188,8 @@ class Mirror:
                 self._bring(EXPR_RESULT_FILE, state, content)
             for _ in range(rows):
                 self._rows.popleft()
-            # Remove parts only after `result.json` was copied: a row in the store must always have
-            # its files.
+            # Remove parts only after copying `result.json`: a row in the store must always have its
+            # files.
             if (after := self._cut_after) is not None:
                 self._remove_after(after)
                 if self._cut_after == after:  # unless `cut` was called again meanwhile
@@ -199,7 +199,7 @@ class Mirror:
         """Copy files, `AT_ONCE` at a time.
 
         Raises:
-            OSError: The store did not accept a file. All copies under way have ended.
+            OSError: The store did not accept a file. Copies that had begun are finished first.
         """
         left, errors = iter(list(changed.items())), deque[Exception]()
 
@@ -209,7 +209,7 @@ class Mirror:
                     return
                 try:
                     self._bring(name, state, _content(self.local / name))
-                except Exception as error:  # it is raised below, in the thread of the pass
+                except Exception as error:  # raised below, in the thread of the pass
                     errors.append(error)
 
         # The threads of a pool would keep the program from ending while the store is silent.
@@ -300,7 +300,7 @@ class MirrorCallback(RoundWriter):
         return True
 
     def cut(self, trial: Any, last: int) -> None:
-        """Wait until the store has no rows or parts of rounds that will be repeated.
+        """Wait until the rounds that will be repeated have no rows or parts left in the store.
 
         Otherwise these rows and parts would seem to belong to the next checkpoint.
         """

@@ -63,7 +63,7 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     """Writes `progress.csv` with a column for every metric, even those that the first row lacks.
 
-    A first round that trains on nothing lacks most metrics.
+    If the first round trains on nothing, its row lacks most metrics.
     """
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ class VersionLogCallback(RoundWriter):
     def cut(self, trial: Any, last: int) -> None:
         """Remove the parts after round `last`."""
         cut_parts(trial_directory(trial) / "versions", last)
-        # The trial has new actors, so the versions of the old actors do not matter any more.
+        # The trial has new actors, so the versions of the old actors no longer matter.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 

@@ -29,7 +29,7 @@ class RoundWriter(FailSafeCallback):
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[int, Any]]] = {}  # trial id -> (round, content)
         self._started: set[str] = set()  # ids of trials that have reported since they started
-        self._uncut: set[str] = set()  # ids of started trials whose files are not cut yet
+        self._uncut: set[str] = set()  # ids of started trials whose files have not been cut yet
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment. After a resume, every trial starts again.
@@ -58,13 +58,13 @@ class RoundWriter(FailSafeCallback):
     # ---- Hooks of Tune -----------------------------------------------------------------------
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Note that the trial has not reported since this start."""
+        """Record that the trial has not reported since this start."""
         self._started.discard(trial.trial_id)
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Write a round after all rounds that still wait."""
+        """Write a round, after any rounds that are still waiting."""
         round_, content = result["training_iteration"], self.content(result)
         if content is None:
             return
@@ -78,7 +78,7 @@ class RoundWriter(FailSafeCallback):
         if len(waiting) > MOST_WAITING:
             lost, _ = waiting.popleft()
             logger.error(
-                "%s: %s could not write for too long; round %d will be missing",
+                "%s: %s has been unable to write for too long; round %d will be missing",
                 *(label(trial), type(self).__name__, lost),
             )
         self._write_waiting(trial)

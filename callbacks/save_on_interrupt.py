@@ -34,7 +34,7 @@ class CheckpointOnInterrupt(FailSafeCallback):
             result[SHOULD_CHECKPOINT] = True
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Note that a trial has saved."""
+        """Record that a trial has saved."""
         # `on_trial_save` would also be called for a checkpoint that could not be written.
         if requested.is_set():
             self._saved.add(trial.trial_id)

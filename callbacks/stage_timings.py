@@ -41,7 +41,7 @@ class StageTimingsCallback(FailSafeCallback):
 
 
 def stage_totals(trial: Any) -> dict[str, float]:
-    """Return a trial's seconds in each stage, in waiting and in checkpoints, and its device-hours.
+    """Return a trial's device-hours, and the seconds it spent in each stage, waiting and saving.
 
     The totals cover all rounds in the trial's `result.json`. Before the first round, the result is
     empty.

@@ -1,7 +1,7 @@
-"""Messages of TensorBoard's event files.
+"""Protobuf messages for TensorBoard's event files.
 
-The messages contain scalars, histograms, texts, the layout of the tab CUSTOM SCALARS and the
-content of the tab HPARAMS. `torch.utils.tensorboard` makes the same messages, but imports torch.
+The messages contain scalars, histograms, texts, the layout of the CUSTOM SCALARS tab and the
+content of the HPARAMS tab. `torch.utils.tensorboard` makes the same messages, but imports torch.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -26,12 +26,12 @@ HPARAMS_TAG = "_hparams_"
 
 
 def scalar(tag: str, value: float) -> Any:
-    """Return the message of a scalar."""
+    """Return the message for a scalar."""
     return summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
 
 
 def histogram(tag: str, values: np.ndarray, bins: int) -> Any:
-    """Return the message of a histogram of values (N,), N > 0, in equal bins from min to max."""
+    """Return the message for a histogram of values (N,), N > 0, in equal bins from min to max."""
     counts, edges = np.histogram(values, bins=bins)
     filled = np.flatnonzero(counts)
     first, last = filled[0], filled[-1]  # if all values are equal, numpy adds empty bins around
@@ -56,7 +56,7 @@ def binned(
     total: float,
     squares: float,
 ) -> Any:
-    """Return the message of a histogram with counts (B,) between edges (B + 1,).
+    """Return the message for a histogram with counts (B,) between edges (B + 1,).
 
     TensorBoard identifies a bin by its upper edge. So the message begins with an empty bin, which
     provides the lower edge of the first bin.
@@ -83,14 +83,14 @@ def binned(
 
 
 def text(tag: str, markdown: str) -> Any:
-    """Return the message of a text for the tab TEXT."""
+    """Return the message for a text on the TEXT tab."""
     one = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=1)])
     about = _for_plugin("text", TextPluginData(version=0))
     return _of_bytes(f"{tag}/text_summary", markdown.encode(), one, about)
 
 
 def custom_scalars(layout: Mapping[str, Charts]) -> Any:
-    """Return the message of the layout of the tab CUSTOM SCALARS: categories and their charts."""
+    """Return the message for the layout of the CUSTOM SCALARS tab: categories and their charts."""
     categories = [
         layout_pb2.Category(
             title=category,
@@ -107,7 +107,7 @@ def custom_scalars(layout: Mapping[str, Charts]) -> Any:
 
 
 def hparams(searched: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> list[Any]:
-    """Return the messages for the tab HPARAMS.
+    """Return the messages for the HPARAMS tab.
 
     Args:
         searched: Searched parameters and their values.

@@ -31,7 +31,7 @@ from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 EXAMPLES = 4  # held-out prompts shown as text
 BINS = 30  # number of equal bins in a histogram, from its minimum to its maximum
 
-# The tab CUSTOM SCALARS: category -> chart -> tags in this chart.
+# The CUSTOM SCALARS tab: category -> chart -> tags in this chart.
 LAYOUT: dict[str, summaries.Charts] = {
     "reward": {
         "held-out and train": ["reward/eval_mean", "reward/train_mean"],
@@ -107,7 +107,7 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
         self._files[trial.trial_id].add([record], iteration)
 
     def finish(self, trial: Any) -> None:
-        """Write the searched parameters, for the tab HPARAMS."""
+        """Write the searched parameters, for the HPARAMS tab."""
         latest = self._latest.pop(trial.trial_id, {})
         searched = flatten_dict(trial.evaluated_params, delimiter="/")
         searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}
@@ -128,7 +128,7 @@ class EventFile:
 
         Args:
             directory: Directory of the file.
-            purge_step: First step that readers should drop from earlier files.
+            purge_step: Readers should ignore this step and later steps in earlier files.
             head: The first summary in the file.
 
         Raises:
@@ -217,7 +217,7 @@ def cut_events(path: Path, last: int) -> None:
 
 
 def examples_table(evaluations: dict[str, list[Any]]) -> str:
-    """Return a Markdown table with the first response to the first prompts of every evaluation."""
+    """Return a Markdown table: the first response to each of a few prompts, by evaluation."""
     lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
     shown: dict[int, int] = {}
     names = SCHEMAS["evaluations"].names

@@ -82,7 +82,7 @@ def continued_file(trial: Any, name: str) -> Path:
 
 
 def continued_files(trial: Any, pattern: str) -> list[Path]:
-    """Return `continued_file` of every matching name, on this machine or in an object store."""
+    """Return `continued_file` for every matching name, on this machine or in an object store."""
     own = trial_path(trial)
     here = [path.name for path in trial_directory(trial).glob(pattern)]
     stored = own.names() if isinstance(own, StoredPath) else []
@@ -215,7 +215,7 @@ def read_parts(trial: Any, kind: str, columns: list[str]) -> Iterator[pa.Table]:
 
 
 def cut_parts(directory: Path, last: int) -> None:
-    """Remove the parts after iteration `last`, and files that a killed `write_part` left."""
+    """Remove the parts after iteration `last`, and files that a killed `write_part` left behind."""
     for path in [*directory.glob("part-*"), *directory.glob(".part-*")]:
         match = PART.fullmatch(path.name)
         if match is None or int(match[1]) > last:

@@ -2,7 +2,7 @@
 
 When a machine fails, Ray moves its bundles to other machines as soon as one has room. But Ray must
 first notice the failure, which takes 15 s if the machine is dead and a minute if its network link
-is cut. An actor that is started for such a bundle before the move would wait for ever or die
+is cut. An actor that is started in such a bundle before the move would wait for ever or die
 immediately.
 """
 
@@ -47,7 +47,7 @@ def places_of_bundles() -> dict[int, str]:
 def node_of(
     bundle: int, places: Mapping[int, str], nodes: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return a bundle's machine, or None if it is dead or Ray has not found one with room.
+    """Return a bundle's machine, or None if the machine is dead or Ray has found none with room.
 
     Args:
         bundle: Number of the bundle.

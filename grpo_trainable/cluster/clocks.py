@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 def offset(answers: Iterable[Answer]) -> float:
-    """Return the seconds by which the remote clock is ahead of ours, from the quickest answer.
+    """Return the seconds by which the remote clock is ahead of ours, using the quickest answer.
 
     The error is at most half the duration of that answer (Cristian 1989).
     """

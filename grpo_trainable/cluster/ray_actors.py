@@ -20,7 +20,7 @@ ANY_BUNDLE = -1
 
 @dataclass(frozen=True, slots=True)
 class RayCall:
-    """A submitted call of an actor's method or of a function in its process."""
+    """A submitted call to an actor's method, or to a function in its process."""
 
     actor: RayActor
     stage: str
@@ -80,7 +80,7 @@ class RayActor:
         return self._name
 
     def submit(self, stage: str, method: str, *args: Any) -> RayCall:
-        """Submit a call of a method, without waiting for it."""
+        """Submit a call to a method, without waiting for it."""
         bound = getattr(self.handle, method)
         if method in self._concurrent:
             bound = bound.options(concurrency_group=method)
@@ -118,7 +118,7 @@ def driver_pid() -> int | None:
 
 
 class RayRuntime:
-    """Waits for calls of `RayActor`s, and turns Ray's errors into ours."""
+    """Waits for calls to `RayActor`s, and turns Ray's errors into ours."""
 
     def __init__(self, fetch_s: float | None = None) -> None:
         """Create the runtime.
@@ -130,7 +130,7 @@ class RayRuntime:
         self._fetch_s = fetch_s
 
     def now(self) -> float:
-        """Return the seconds on a clock that never runs backwards."""
+        """Return the time in seconds, from a clock that never runs backwards."""
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
@@ -147,7 +147,7 @@ class RayRuntime:
         return ray.put(value)
 
     def result(self, call: RayCall) -> Any:
-        """Return the answer of a call that is done.
+        """Return the answer to a call that is done.
 
         Raises:
             ActorLost: The actor died, data did not reach the actor, or its answer cannot be
@@ -171,12 +171,12 @@ class RayRuntime:
             ) from error
         except GetTimeoutError as error:
             raise ActorLost(
-                f"{call.stage}: the answer of {call.actor.name} could not be fetched within "
+                f"{call.stage}: the answer from {call.actor.name} could not be fetched within "
                 f"resources.deadline_s={self._fetch_s:g} s"
             ) from error
         except RayError as error:  # the machine that holds the answer may be gone
             raise ActorLost(
-                f"{call.stage}: the answer of {call.actor.name} is lost ({_one_line(str(error))})"
+                f"{call.stage}: the answer from {call.actor.name} is lost ({_one_line(str(error))})"
             ) from error
 
 

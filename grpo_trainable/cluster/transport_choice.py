@@ -143,8 +143,8 @@ def make_receiver(
         key: The transport, as `Choice.key`.
         deadline_s: Time limit in seconds for a fetch.
         device: Device for the weights, "cpu" or "cuda".
-        first: Position of the part of a snapshot that is fetched first, divided by the number of
-            parts: in [0, 1).
+        first: Index of the part of a snapshot to fetch first, divided by the number of parts; in
+            [0, 1).
     """
     transport = transport_named(key)
     told = (first,) if transport.in_parts else ()

@@ -51,14 +51,14 @@ class TrialActors:
 
         Args:
             config: Config of the trial.
-            runtime: Waits for the calls of actors.
-            files: Ray's reference to a mapping from path to content, of the files to write on the
+            runtime: Waits for the calls to actors.
+            files: Ray's reference to a mapping from path to content. These files are written on the
                 actors' machines.
         """
         self._config = config
         self._runtime = runtime
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
-        self._joining: list[RayCall] = []  # calls of learners that are connecting to each other
+        self._joining: list[RayCall] = []  # calls to learners that are connecting to each other
         self._files = files
         self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
         self._group: CollectiveGroup | None = None
@@ -227,7 +227,7 @@ class TrialActors:
         cpus: float,
         gpus: float,
     ) -> RayActor:
-        """Start the actor of this index in its bundle.
+        """Start the actor with this index in its bundle.
 
         If an actor could use any bundle, it could take the room of another actor. That actor would
         wait for ever if no machine had enough room left.
@@ -298,7 +298,7 @@ class TrialActors:
 
 
 class MadeInActor:
-    """Argument that is created in the process of the actor that receives the argument.
+    """Argument that is created in the process of the actor it is passed to.
 
     A user's sender or receiver need not be picklable, and its file is imported by path.
     """

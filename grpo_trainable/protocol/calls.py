@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 
 class ActorFailed(RuntimeError):
-    """An actor died, raised an exception or did not answer; the message names stage and actor.
+    """An actor died, raised an exception or did not answer.
+
+    The message names the stage and the actor.
 
     Ray's own `RayActorError` must never leave `step()`: Tune would treat that error as the death of
     the Trainable and skip the Trainable's `cleanup()`.
@@ -18,12 +20,13 @@ class ActorFailed(RuntimeError):
 class ActorLost(ActorFailed):
     """The actor died or stayed silent, or weights did not reach it.
 
-    A replacement for the actor may succeed. An exception in the work itself would be raised again.
+    A replacement for the actor may succeed. After an exception in the work itself, by contrast, a
+    replacement would only raise the same exception.
     """
 
 
 class DeliveryFailed(RuntimeError):
-    """Raised in an actor that data does not reach. A replacement actor may receive the data."""
+    """Raised in an actor that cannot get its data. A replacement actor may get the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Actor(Protocol):
         ...
 
     def submit(self, stage: str, method: str, *args: Any) -> Call:
-        """Submit a call of `method`, and return it without waiting."""
+        """Submit a call to `method`, and return the call without waiting for it."""
         ...
 
     def kill(self) -> None:
@@ -78,7 +81,7 @@ class Runtime(Protocol):
     """Waits for calls, and reads the clock."""
 
     def now(self) -> float:
-        """Return the seconds of a clock that never runs backwards."""
+        """Return the time in seconds, from a clock that never runs backwards."""
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
@@ -86,7 +89,7 @@ class Runtime(Protocol):
         ...
 
     def share(self, value: Any) -> Any:
-        """Store a value once, and return an argument that several actors can be called with."""
+        """Store a value once, and return an argument for calls to several actors."""
         ...
 
     def result(self, call: Any) -> Any:
@@ -103,7 +106,8 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
     """Wait for one call, and return its value.
 
     Raises:
-        ActorLost: The call took longer than `deadline_s`; the message names stage and actor.
+        ActorLost: The call took longer than `deadline_s`. The message names the stage and the
+            actor.
         ActorFailed: `Runtime.result` raised it.
     """
     if not runtime.wait([call], deadline_s):
@@ -112,6 +116,6 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
 
 
 def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorLost:
-    """Return the error for calls of one or more actors that did not answer."""
+    """Return the error for calls to one or more actors that did not answer."""
     waiting = ", ".join(sorted({f"{call.actor.name} ({call.stage})" for call in calls}))
     return ActorLost(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")

@@ -97,7 +97,7 @@ def _pieces(memory: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 class _Sums:
-    """Collects sums of blocks and left-over bytes, to copy them all from the device together."""
+    """Collects the left-over bytes and the sums of blocks, to copy all from the device together."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # (blocks,) int64 each

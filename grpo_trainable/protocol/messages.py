@@ -38,14 +38,14 @@ class Deposited:
     version: int
     round: int
     bytes: int
-    spans: list[Span]  # concurrent with other work of the generator
+    spans: list[Span]  # these overlap the generator's other work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """Responses that wait in their generator until `score` is called."""
 
-    number: int  # identifies the responses in the call of `score`
+    number: int  # identifies the responses in the call to `score`
     loaded: list[Loaded]  # weights loaded between two tokens; their spans are in `spans`
     spans: list[Span]
 
@@ -55,7 +55,7 @@ class Scored:
     """The results of several requests, in the order of the requests."""
 
     groups: list[RolloutGroup]  # scored
-    failed: list[tuple[int, str]]  # (prompt index, reason) of groups whose reward function failed
+    failed: list[tuple[int, str]]  # (prompt index, reason) where the reward function failed
     reward_errors: int  # number of responses on which the reward function failed
     unverified: int  # number of responses counted as wrong because they could not be judged
     loaded: list[Loaded]  # see `Sampled`
@@ -131,9 +131,9 @@ class ResponseFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
-    """The learner has trained a round."""
+    """The learner has finished training for a round."""
 
-    round: int  # number of rounds trained so far
+    round: int  # number of rounds finished so far
     version: int
     steps: list[GradientStep]
     skipped_steps: int  # number of skipped steps so far

@@ -1,7 +1,7 @@
 """Containers for requests, groups, batches and weights, and the code that pads and shifts rows.
 
-Shapes: G responses per prompt, B rows, P prompt tokens, R response tokens (padded), S the longest
-prompt + response of a batch, minus 1.
+Shapes: G responses per prompt, B rows, P prompt tokens, R response tokens (padded). S is the
+number of tokens in the longest prompt + response of a batch, minus 1.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class RolloutGroup:
         token_versions: Tensor,
         token_rounds: Tensor,
     ) -> RolloutGroup:
-        """Return the unscored group that an engine sampled for a request, on the CPU."""
+        """Return, on the CPU, the unscored group that an engine sampled for a request."""
         import torch
 
         return cls(
@@ -224,7 +224,7 @@ class RolloutGroup:
 
 
 def _mean(rewards: Tensor | None) -> float:
-    assert rewards is not None, "the group is not scored yet"
+    assert rewards is not None, "the group has not been scored yet"
     return sum(rewards.tolist()) / len(rewards)
 
 
@@ -258,7 +258,7 @@ class TrainBatch:
         return self.input_ids.shape[0]
 
     def select(self, rows: slice | Tensor) -> TrainBatch:
-        """Return the rows at `rows`, cut to the length of the longest, to drop needless padding."""
+        """Return the rows selected by `rows`, without padding beyond the longest of them."""
         mask = self.response_mask[rows]
         used = mask.any(dim=0).nonzero()
         length = int(used[-1]) + 1 if len(used) else 1

@@ -30,7 +30,7 @@ Columns = dict[str, list[Any]]  # name -> one value for each response or gradien
 # ---- The columns of the Parquet files, for code that writes or reads them ----------------------
 
 _RESPONSE = {
-    # Round that trained on the response. For a held-out response, number of rounds trained before
+    # Round that trained on the response. For a held-out response, number of rounds finished before
     # the evaluation.
     "round": pa.int32(),
     "cursor": pa.int64(),  # index of the prompt in its stream
@@ -58,7 +58,7 @@ SCHEMAS = {
             "uses": pa.int32(),  # number of times the group was trained on, this time included
             "version": pa.int32(),  # version of the weights that sampled the oldest token
             "weights_round": pa.int32(),  # round of those weights
-            "lag": pa.int32(),  # number of rounds trained before this one, minus weights_round
+            "lag": pa.int32(),  # number of rounds before this one, minus weights_round
             "first_use": pa.bool_(),
             # Sums of log-probs over the response, in nats: under the weights that sampled each
             # token, under the policy after the round, and under the reference.
@@ -122,7 +122,7 @@ def table(kind: str, columns: Columns) -> pa.Table:
 class RoundDetails:
     """The details of one round."""
 
-    round: int  # number of rounds trained so far
+    round: int  # number of rounds finished so far
     rollouts: Columns  # the responses that the round trained on
     evaluations: Columns  # held-out responses of the evaluations within the round; often empty
     steps: Columns  # the gradient steps
@@ -158,7 +158,7 @@ def rollout_columns(
 
     Args:
         groups: the groups that the round trained on.
-        learner_round: number of rounds trained before this one.
+        learner_round: number of rounds before this one.
         prompt: returns the prompt, task and true answer of an example.
         decode: returns the text of tokens.
         advantages: (N,), in the order of the responses.
@@ -211,8 +211,8 @@ def _response_rows(
     text, task, truth = prompt(group.example)
     answer = json.dumps(truth)
     rewards, finished = group.rewards.tolist(), group.finished.tolist()
-    assert group.format_rewards is not None, "the group is not scored yet"
-    assert group.answer_rewards is not None, "the group is not scored yet"
+    assert group.format_rewards is not None, "the group has not been scored yet"
+    assert group.answer_rewards is not None, "the group has not been scored yet"
     formats, answers = group.format_rewards.tolist(), group.answer_rewards.tolist()
     sampled = group.response_mask.sum(dim=1).tolist()
     for g, ids in enumerate(group.responses()):

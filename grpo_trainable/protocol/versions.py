@@ -11,11 +11,11 @@ class StalenessGate:
 
     A group must be trained on for the first time within `lag` rounds of the weights that sampled
     it, and for the last time within `max_age` rounds. `learner_round` is the number of rounds
-    trained so far. This number is also the index of the next round and the round of the newest
+    finished so far. This number is also the index of the next round and the round of the newest
     weights.
 
-    The gate is asked before a group is generated (`Pipeline._dispatch`) and before the group is
-    trained on (`ReplayBuffer.sample`). After each round, the gate is also asked about every group
+    The rule is checked before a group is generated (`Pipeline._dispatch`) and before the group is
+    trained on (`ReplayBuffer.sample`). After each round, the rule is also checked for every group
     in the buffer (`ReplayBuffer.evict`). The check before generation would suffice only if every
     group were trained on once and in order.
     """
@@ -29,8 +29,8 @@ class StalenessGate:
 
         Args:
             weights_round: the round of the weights that will sample the group.
-            rounds_ahead: number of rounds that will be trained before the round that trains on the
-                group.
+            rounds_ahead: number of rounds that are still to be run before the round that trains on
+                the group.
         """
         return self.learner_round + rounds_ahead - weights_round <= self.lag
 

@@ -17,18 +17,18 @@ from grpo_trainable.telemetry.stages import IDLE, OTHER_THREADS, TRACE_NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """The seconds of each call of a run, by side and kind, and the time that the driver adds."""
+    """The duration of each call in a run, by side and kind, and the time that the driver adds."""
 
     calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
     reference_s: float  # duration of the part of an update that further passes do not repeat
     hop_s: float  # time from the submission of a call to its start
-    gap_s: float  # time from the end of a step to the start of the next
+    gap_s: float  # time from the end of one `step()` to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
-        """Return the durations of the run's calls in run order, and repeat them after the last.
+        """Return the durations of the run's calls, in run order, starting over after the last.
 
         Args:
-            passes: number of passes of an update over the batch. The run made one pass.
+            passes: number of passes that an update makes over the batch. The run made one pass.
         """
         seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
 
@@ -85,7 +85,7 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
     Args:
         config: the trial to simulate.
         times: the times of the other run.
-        passes: number of passes of an update over the batch. The other run made one pass.
+        passes: number of passes that an update makes over the batch. The other run made one.
     """
     durations = times.in_order(passes)
     reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)
@@ -104,7 +104,7 @@ KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UP
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """Return (kind, round, seconds) of an actor's calls, from the spans of its main thread.
+    """Return (kind, round, seconds) for each call of an actor, from its main thread's spans.
 
     A span of waiting separates any two calls. If a call completed states, the seconds of the
     completions follow the call as a separate entry of kind `VINE`.
@@ -130,7 +130,7 @@ def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
 
 
 def deposits_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """Return (kind, round, seconds) of deposits of weights, from spans of an actor's other threads.
+    """Return (kind, round, seconds) for each deposit of weights, from the other threads' spans.
 
     Each deposit is a separate call, in parallel with the actor's other work.
     """

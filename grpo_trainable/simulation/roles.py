@@ -1,4 +1,7 @@
-"""Roles of virtual actors: generators, learners and workers that count instead of computing."""
+"""Stand-ins for generators, learners and colocated workers, used as roles of virtual actors.
+
+They run no model, and only count and record what they are asked to do.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class GeneratorCall:
 
 
 class VirtualGenerator:
-    """A generator whose rewards depend only on prompt index and weights, as in a real generator.
+    """Generator whose rewards depend only on the prompt index and the weights, as in a real one.
 
     The methods mirror those of the real generator. The start and end of the call precede the other
     arguments.
@@ -131,7 +134,7 @@ class VirtualGenerator:
     def seconds(
         self, seconds_of: Callable[[str], float], stage: str, requests: Sequence[Request]
     ) -> float:
-        """Return the seconds of a call of `generate`.
+        """Return the duration of a call to `generate`, in seconds.
 
         Args:
             seconds_of: returns the seconds of a stage for prompts of usual length.
@@ -178,7 +181,7 @@ class VirtualGenerator:
         raise AssertionError("the generator samples before it has weights")
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored | Sampled:
-        """Return groups for the requests, or the number with which `score` returns them."""
+        """Return groups for the requests, or the number to pass to `score` to get the groups."""
         scored = self._generate(start, end, requests)
         if not self._scores_apart:
             return scored
@@ -191,7 +194,7 @@ class VirtualGenerator:
         return Sampled(number=number, loaded=scored.loaded, spans=spans)
 
     def score(self, start: float, end: float, number: int) -> Scored:
-        """Return the groups that `generate` sampled under `number`."""
+        """Return the groups for which `generate` returned `number`."""
         stream, scored = self._scored.pop(number)
         spans = [Span("eval" if stream == "eval" else "reward", start, end, concurrent=True)]
         return replace(scored, loaded=[], spans=spans)
@@ -228,7 +231,7 @@ class VirtualGenerator:
                 failed.append((request.prompt_index, "KeyError: 'apple'"))
                 continue
             rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
-            # Held-out rewards have many magnitudes, so a float sum depends on their order.
+            # Held-out rewards differ widely in magnitude, so a float sum depends on their order.
             scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
             rewards = [scale * rng.random() for _ in range(request.group_size)]
             if stream == "train" and self._equal_rewards(request.prompt_index, round_):
@@ -287,7 +290,7 @@ class VirtualGenerator:
 class TrainingCall:
     """One `update`, as the learner recorded it."""
 
-    round: int  # number of rounds trained before this call
+    round: int  # number of rounds finished before this call
     start: float
     end: float
     prompt_indices: tuple[tuple[int, ...], ...]  # of each rollout batch
@@ -321,7 +324,7 @@ class VirtualLearner:
     def update(
         self, start: float, end: float, rollout_batches: Sequence[Sequence[RolloutGroup]]
     ) -> Updated:
-        """Train a round: record the groups and count the gradient steps."""
+        """Simulate the training of a round: record the groups and count the gradient steps."""
         self._before = self._version, self._round
         groups = [group for batch in rollout_batches for group in batch]
         self._record.append(
@@ -390,7 +393,7 @@ class VirtualLearner:
         return LearnerState(policy={}, optimizer={}, counters=counters)
 
     def load_state(self, start: float, end: float, state: LearnerState) -> None:
-        """Restore version and round."""
+        """Restore the version and the round."""
         self._version, self._round = state.counters["version"], state.counters["round"]
 
     def leave(self, start: float, end: float) -> None:
@@ -403,7 +406,7 @@ class VirtualLearner:
     def rejoin(
         self, start: float, end: float, rank: int, size: int, place: tuple[str, int]
     ) -> None:
-        """Restore version and round to those before the last update."""
+        """Reset the version and the round to their values before the last update."""
         self._version, self._round = self._before
 
     def close(self, start: float, end: float) -> None:

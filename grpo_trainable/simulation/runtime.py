@@ -21,7 +21,7 @@ Durations = Callable[[str, str], float]  # (actor, stage) -> seconds
 
 
 def constant_durations(**ticks: int) -> Durations:
-    """Return durations: the given number of ticks for each named stage, one tick for others."""
+    """Return durations: the given number of ticks for each named stage, one tick for the others."""
     return lambda actor, stage: ticks.get(stage, 1) * TICK
 
 
@@ -30,7 +30,7 @@ _END = operator.attrgetter("end")
 
 @dataclass(eq=False)
 class VirtualCall:
-    """A call of a virtual actor, whose end is known when the call is submitted."""
+    """A call to a virtual actor. The end of the call is known when the call is submitted."""
 
     actor: VirtualActor
     stage: str
@@ -67,7 +67,7 @@ class VirtualRuntime:
         """Advance the clock to the first answer, at most by `timeout_s`. Return finished calls."""
         self._waits_left -= 1
         assert self._waits_left > 0, "the pipeline waits forever"
-        assert calls, "the pipeline waits for no call"
+        assert calls, "the pipeline waits without a call to wait for"
         everything = len(calls) == len(self.uncollected)
         first = self._next_end() if everything else min(map(_END, calls))
         if first > self.time + timeout_s:
@@ -116,11 +116,10 @@ class VirtualActor:
         name: name of the actor.
         role: has each method of a real actor. The call's start and end precede the other arguments.
         durations: returns the seconds of a call.
-        hangs: `hangs(stage, n)` is True if the n-th call of a stage is never answered. In such a
-            call, the actor works until the call's normal end and hangs there.
-        dies: `dies(stage, n)` is True if the actor dies in the n-th call of a stage, after the
-            call has started.
-        submitted: number of calls by stage, including calls of actors that this one replaces.
+        hangs: `hangs(stage, n)` is True if the actor never answers the n-th call of a stage. In
+            such a call, the actor works until the call's normal end and hangs there.
+        dies: `dies(stage, n)` is True if the actor dies during the n-th call of a stage.
+        submitted: number of calls by stage, including calls to actors that this one replaces.
         step_s: seconds of a call that count as one step of progress.
         mute: True if an actor that hangs does not answer `progress` either.
     """
@@ -152,7 +151,7 @@ class VirtualActor:
         self._hangs_from = math.inf
 
     def submit(self, stage: str, method: str, *args: Any) -> VirtualCall:
-        """Submit a call of `method`, with its start and end in virtual time."""
+        """Submit a call to `method`, with its start and end in virtual time."""
         if method == "progress":
             return self._ask_progress()
         n = self._submitted[stage] = self._submitted.get(stage, 0) + 1

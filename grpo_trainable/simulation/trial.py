@@ -1,6 +1,7 @@
 """Whole trials in virtual time: the real pipeline with virtual actors.
 
-Pipeline, gate, buffer and learner group are the real ones; actors, calls and the clock are virtual.
+The pipeline, its gate, its buffer and the learner group are real; actors, calls and the clock are
+virtual.
 Unit tests drive the pipeline through timings that a real machine could not reproduce.
 `benchmarks/schedule_sim.py` compares simulated times with those of real trials.
 """
@@ -32,8 +33,8 @@ from grpo_trainable.simulation.runtime import (
 )
 from grpo_trainable.telemetry.metrics import stage_seconds
 
-# The value of `task.reward` with which responses are scored in separate calls, as with a user's
-# reward.
+# With this value of `task.reward`, responses are scored in separate calls, as they are with a
+# user's reward.
 SCORED_APART = "virtual:scored_apart"
 
 
@@ -103,9 +104,9 @@ def virtual_trial(
         slowness: `slowness(prompt_index)` is the factor by which a prompt takes longer than usual.
         interrupted: `interrupted(prompt_index, response)` is True if the response is interrupted.
             It is used only with `rollout.overlong=interrupt`.
-        hangs: `hangs(actor, stage, n)` is True if the n-th call of a stage to actors of this name
-            is never answered.
-        dies: `dies(actor, stage, n)` is True if the actor dies in the n-th call of a stage.
+        hangs: `hangs(actor, stage, n)` is True if the actor of this name never answers the n-th
+            call of a stage.
+        dies: `dies(actor, stage, n)` is True if the actor dies during the n-th call of a stage.
         room: `room(actor, at_s)` is True if a machine has room for a replacement at time `at_s`.
         step_s: seconds of a call that count as one step of progress.
         mute: True if an actor that hangs does not answer `progress` either.

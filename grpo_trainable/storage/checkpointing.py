@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 5
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names for the directories of checkpoints
-# Names of directories for the files that a trial had written before it restarted from round 0,
-# because it had no whole checkpoint.
+# Names of directories for a trial's earlier files. A trial that has no whole checkpoint moves its
+# files to such a directory before it restarts from round 0.
 ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -96,7 +96,7 @@ class TrialState:
 
 
 def part_file(part: str, number: int = 1, of: int = 1) -> str:
-    """Return the file name of a part, written by learner `number` of `of` learners."""
+    """Return the name of the file that learner `number` of `of` learners writes for a part."""
     return f"{part}-{number:05d}-of-{of:05d}.safetensors"
 
 
@@ -332,7 +332,7 @@ def verified_digests(directory: str | AnyPath) -> dict[str, str]:
 
 
 def checkpoint_round(directory: str | AnyPath) -> int:
-    """Verify a checkpoint, and return the number of rounds trained when it was taken.
+    """Verify a checkpoint, and return the number of rounds finished when it was taken.
 
     Raises:
         CheckpointError: As for `read_checkpoint`.
@@ -448,7 +448,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints. For an experiment, name its trials."""
+    """Return the error for a directory without checkpoints. It names an experiment's trials."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
@@ -546,7 +546,7 @@ def _verified(
         except TensorFileError as error:
             raise DamagedCheckpoint(f"{path}: damaged ({error})") from error
         if file.sha256() != digest:
-            raise DamagedCheckpoint(f"{path}: damaged (its SHA-256 is not the manifest's)")
+            raise DamagedCheckpoint(f"{path}: damaged (its SHA-256 differs from the manifest)")
     return used
 
 
@@ -622,7 +622,7 @@ def _read(path: AnyPath) -> bytes:
 
 @contextmanager
 def _reading(path: AnyPath) -> Iterator[Readable]:
-    """Open a file, and turn an OSError of the block into a `CheckpointError`."""
+    """Open a file, and turn an OSError from the block into a `CheckpointError`."""
     try:
         if not isinstance(path, Path):
             with path.opened() as file:
@@ -638,7 +638,7 @@ def _reading(path: AnyPath) -> Iterator[Readable]:
 
 def _unread(path: AnyPath, error: OSError) -> CheckpointError:
     """Return the error for a file: damaged if it is missing, or unreadable if it may be whole."""
-    from grpo_trainable.storage.object_store import reason  # this import loads pyarrow, slowly
+    from grpo_trainable.storage.object_store import reason  # loads pyarrow, which is slow
 
     if isinstance(error, FileNotFoundError):
         return DamagedCheckpoint(f"{path}: is missing")

@@ -20,7 +20,8 @@ def digest_of(key: str, path: str | Path) -> str:
         path: The file.
 
     Raises:
-        ValueError: The file cannot be read. The message is one line that names key and path.
+        ValueError: The file cannot be read. The message is one line that names the key and
+            the path.
     """
     digest = hashlib.sha256()
     try:

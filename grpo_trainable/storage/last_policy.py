@@ -12,7 +12,7 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # between the attempts to save the policy
 
 
 class PolicyNotSaved(RuntimeError):
-    """A trial has trained all rounds, but the policy after the last round could not be saved."""
+    """A trial has finished all rounds, but the policy after the last round could not be saved."""
 
 
 def save_persistently(

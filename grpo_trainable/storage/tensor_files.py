@@ -40,7 +40,7 @@ DTYPES = {
 
 
 def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file with these tensors, its data in pieces of up to `PIECE_BYTES`.
+    """Yield the content of a file with these tensors, in pieces of up to `PIECE_BYTES` of data.
 
     Tensors may be on any device, need not be contiguous, and may share memory.
     """
@@ -168,7 +168,7 @@ def read_tensors(file: HashedFile) -> dict[str, Tensor]:
 
 
 def _read_header(file: HashedFile) -> list[tuple[str, str, list[int]]]:
-    """Return name, type and shape of each tensor, in the order of their data."""
+    """Return the name, type and shape of each tensor, in the order of the data in the file."""
     import torch
 
     length_bytes = bytearray(LENGTH_BYTES)

@@ -35,7 +35,7 @@ TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a tria
 # clone may start from its donor's checkpoint of one perturbation until the donor has passed the
 # next perturbation.
 SHARED_ROUNDS = 2
-LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`; a row has about 10 KB
+LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`; a row takes about 10 KB
 
 
 class TrialStorage:
@@ -92,7 +92,7 @@ class TrialStorage:
             shutil.rmtree(directory, ignore_errors=True)
 
     def share(self, round_: int) -> None:
-        """Note that another trial may start from this trial's checkpoint of `round_`."""
+        """Record that another trial may start from this trial's checkpoint of `round_`."""
         rounds = [*(other for other in self.shared_rounds if other != round_), round_]
         self.shared_rounds = rounds[-SHARED_ROUNDS:]
 
@@ -120,7 +120,7 @@ class TrialStorage:
     def go_on(
         self, noted: Any, restore: Callable[[Any], int], *, rows_follow: bool = False
     ) -> list[str]:
-        """Restore the newest whole checkpoint, and report if it is not the noted one.
+        """Restore the newest whole checkpoint, and report it if it is not the one that was noted.
 
         If a checkpoint is an incomplete copy, or was removed by `checkpoint.keep` after Tune's last
         snapshot of the experiment, the next older one is tried. If no checkpoint is left, the trial

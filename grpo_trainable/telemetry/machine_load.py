@@ -59,7 +59,7 @@ class MachineProcess:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds of a process since it started."""
+    """CPU seconds that a process has used since it started."""
 
     parent: int
     cpu_s: float
@@ -74,8 +74,8 @@ class Disturbance:
     # Core-seconds that the trial's threads waited for a core, steal included. None: not reported.
     waited_s: float | None
     denied_s: float  # core-seconds for which a CPU quota stopped this container
-    cores: int  # number of cores that the trial may run on
-    quota: float  # number of cores that the trial may use at the same time
+    cores: int  # number of cores that the trial can run on
+    quota: float  # number of cores that the trial can use at the same time
     seconds: float  # time between the readings
     culprit: int | None = None  # pid that used most of foreign_s; None if no visible process did
 
@@ -114,11 +114,11 @@ class Reading:
     """The machine's counters at one moment. Only differences between readings are meaningful."""
 
     at: float
-    idle_s: float  # sum over all cores
+    idle_s: float  # summed over all cores
     denied_s: float
     processes: Mapping[int, Usage]
     own: frozenset[int]
-    stolen_s: float = 0.0  # seconds that a hypervisor took, sum over all cores
+    stolen_s: float = 0.0  # seconds that a hypervisor took, summed over all cores
     waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not report it
 
 
@@ -183,8 +183,8 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
     Args:
         before: the first reading.
         after: the second reading.
-        cores: number of cores that the trial may run on.
-        quota: number of cores that the trial may use at the same time.
+        cores: number of cores that the trial can run on.
+        quota: number of cores that the trial can use at the same time.
     """
     seconds = after.at - before.at
     busy_s = cores * seconds - (after.idle_s - before.idle_s)
@@ -231,7 +231,7 @@ def idle_seconds(stat: str, cores: Iterable[int]) -> float | None:
 
 
 def stolen_seconds(stat: str, cores: Iterable[int]) -> float:
-    """Return the seconds since boot that a hypervisor took from these cores."""
+    """Return the seconds that a hypervisor has taken from these cores since boot."""
     return sum(sum(_times(stat, core)[7:8]) for core in cores) / TICKS_PER_S
 
 
@@ -288,7 +288,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Return the number of cores that the quota lets this group use, or infinity without one."""
+    """Return the number of cores that the quota lets this group use; infinity without a quota."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
@@ -312,8 +312,9 @@ def _text(path: Path) -> str:
 def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable[int]) -> float:
     """Return the CPU seconds that the `own` processes used between two readings of all processes.
 
-    For children that ended between the readings, count the time that their parent reaped, minus the
-    time that the children had used before the first reading.
+    For children that ended between the readings, count the time that the kernel added to their
+    parent's total for ended children, minus the CPU time that the children had used before the
+    first reading.
     """
     ended: dict[int, float] = defaultdict(float)  # parent -> earlier usage of ended children
     for pid, usage in before.items():
@@ -363,7 +364,7 @@ class ProcessTree:
         self._session = session[0] if session else None
 
     def read(self) -> tuple[dict[int, Usage], frozenset[int]]:
-        """Return the CPU seconds of every process, and the pids of our processes."""
+        """Return the CPU seconds that every process has used, and the pids of our processes."""
         times = {}
         for pid in [int(name) for name in os.listdir(PROC) if name.isdigit()]:
             # This id is the CPU clock of another process; see clock_getcpuclockid(3).
@@ -394,7 +395,7 @@ class ProcessTree:
         return False
 
     def _is_service(self, pid: int) -> bool:
-        """Return True for a service of our Ray cluster, whose command line names the session."""
+        """Return True for a service of our Ray cluster: its command line names the session."""
         if self._session is None:
             return False
         if pid not in self._services:
@@ -408,7 +409,7 @@ class ProcessTree:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of `/proc/<pid>/stat` from the state on; empty for an ended process."""
+    """Return the fields of `/proc/<pid>/stat` from `state` on; empty for an ended process."""
     return _text(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

@@ -33,7 +33,7 @@ class Span:
         return self.end - self.start
 
     def earlier(self, seconds: float) -> Span:
-        """Return this span in the time of a clock that is `seconds` behind."""
+        """Return this span with its times converted to a clock that is `seconds` behind."""
         if not seconds:
             return self
         return replace(self, start=self.start - seconds, end=self.end - seconds)
@@ -42,7 +42,7 @@ class Span:
 class StageClock:
     """Records the spans of one actor, in the actor's process.
 
-    Time between two calls of the actor has the stage `idle`. At the end of a span, the clock calls
+    Time between two calls to the actor has the stage `idle`. At the end of a span, the clock calls
     `synchronize` to wait for the device, so the span ends when its work has ended.
     """
 
@@ -60,7 +60,7 @@ class StageClock:
 
     @contextmanager
     def call(self, stage: str = IDLE, since: float = math.inf) -> Iterator[float]:
-        """Time one call of the actor, and yield the seconds that the actor waited for it.
+        """Time one call to the actor, and yield the seconds that the actor waited for it.
 
         Args:
             stage: the stage of the time from `since` until the call starts.
@@ -107,7 +107,7 @@ class StageClock:
         self._stage, self._since = stage, now()
 
     def take(self) -> list[Span]:
-        """Return the spans recorded since the last call of this method, and forget them."""
+        """Return the spans recorded since the last call to this method, and forget them."""
         spans, self._spans = self._spans, []
         return spans
 
@@ -124,7 +124,7 @@ def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
 
 
 class WallClock:
-    """Measures the wall-clock time that tables and speed-ups quote.
+    """Measures the wall-clock time on which tables and speed-ups are based.
 
     The clock runs from the start of the first round to the end of the last round, without
     evaluations and checkpoints. Actors warm up before the clock starts. The gaps that Tune leaves
@@ -141,9 +141,10 @@ class WallClock:
         self._left_out_s += seconds
 
     def round_ended(self, start: float, end: float, eval_s: float) -> float:
-        """Add a round, and return its seconds since the end of the previous round.
+        """Add a round, and return the seconds that it adds to the wall-clock time.
 
-        Seconds that were left out and `eval_s` do not count.
+        The time runs from the end of the previous round, or from `start` if there was none. Seconds
+        that were left out, and `eval_s`, do not count.
 
         Args:
             start: start of the round, in seconds since 1970.

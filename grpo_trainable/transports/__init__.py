@@ -1,1 +1,4 @@
-"""Transports of weights from learner to generators. `config/transport_catalog.py` lists them."""
+"""Transports that bring the learner's weights to the generators.
+
+`config/transport_catalog.py` lists them.
+"""

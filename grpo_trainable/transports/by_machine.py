@@ -1,4 +1,4 @@
-"""Two transports at once: shared memory on the learner's machine, the object store elsewhere."""
+"""Shared memory on the learner's machine, combined with the object store on other machines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ByMachineSender:
         self._near, self._far = ShmSender(), ObjectStoreSender(far_machines)
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> NearAndFar:
-        """Publish a snapshot over both transports, without `frozen`, and return its handle."""
+        """Publish a snapshot over both transports, without `frozen` tensors; return its handle."""
         return NearAndFar(
             machine=machine(),
             near=self._near.publish(weights, frozen),
@@ -62,7 +62,7 @@ class ByMachineSender:
 
 
 class ByMachineReceiver:
-    """Fetches through shared memory on the learner's machine, through the object store elsewhere.
+    """Uses shared memory on the learner's machine, and the object store on other machines.
 
     `name` is the name of the transport that was used last.
     """

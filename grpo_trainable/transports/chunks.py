@@ -72,7 +72,7 @@ def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[
 
 
 def _stored(tensor: Tensor, place: TensorLayout) -> np.ndarray:
-    """Return the bytes of a tensor in the layout of its place, (bytes,) uint8."""
+    """Return the bytes of a tensor, (bytes,) uint8, in the layout that `place` defines."""
     tensor = tensor.detach().cpu()
     if tensor.stride() != place.stride:
         laid_out = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
@@ -85,7 +85,7 @@ class StoredParts:
     """The handle of stored parts. References are nested, so Ray passes them on unresolved."""
 
     packed: Packed
-    refs: tuple[Any, ...]  # references of the parts, in order
+    refs: tuple[Any, ...]  # references to the parts, in order
 
 
 class Assembly:

@@ -48,7 +48,7 @@ class FrozenApartSender:
         self._frozen: StoredWeights | StoredParts | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
-        """Publish a snapshot. Tensors named in `frozen` are as in the previous snapshot."""
+        """Publish a snapshot whose `frozen` tensors are the same as in the previous snapshot."""
         names = frozenset(frozen)
         if names != self._names:
             self._names, self._frozen = names, None

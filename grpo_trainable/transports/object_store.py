@@ -84,7 +84,7 @@ class ObjectStoreSender:
     def publish(
         self, weights: LiveWeights, frozen: Collection[str] = ()
     ) -> StoredWeights | StoredParts:
-        """Put the weights into the store, without `frozen`, and return the handle."""
+        """Put the weights into the store, without the `frozen` tensors, and return the handle."""
         checksum = storage_checksum(weights.tensors)
         if self._in_parts:
             return _put_parts(weights, checksum, frozen)
@@ -123,7 +123,7 @@ class ObjectStoreReceiver:
         Args:
             deadline_s: Seconds within which weights must arrive.
             device: Ignored. The engine moves the tensors.
-            first: Position of the part to begin with, divided by the number of parts: in [0, 1).
+            first: Index of the part to begin with, divided by the number of parts; in [0, 1).
                 Receivers begin with different parts, so that they take parts from one another.
         """
         self.deadline_s = deadline_s

@@ -51,7 +51,7 @@ class Layout:
     """
 
     places: tuple[TensorLayout, ...]
-    size: int  # bytes of the buffer
+    size: int  # size of the buffer in bytes
 
     def of(self, buffer: Tensor) -> dict[str, Tensor]:
         """Return the tensors in `buffer`, which is (size,) uint8, by name."""

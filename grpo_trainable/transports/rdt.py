@@ -115,7 +115,7 @@ class _PullSender(_PackingSender):
     """
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> DirectWeights:
-        """Pack a snapshot into a free buffer, without `frozen`, and return its handle."""
+        """Pack a snapshot, without `frozen` tensors, into a free buffer, and return its handle."""
         buffer = self._take(weights, frozen)
         packed = self._fill(buffer, weights)
         if buffer.ref is None:
@@ -270,7 +270,7 @@ class NcclReceiver(_TwoSidedReceiver):
 
 
 class CollectiveGroup:
-    """A collective group of learner and generators, usable only in the process that creates it."""
+    """Collective group of the learner and the generators; only its creator's process can use it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """Create the group of all actors.
@@ -301,7 +301,7 @@ class CollectiveGroup:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group after its actors were killed, because removal waits for live actors."""
+        """Remove the group once its actors have been killed: removal waits for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":

@@ -82,7 +82,7 @@ class ShmSender:
         self._publication = 0
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> SharedWeights:
-        """Pack a snapshot into a free slot, without `frozen`, and return its handle.
+        """Pack a snapshot, without `frozen` tensors, into a free slot, and return its handle.
 
         Raises:
             TransportError: The system does not provide the memory.
@@ -155,7 +155,8 @@ def _open(handle: SharedWeights) -> mmap.mmap:
     except OSError as error:
         raise TransportError(
             f"transport=shm: the sender's memory cannot be opened ({path}: {error.strerror}); "
-            "run learner and generator as one user, on one machine and in one container"
+            "run the learner and the generator as one user, on one machine and in one "
+            "container"
         ) from error
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE

@@ -190,7 +190,9 @@ def test_rounds_that_are_refused_for_too_long_are_given_up_by_name(tmp_path, mon
     (tmp_path / "trial").touch()
     for round_ in (1, 2, 3):
         report([callback], trial, row(round_))
-    assert "ResultJsonCallback could not write for too long; round 1 will be" in caplog.text
+    assert (
+        "ResultJsonCallback has been unable to write for too long; round 1 will be" in caplog.text
+    )
     (tmp_path / "trial").unlink()
     report([callback], trial, row(4))
     rows = read_rows(tmp_path / "trial" / "result.json")
