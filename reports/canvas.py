@@ -75,8 +75,8 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
         files: Also draw each plot with its title, for use as a file.
 
     Returns:
-        Pictures without titles for a page, by name and theme: "speed_up-dark". With `files` also
-        pictures with titles: "speed_up-file".
+        Pictures without titles for a page, by name and theme: "speed_up-dark". If `files` is true,
+        also pictures with titles: "speed_up-file".
     """
     images = {}
     for plot in plots:
@@ -94,7 +94,7 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
 
 
 def _titled(figure: Figure, theme: Theme, title: str) -> Bbox:
-    """Write a title above a figure, and return the area of both in inches."""
+    """Write a title above a figure, and return the area that contains both, in inches."""
     width, height = figure.get_size_inches()
     place = {"x": 0.12 / width, "y": 1 + 0.06 / height, "va": "bottom", "ha": "left"}
     figure.text(s=fitted(title, 60), color=theme.text, fontsize=FONT + 1, **place)
@@ -214,14 +214,14 @@ def axes_of(
     names: Sequence[str] = (),
     below: float = 0.0,
 ) -> Axes:
-    """Add the only axes of a figure, and return them.
+    """Fill the figure with one pair of axes, and return it.
 
     Args:
         figure: The figure.
         theme: Its colours.
         x_label: The label of the x axis; "round" makes its ticks integers.
         y_label: The label of the y axis.
-        names: Names of rows, shown at the left from top to bottom.
+        names: Row names, shown at the left from top to bottom.
         below: Inches to keep free for a legend at the bottom.
     """
     short = [fitted(name, 22) for name in names]

@@ -39,7 +39,7 @@ class Quantity:
     title: str  # heading in tables
     measured: str  # how the quantity is measured
     form: str  # format of a value
-    unit: str  # follows a value in a sentence; empty for shares
+    unit: str  # unit that follows a value in a sentence; empty for shares
     fell: str  # sentence for a decrease
     rose: str  # sentence for an increase
     threshold: float  # the report names changes larger than this, in both directions

@@ -251,8 +251,8 @@ def _advice(own: Contrast) -> str:
 def _by_chance(arms: int) -> str:
     if arms == 1:
         return (
-            "In each quantity, chance alone shows a clear difference between two equal arms in "
-            f"{1 - LEVEL:.0%} of experiments."
+            f"For each quantity, {1 - LEVEL:.0%} of experiments show a clear difference between "
+            "two equal arms by chance alone."
         )
     return (
         f"The level of {LEVEL:.0%} holds for a single comparison. If the {arms} arms with several "

@@ -14,7 +14,7 @@ from callbacks.trial_files import label
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources
 
-# For each node: Ray's name of a resource -> amount of it, in total or still free.
+# For each node: Ray's name for a resource -> its amount, in total or still free.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
 KINDS = ("CPU", "GPU")
 
@@ -78,7 +78,7 @@ def room_beside(
 def _roomiest(
     bundle: Mapping[str, float], nodes: Sequence[dict[str, float]]
 ) -> dict[str, float] | None:
-    """Return the node on which the bundle leaves the largest shares of its resources free."""
+    """Return the node that would keep the largest shares of the bundle's resources free."""
     fitting = [node for node in nodes if all(_fits(bundle, node, kind) for kind in KINDS)]
     asked = [kind for kind in KINDS if bundle.get(kind)]
     return max(
@@ -111,8 +111,8 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
     """Refuse a trial that would wait for ever because its placement group never fits.
 
     Raises:
-        UsageError: The actors of a trial need more than all nodes have, or no node has room for one
-            of the actors.
+        UsageError: The actors of a trial need more than all nodes have together, or no node has
+            room for one of the actors.
     """
     for trial in trials:
         if (
@@ -141,8 +141,8 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
             "node"
         )
     return (
-        f"arm {trial.arm} has actors of {shown(resources.bundles(trial))}, each on one node, but "
-        f"the nodes of {where} ({shown(nodes)}) have no room for them; lower {lower}"
+        f"arm {trial.arm} has actors that need {shown(resources.bundles(trial))}, each on one "
+        f"node, but the nodes of {where} ({shown(nodes)}) have no room for them; lower {lower}"
     )
 
 

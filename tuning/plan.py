@@ -150,11 +150,11 @@ class Plan:
 
     @property
     def has_state(self) -> bool:
-        """Return True if Tune saved the experiment at least once."""
+        """Return True if Tune has saved the experiment at least once."""
         return (self.directory / "tuner.pkl").exists()
 
     def _read_stored(self) -> dict[str, Any] | None:
-        """Return the description of the stored experiment of this name, or None without one."""
+        """Return the description of the stored experiment with this name, or None."""
         if not self.name:
             return None
         path = self.directory / EXPERIMENT_FILE
@@ -462,7 +462,8 @@ class Plan:
             where: Name of the machine or cluster, for messages.
 
         Raises:
-            DoesNotFit: The trials need more memory. The message is one line that lists the parts.
+            DoesNotFit: The trials need more memory than is available. The message is one line that
+                lists the parts.
             UsageError: A policy cannot be used.
         """
         needs = []
@@ -561,7 +562,7 @@ def _told(error: Exception) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the time, packages and machine of an experiment's start, for its report."""
+    """Return the start time, package versions and machine of an experiment, for its report."""
     packages = {"python": platform.python_version()}
     for name in PACKAGES:
         packages[name] = importlib.metadata.version(name)
