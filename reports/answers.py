@@ -54,7 +54,7 @@ def answer(
     arms = experiment.complete_arms  # trials that stopped early are not comparable
     if experiment.question is None or len(arms) < 2:
         return None
-    # Use the baseline of the table of arms, or else the first arm.
+    # Use the baseline from the table of arms, or else the first arm.
     base = comparison.baseline or next(iter(arms))
     rewards = {trial.config.seed: trial.last(REWARD.metric) for trial in arms[base]}
 
@@ -96,7 +96,7 @@ def answer(
 
 
 def _how_measured(columns: Sequence[Column]) -> str:
-    """Say how each column's figure of a trial is computed, grouping equal explanations."""
+    """Say how a trial's figure in each column is computed, grouping equal explanations."""
     kinds: dict[str, list[str]] = {}
     for column in columns:
         kinds.setdefault(column.how, []).append(column.title)

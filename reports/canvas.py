@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 DPI = 144
-WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points is readable on a screen of 360 pixels
+WIDTH, HEIGHT = 5.0, 3.4  # inches; 11-point text is readable on a 360-pixel screen
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
 # Okabe and Ito's colours, without yellow (invisible on white) and black (invisible on dark pages).
@@ -64,7 +64,7 @@ class Section:
 
     title: str
     plots: Sequence[Plot]
-    legend: bool = True  # show a legend of the arms; some plots name the arms themselves
+    legend: bool = True  # show a legend of the arms; false if the plots name the arms
 
 
 def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:
@@ -124,7 +124,7 @@ def _png(figure: Figure, area: Bbox | None = None) -> bytes:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Hide warnings about characters missing from the font and about axes without extent."""
+    """Hide warnings about characters missing from the font and about axes of zero extent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -142,7 +142,7 @@ def marker(arm: int) -> str:
 
 
 def panel_rows(panels: int) -> int:
-    """Return the number of rows of a grid of panels in two columns."""
+    """Return the number of rows that this many panels need in two columns."""
     return math.ceil(panels / 2)
 
 

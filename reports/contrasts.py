@@ -51,7 +51,7 @@ class Contrast:
 
     @property
     def more(self) -> bool:
-        """Return True if the arm exceeds the baseline."""
+        """Return True if the arm's figure is above the baseline's."""
         return self.value > self.neutral
 
     @property
@@ -158,8 +158,8 @@ def reward_difference(
 ) -> Contrast | None:
     """Return the held-out reward of an arm minus that of the baseline.
 
-    Seeds are paired, and so are prompts. Only prompts that both arms scored in every shared seed
-    count.
+    Seeds are paired, and so are prompts. A prompt counts only if both arms have a reward for it in
+    every shared seed.
 
     Args:
         arm: seed -> prompt -> mean reward of the prompt's responses at the end.

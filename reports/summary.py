@@ -228,8 +228,8 @@ class Comparison:
             notes.append(
                 "Trials excluded from speeds and speed-ups because other processes took too much "
                 f"of the machine: {'; '.join(disturbed)}. The percentage is the share of the "
-                f"machine that they took. If too few seeds of an arm remain, the table shows "
-                f"{MARK} instead of the arm's speed."
+                "machine that other processes took. If too few seeds of an arm remain, the table "
+                f"shows {MARK} instead of the arm's speed."
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "

@@ -146,7 +146,7 @@ def estimate(
 
 
 def _beside(config: GRPOConfig) -> int:
-    """Return the number of bytes of all processes that score responses or play episodes."""
+    """Return the number of bytes that all reward processes or environment processes need."""
     r = config.resources
     samplers = 1 if config.placement == "colocated" else r.num_generators
     if config.env.plays:
@@ -228,7 +228,7 @@ class _Trial:
         return self.trained * FLOAT if self.config.adapters_apart else 0
 
     def state_bytes(self) -> int:
-        """Return the number of bytes of a checkpoint of the learners.
+        """Return the number of bytes of the learners' checkpoint.
 
         The checkpoint contains parameters, master weights and moments.
         """

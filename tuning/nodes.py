@@ -196,7 +196,7 @@ def nodes_alive() -> Nodes:
 
 
 class WaitingCallback(FailSafeCallback):
-    """Callback that reports when a trial waits because no node has room, and when there is room."""
+    """Callback that reports when a trial waits for room on the nodes, and when the wait is over."""
 
     def __init__(
         self,

@@ -118,8 +118,9 @@ class Plan:
             self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.limits = self._limits()
         self.fixed = self._fixed()
-        # Arm -> what this machine lacks for it. A resumed experiment keeps its arms. Nothing is
-        # known yet about the machines of a cluster.
+        # Arm -> what this machine lacks for it. A resumed experiment uses the stored mapping, which
+        # keeps its arms the same. For a new experiment on a cluster, the mapping is empty, because
+        # nothing is known yet about the cluster's machines.
         here = self.space.not_available() if options.address is None else {}
         self.not_available: dict[str, str] = (
             self.stored.get("not_available", {}) if self.resuming else here
@@ -396,7 +397,7 @@ class Plan:
 
     @property
     def files_of_trials(self) -> dict[str, str]:
-        """SHA-256 of each file of the user that trials read on any machine, by path."""
+        """SHA-256 of each of the user's files that trials read on any machine, by path."""
         own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
         digests = self.inputs or {}
         return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}

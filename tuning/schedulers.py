@@ -49,8 +49,8 @@ class Limited(TrialScheduler):
             # Tune starts pending trials without asking this scheduler, but paused trials only if
             # `choose_trial_to_run` returns them.
             trial.set_status(Trial.PAUSED)
-            # If Tune ends before the trial starts, Tune needs the trial's directory, but the
-            # directory has no name yet.
+            # Name the trial's directory now, because Tune needs the name if Tune ends before the
+            # trial starts.
             trial.init_local_path()
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
