@@ -128,8 +128,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--against",
         metavar="DIR",
-        help="directory of another evaluation; the difference over the prompts that both "
-        "evaluations have is reported with its interval",
+        help="directory of another evaluation; the differences over the prompts that both "
+        "evaluations share are reported, with their intervals",
     )
     add(
         "--threads",

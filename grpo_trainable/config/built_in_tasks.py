@@ -163,7 +163,7 @@ class ReasoningGymSettings(AnswerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class NoSettings(Settings):
-    """Settings of tasks that have none: the games, and control, which reads only `model.env`."""
+    """Empty `task` section, for the games and for control, which reads only `model.env`."""
 
     SECTION: ClassVar[str] = "task"
 

@@ -40,7 +40,7 @@ CLIPS = {
     "dppo_tv": (0.15, 0.15),
     "dppo_kl": (0.05, 0.05),
 }
-IMPORTANCE_CAP = 2.0  # default cap if sampler and learner may disagree (Yao et al. 2025)
+IMPORTANCE_CAP = 2.0  # default cap if the sampler and the learner may disagree (Yao et al. 2025)
 # Losses whose ratio measures how far the policy is from the sampler.
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
@@ -243,7 +243,7 @@ class LossSettings(Settings):
     )
     cov_fraction: float = number(
         2e-4,
-        "Share of the tokens of a gradient step that clip_cov or kl_cov selects because of a large "
+        "Share of a gradient step's tokens that clip_cov or kl_cov selects because of a large "
         "covariance of log-prob and advantage. Even a small share selects at least one token.",
         above=0,
         maximum=1,

@@ -2,7 +2,7 @@
 
 Each section has its own file, with its fields and their conflicts. A field declares its
 default, range and meaning, the conditions under which it is read, and its names in other libraries.
-`CHECKS` has the check of every dotted key. docs/config.md is generated from these checks.
+`CHECKS` contains the check of every dotted key. docs/config.md is generated from these checks.
 """
 
 from __future__ import annotations
