@@ -155,7 +155,7 @@ def panels(
     x_label: str,
     y_label: str,
 ) -> None:
-    """Draw two columns of small axes, one for each arm, each with its own scale.
+    """Draw a panel for each arm, in two columns, each panel with its own scale.
 
     Args:
         figure: The figure to draw on.

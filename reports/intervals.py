@@ -115,7 +115,7 @@ def _log_rate(rounds: np.ndarray) -> tuple[float, float, int]:
 
 
 def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
-    """Return the mean difference, with an interval that covers other seeds and other prompts.
+    """Return the mean difference, with an interval that allows for other seeds and other prompts.
 
     Seeds and prompts are both drawn at random. So the variance is that of a two-way table,
     (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom.
@@ -124,8 +124,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         differences: One value per seed and prompt, (n, P).
 
     Returns:
-        The estimate and its spread. With one seed, the interval covers only other prompts, and the
-        spread is None.
+        The estimate and its spread. With one seed, the interval allows only for other prompts, and
+        the spread is None.
     """
     seeds, prompts = differences.shape
     mean = float(differences.mean())
@@ -176,7 +176,7 @@ def wilson(share: float, trials: float) -> Estimate:
 
 
 def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
-    """Return the mean of the prompts' shares, with an interval that covers other prompts.
+    """Return the mean of the prompts' shares, with an interval that allows for other prompts.
 
     The interval is Wilson's. The interval's number of trials is the effective sample size of survey
     statistics (Kish 1965; Korn and Graubard 1998): share (1 - share) divided by the variance of the

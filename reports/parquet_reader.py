@@ -58,7 +58,7 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
         if content is None:
             continue
         try:
-            # From a directory called `a=b`, `read_table` would add a column a.
+            # `read_table` would add a column `a` for a directory called `a=b` in the path.
             file = pq.ParquetFile(pa.BufferReader(content))
             table = file.read(columns=schema.names, use_threads=False)
             for lacking in OPTIONAL.intersection(schema.names).difference(table.column_names):

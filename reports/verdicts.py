@@ -70,7 +70,7 @@ def quantities(
 def reward_differences(
     experiment: ExperimentRecord, baseline: str | None, files: Mapping[str, TrialFiles]
 ) -> dict[str, Contrast]:
-    """Return the difference in held-out reward from the baseline, by arm.
+    """Return each arm's difference from the baseline in held-out reward.
 
     Arms that share no seed or no prompt with the baseline are left out.
     """

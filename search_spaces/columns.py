@@ -66,7 +66,7 @@ class Column:
 
     @property
     def how(self) -> str:
-        """The way a trial's figure is computed, in the words of a report."""
+        """The way in which a trial's figure is computed, as a report describes it."""
         return DERIVED.get(self.metric) or OVER[self.over]
 
 

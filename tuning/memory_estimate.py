@@ -270,7 +270,7 @@ class _Trial:
         return self.weights_bytes + beside + 3 * self.trained * FLOAT
 
     def sampling_weights(self) -> list[Part]:
-        """Return the generator's copy of the weights, and the reference if the generator has it."""
+        """Return the parts for the generator's weights, and for its reference if it has one."""
         reference = self.config.reference_role == "generator"
         narrow = self.config.model.sampler_dtype == "bfloat16"
         weights = self.size.parameters * 2 if narrow else self.weights_bytes
@@ -282,7 +282,7 @@ class _Trial:
     # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """Return the KV cache, and the logits and probabilities, for the rows of one call."""
+        """Return the parts for the KV cache, and for the logits and probabilities, in one call."""
         rows, size = schedule.most_rows(self.config), self.size
         # A row has one place in the cache. A slot has a place on every shelf, and the shelves
         # together are at most twice as long as a row.
@@ -298,7 +298,7 @@ class _Trial:
         ]
 
     def training(self) -> list[Part]:
-        """Return the activations of a microbatch, and the memory that the head needs for it."""
+        """Return the parts for the activations of a microbatch, and for the output head."""
         rows = self.microbatch_rows()
         responses = rows * self.config.rollout.max_new_tokens
         size = self.size
@@ -316,7 +316,7 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """Return the checkpoint that a learner reads, less memory that the learner uses only later.
+        """Return the part for the checkpoint that a learner reads, less memory not used yet.
 
         While a learner loads, it has no gradients or moments yet. The learner reads the whole
         checkpoint, even if learners share the policy.

@@ -46,8 +46,9 @@ def room_beside(
 
     The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
     The largest bundle is placed first, on the node that keeps the largest share of the bundle's
-    resources free. With PACK, all other bundles that fit are placed on the same node, and that node
-    gets no more bundles. With SPREAD, no node gets a second bundle while another node has room.
+    resources free. With PACK, all other bundles that fit are placed on the same node. After that,
+    the node gets no more bundles. With SPREAD, no node gets a second bundle while another node has
+    room.
 
     Args:
         bundles: The bundles to place, each on one node.

@@ -185,7 +185,7 @@ class Plan:
         return self.preset.under(self.preset.space if alone else find_space(self.space_source))
 
     def _space_source(self) -> tuple[str, str | None]:
-        """Return the space's name, or its absolute path, and the SHA-256 of the file.
+        """Return the space's name and None, or the absolute path and the SHA-256 of its file.
 
         On a resume, the file is compared with the one that the experiment was started with, before
         any code in the file runs. The caller has checked that the user owns the experiment.

@@ -291,8 +291,8 @@ class LossSettings(Settings):
     )
     kl_in: str = choice(
         ("loss", "reward"),
-        "Use of the KL to the reference: as a term of the loss (loss), or subtracted from the "
-        "reward of each response before rewards become advantages (reward).",
+        "Use of the KL to the reference: add it to the loss as a term (loss), or subtract it from "
+        "the reward of each response before rewards become advantages (reward).",
         read_if=_KL,
         also_called=(verl("algorithm.use_kl_in_reward", "set loss.kl_coef too", value="reward"),),
     )

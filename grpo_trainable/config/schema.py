@@ -208,7 +208,7 @@ def of_other_placement(key: str, placement: str) -> bool:
     )
 
 
-# Names that TRL and verl give to our settings, keyed by their spelling in that library.
+# Names of our settings in TRL and verl, keyed by their spelling there.
 TRL, VERL = by_name(name.of(key) for key, check in CHECKS.items() for name in check.also_called)
 
 

@@ -103,7 +103,7 @@ def fenced(text: str) -> str:
 
 
 def categories_section(record: EvaluationRecord) -> str:
-    """Return the section of the page, or say why there are no categories (graded rewards)."""
+    """Return the page's section, which says so if the rewards of some responses fit no category."""
     found = record.categories
     if found is None:
         content = (
