@@ -294,7 +294,7 @@ def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> No
 
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
-    """Sample, write and print. Return FAILED if the engine or too many rewards failed."""
+    """Sample, write and print. Return FAILED if the engine failed or too many rewards did."""
     from grpo_trainable.engines.engine import EngineError
     from reports.evaluations.files import DATA, PAGE, write_evaluation
     from reports.evaluations.pairs import differences

@@ -19,7 +19,7 @@ WAITING = dict(zip(IDLE_SIDES, ("generator waits", "learner waits"), strict=True
 
 @dataclass(frozen=True)
 class Point:
-    """Median over seeds, with minimum and maximum."""
+    """Median over the seeds, with the minimum and the maximum."""
 
     x: float
     y: float

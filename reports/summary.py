@@ -378,7 +378,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 
 def show(values: Sequence[float | None], form: str) -> str:
-    """Return the median as text, with minimum and maximum if these differ when formatted."""
+    """Return the median as text, with the minimum and the maximum if they differ when formatted."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"

@@ -205,7 +205,7 @@ class TaskSettings(
 
     @property
     def is_scored_apart(self) -> bool:
-        """Return True if responses are scored in separate processes, because it may be slow."""
+        """Return True if scoring may be slow and therefore runs in separate processes."""
         return scored_apart(self.reward, self.name, self.equality, self.mix)
 
     def to_dict(self) -> dict[str, Any]:
