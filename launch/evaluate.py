@@ -128,8 +128,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--against",
         metavar="DIR",
-        help="directory of another evaluation; the difference over the prompts that both "
-        "evaluations have is reported with its interval",
+        help="directory of another evaluation; the differences over the prompts that both "
+        "evaluations share are reported, with their intervals",
     )
     add(
         "--threads",
@@ -294,7 +294,7 @@ def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> No
 
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
-    """Sample, write and print. Return FAILED if the engine or too many rewards failed."""
+    """Sample, write and print. Return FAILED if the engine failed or too many rewards did."""
     from grpo_trainable.engines.engine import EngineError
     from reports.evaluations.files import DATA, PAGE, write_evaluation
     from reports.evaluations.pairs import differences

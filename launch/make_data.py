@@ -108,15 +108,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 1, MOST_ATTEMPTS),
         default=4,
-        help="maximum number of attempts per prompt, until the first line of an answer has 15 to "
-        "400 characters and every keyword (4)",
+        help="maximum number of attempts per prompt; an attempt succeeds if the first line of the "
+        "answer has 15 to 400 characters and contains every keyword (4)",
     )
     add("--batch", metavar="N", type=number(int, 1), default=32, help="prompts per batch (32)")
     add(
         "--no-chat",
         action="store_true",
-        help="--model: give examples to continue instead of chat messages, for a model without a "
-        "chat template",
+        help="--model: instead of chat messages, give the model examples to continue; for a model "
+        "without a chat template",
     )
     add(
         "--device",

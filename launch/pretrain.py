@@ -123,8 +123,8 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=number(int, 0, 2**32 - 1),
         metavar="N",
-        help="seed of corpus, weights and order: the same seed and number of threads give the "
-        f"same bits on one machine ({_defaults('seed')})",
+        help="seed of the corpus, the weights and the order: the same seed and number of threads "
+        f"give the same bits on one machine ({_defaults('seed')})",
     )
 
 
@@ -185,7 +185,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(setting: str) -> str:
-    """Return the default of a setting, and the defaults of corpora that differ from it."""
+    """Return the default of a setting, and the defaults of those corpora that have another one."""
     stories = getattr(StoryRecipe(), setting)
     others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
     own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)

@@ -186,7 +186,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--scheduler",
         choices=("fifo", "asha", "pbt"),
-        help="scheduler of Tune (fifo). asha stops trials that learn less than the others, "
+        help="Tune scheduler (fifo). asha stops trials that learn less than the others, "
         "beginning after a quarter of the samples. pbt lets the worse trials of one arm continue "
         "from the better ones with another optim.lr and, if the loss reads it, another loss.clip",
     )
@@ -215,8 +215,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="",
         metavar="WORD",
-        help="show the keys of --set with default, range and meaning, then exit: all keys, or "
-        "those with WORD in their name or meaning",
+        help="show the keys of --set with their defaults, ranges and meanings, then exit: all "
+        "keys, or those with WORD in their name or meaning",
     )
     add(
         "--dry-run",
@@ -329,7 +329,7 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Return notes about arms, samples and prompts that may surprise the user."""
+    """Return notes on what may surprise the user: missing arms, numbers of samples, and prompts."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if len({trial.rounds * schedule.responses_per_round(trial) for trial in plan.trials}) > 1:
         lines.append(

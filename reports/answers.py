@@ -1,7 +1,7 @@
-"""Answer the question of a search space with a table of the figures that it asks about, by arm.
+"""Table that answers the question of a search space: a row for each arm, a column for each figure.
 
-A cell is the median over the seeds, with minimum and maximum. A difference is taken between trials
-of the same seed.
+A cell is the median over the seeds, with the minimum and the maximum. A difference is taken between
+trials of the same seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Answer:
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one value per seed
     columns: Sequence[Column]
     not_comparable: Collection[str]  # arms whose speeds are not shown
-    counted: Collection[str]  # arms whose speeds count disturbed rounds
+    counted: Collection[str]  # arms whose speeds include disturbed rounds
     said: Sequence[str]  # remarks above the table
     note: str
 
@@ -54,7 +54,7 @@ def answer(
     arms = experiment.complete_arms  # trials that stopped early are not comparable
     if experiment.question is None or len(arms) < 2:
         return None
-    # Use the baseline of the table of arms, or else the first arm.
+    # Use the baseline from the table of arms, or else the first arm.
     base = comparison.baseline or next(iter(arms))
     rewards = {trial.config.seed: trial.last(REWARD.metric) for trial in arms[base]}
 
@@ -88,15 +88,15 @@ def answer(
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
         note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
-        "with minimum and maximum below it. Differences are taken between trials of the same "
-        "seed. The reward after ¼ of the rounds comes from the evaluation nearest to that "
+        "with the minimum and the maximum below it. Differences are taken between trials of the "
+        "same seed. The reward after ¼ of the rounds comes from the evaluation nearest to that "
         "point. A trial's figure in each of the other columns is computed as follows. "
         f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
     )
 
 
 def _how_measured(columns: Sequence[Column]) -> str:
-    """Say how each column's figure of a trial is computed, grouping equal explanations."""
+    """Say how a trial's figure in each column is computed, grouping equal explanations."""
     kinds: dict[str, list[str]] = {}
     for column in columns:
         kinds.setdefault(column.how, []).append(column.title)
@@ -125,8 +125,8 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure, or None if the trial's rows and files do not have the figure, or if the figure
-        is a speed that other processes disturbed.
+        The figure. None if it is missing from the trial's rows and files, or if it is a speed that
+        other processes disturbed.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -138,7 +138,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_reward(trial: TrialRecord) -> float | None:
-    """Return the held-out reward at the evaluation nearest to the share `EARLY` of the rounds."""
+    """Return the held-out reward of the evaluation nearest to a quarter (`EARLY`) of the rounds."""
     place = EARLY * trial.config.rounds
     measured = [(abs(round_ - place), reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured)[1] if measured else None

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 DPI = 144
-WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points is readable on a screen of 360 pixels
+WIDTH, HEIGHT = 5.0, 3.4  # inches; 11-point text is readable on a 360-pixel screen
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
 # Okabe and Ito's colours, without yellow (invisible on white) and black (invisible on dark pages).
@@ -64,7 +64,7 @@ class Section:
 
     title: str
     plots: Sequence[Plot]
-    legend: bool = True  # show a legend of the arms; some plots name the arms themselves
+    legend: bool = True  # show a legend of the arms; false if the plots name the arms
 
 
 def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:
@@ -75,8 +75,8 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
         files: Also draw each plot with its title, for use as a file.
 
     Returns:
-        Pictures without titles for a page, by name and theme: "speed_up-dark". With `files` also
-        pictures with titles: "speed_up-file".
+        Pictures without titles for a page, by name and theme: "speed_up-dark". If `files` is true,
+        also pictures with titles: "speed_up-file".
     """
     images = {}
     for plot in plots:
@@ -94,7 +94,7 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
 
 
 def _titled(figure: Figure, theme: Theme, title: str) -> Bbox:
-    """Write a title above a figure, and return the area of both in inches."""
+    """Write a title above a figure, and return the area that contains both, in inches."""
     width, height = figure.get_size_inches()
     place = {"x": 0.12 / width, "y": 1 + 0.06 / height, "va": "bottom", "ha": "left"}
     figure.text(s=fitted(title, 60), color=theme.text, fontsize=FONT + 1, **place)
@@ -124,7 +124,7 @@ def _png(figure: Figure, area: Bbox | None = None) -> bytes:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Hide warnings about characters missing from the font and about axes without extent."""
+    """Hide warnings about characters missing from the font and about axes of zero extent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -142,7 +142,7 @@ def marker(arm: int) -> str:
 
 
 def panel_rows(panels: int) -> int:
-    """Return the number of rows of a grid of panels in two columns."""
+    """Return the number of rows that this many panels need in two columns."""
     return math.ceil(panels / 2)
 
 
@@ -155,7 +155,7 @@ def panels(
     x_label: str,
     y_label: str,
 ) -> None:
-    """Draw two columns of small axes, one for each arm, each with its own scale.
+    """Draw a panel for each arm, in two columns, each panel with its own scale.
 
     Args:
         figure: The figure to draw on.
@@ -214,14 +214,14 @@ def axes_of(
     names: Sequence[str] = (),
     below: float = 0.0,
 ) -> Axes:
-    """Add the only axes of a figure, and return them.
+    """Fill the figure with one pair of axes, and return it.
 
     Args:
         figure: The figure.
         theme: Its colours.
         x_label: The label of the x axis; "round" makes its ticks integers.
         y_label: The label of the y axis.
-        names: Names of rows, shown at the left from top to bottom.
+        names: Row names, shown at the left from top to bottom.
         below: Inches to keep free for a legend at the bottom.
     """
     short = [fitted(name, 22) for name in names]

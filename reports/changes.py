@@ -39,7 +39,7 @@ class Quantity:
     title: str  # heading in tables
     measured: str  # how the quantity is measured
     form: str  # format of a value
-    unit: str  # follows a value in a sentence; empty for shares
+    unit: str  # unit that follows a value in a sentence; empty for shares
     fell: str  # sentence for a decrease
     rose: str  # sentence for an increase
     threshold: float  # the report names changes larger than this, in both directions
@@ -146,8 +146,8 @@ WORDING = Quantity(
 COMMONEST = Quantity(
     name="commonest_3gram_share",
     title="commonest 3-gram",
-    measured="share of the held-out responses that contain the most common run of three words, "
-    "which may differ between start and end",
+    measured="share of the held-out responses that contain the most common run of three words; "
+    "that run may differ between start and end",
     form="{:.0%}",
     unit="",
     fell="fewer responses share one phrase (3-gram)",
@@ -199,11 +199,11 @@ class Change:
 
     @property
     def moved(self) -> bool:
-        """Return True if any seed moved by more than the threshold: one collapse is enough."""
+        """Return True if the change exceeds the threshold in any seed: one collapse is enough."""
         return any(self._beyond(sign) for sign in (-1, 1))
 
     def sentences(self) -> Iterator[str]:
-        """Yield one sentence for the seeds that fell and one for the seeds that rose.
+        """Yield a sentence for the seeds whose values fell, and one for those whose values rose.
 
         A sentence shows the medians over these seeds:
         `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
@@ -270,7 +270,7 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
 
 
 def not_known(changes: Sequence[Change]) -> list[str]:
-    """Return the quantities that lack a value before or after training in any seed of an arm."""
+    """Return the quantities for which some seed lacks a value before or after training."""
     return [change.quantity.title for change in changes if len(change.known) < len(change.before)]
 
 

@@ -20,7 +20,8 @@ from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
 LEGEND_LINE = 0.25  # height of one line of a legend, in inches
-FIRST_ROUNDS = 12  # rounds in the plot of versions; among 64, single rounds would be invisible
+# Rounds to show in the plot of versions. With 64 rounds, single rounds would be invisible.
+FIRST_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def lines(
         axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         for i, (arm, points) in enumerate(curves.items()):
             up = apart * (i - (len(curves) - 1) / 2)
-            # Curves of different arms can be equal bit for bit. A wider line stays visible behind.
+            # Curves of different arms can be equal bit for bit. A wider line stays visible behind a
+            # narrower one.
             covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
             xs = [point.x for point in points]
             every = max(1, len(points) // 6)
@@ -163,7 +165,8 @@ def bars(
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = axes_of(figure, theme, x_label=unit, y_label="", names=list(values))
-        # Cut off a very wide interval, because it would squeeze all bars. Two seeds can give one.
+        # Cut off a very wide interval, because it would squeeze all bars. Two seeds can give such
+        # an interval.
         end = 3 * max(bar.middle for bar in known.values())
         end = min(end, max(bar.high for bar in known.values()))
         for i, (arm, bar) in enumerate(values.items()):
@@ -269,7 +272,7 @@ def _stage_legend(figure: Figure, theme: Theme, stages: Sequence[str], *, waitin
 
 
 def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles]) -> None:
-    """Draw the policy versions of learner and generators over time, one panel per arm.
+    """Draw the policy versions of the learner and the generators over time, one panel per arm.
 
     Args:
         figure: The figure to draw on.

@@ -1,4 +1,4 @@
-"""Differences between an arm and the baseline in speed and reward, with their noise.
+"""Differences in speed and reward between an arm and the baseline, with their noise.
 
 Runs are paired by seed. Speeds leave out rounds in which other processes took too much of the
 machine (`grpo_trainable.telemetry.machine_load`), as long as enough rounds remain
@@ -35,9 +35,9 @@ class Contrast:
     neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
-    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
+    spread: Spread | None = None  # variance over the seeds; for a ratio, that of its logarithm
     identical: int = 0  # number of prompts if the two arms differ in none of them, else 0
-    counted_disturbed: str = ""  # for a speed: the disturbed rounds that count, by arm
+    counted_disturbed: str = ""  # for a speed: the disturbed rounds that it includes, by arm
 
     @property
     def told_apart(self) -> bool | None:
@@ -51,7 +51,7 @@ class Contrast:
 
     @property
     def more(self) -> bool:
-        """Return True if the arm exceeds the baseline."""
+        """Return True if the arm's figure is above the baseline's."""
         return self.value > self.neutral
 
     @property
@@ -87,7 +87,7 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class NotComparable:
-    """Result without a value, because the value could not be trusted."""
+    """Result without a value, because the value cannot be trusted."""
 
     why: str
 
@@ -158,8 +158,8 @@ def reward_difference(
 ) -> Contrast | None:
     """Return the held-out reward of an arm minus that of the baseline.
 
-    Seeds are paired, and so are prompts. Only prompts that both arms scored in every shared seed
-    count.
+    Seeds are paired, and so are prompts. A prompt counts only if both arms have a reward for it in
+    every shared seed.
 
     Args:
         arm: seed -> prompt -> mean reward of the prompt's responses at the end.

@@ -23,7 +23,7 @@ class ArmPair:
     quantities: Sequence[Quantity]
 
     def cells(self) -> tuple[str, ...]:
-        """Return the table row below `HEADER`."""
+        """Return the cells of the pair's table row, in the order of `HEADER`."""
         return (self.arm, self.over, *(_cell(own, self.arm) for own in self.quantities))
 
 

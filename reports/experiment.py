@@ -91,12 +91,13 @@ def _question(description: Mapping[str, Any], problems: list[str]) -> Question |
 def _not_begun(
     description: Mapping[str, Any], entries: Mapping[str, str], problems: list[str]
 ) -> list[tuple[str, int]]:
-    """Return arm and seed of each planned trial without a directory, in the order of the plan.
+    """Return the arm and the seed of each planned trial without a directory, in the plan's order.
 
     Args:
         description: The content of experiment.json.
         entries: name -> kind of each entry of the experiment's directory. A trial's directory is
-            named ARM-SEED-ID. The name remains if a scheduler gives the trial other settings.
+            named ARM-SEED-ID. It keeps this name even if a scheduler gives the trial other
+            settings.
         problems: Receives a line if the plan cannot be read.
     """
     begun = Counter(
@@ -218,7 +219,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
     """Return the rows of result.json, and True if the last one ends the trial.
 
     A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
-    row replaces earlier rows of the same round and of later rounds.
+    row replaces all rows above it that are of the same round or of a later one.
     """
     where = f"{directory.name}/result.json"
     content = content_of(directory.parent, (directory.name, "result.json"), problems)

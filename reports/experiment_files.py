@@ -1,10 +1,10 @@
 """Read and write files inside an experiment's directory without following a link out of it.
 
-An experiment can come from anyone. A link in its directory could put a secret of the reader into
-the report, or make the report overwrite a file of the reader. A FIFO would block the report for
-ever. So every path is walked from the directory that the user named, component by component and by
-descriptor. Links are refused anywhere on the way, and nothing can be replaced by a link between
-check and use.
+An experiment can come from anyone. A link in its directory could bring one of the reader's files
+into the report, or make the report overwrite one of them. A FIFO would block the report for ever.
+So every path is walked from the directory that the user named, one component at a time, through
+file descriptors. Links are refused anywhere on the way, and nothing can be replaced by a link
+between check and use.
 
 The path to the user's directory is the user's choice and may contain links. A hard link cannot be
 distinguished from the file it shares. If the kernel protects hard links (Linux:
@@ -56,7 +56,7 @@ def content_of(
 
     Args:
         root: The directory that the user named.
-        names: The path below `root`, name by name.
+        names: The components of the path below `root`.
         problems: Receives a line if the file cannot be read.
         needed: Also report a missing file.
     """

@@ -63,7 +63,7 @@ class Spread:
 
 
 def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
-    """Return the mean of one value per seed, (n,) with n >= 2, and Student's interval."""
+    """Return the mean of the values of two or more seeds, with Student's interval."""
     own = np.asarray(values, dtype=float)
     between = float(own.var(ddof=1))
     half = student(0.5 + LEVEL / 2, len(own) - 1) * math.sqrt(between / len(own))
@@ -115,7 +115,7 @@ def _log_rate(rounds: np.ndarray) -> tuple[float, float, int]:
 
 
 def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
-    """Return the mean of differences, with its interval for other seeds and other prompts.
+    """Return the mean difference, with an interval that allows for other seeds and other prompts.
 
     Seeds and prompts are both drawn at random. So the variance is that of a two-way table,
     (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom.
@@ -124,8 +124,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         differences: One value per seed and prompt, (n, P).
 
     Returns:
-        The estimate and its spread. With one seed, the interval is only for other prompts, and the
-        spread is None.
+        The estimate and its spread. With one seed, the interval allows only for other prompts, and
+        the spread is None.
     """
     seeds, prompts = differences.shape
     mean = float(differences.mean())
@@ -176,13 +176,14 @@ def wilson(share: float, trials: float) -> Estimate:
 
 
 def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
-    """Return the mean of one share per prompt, with its interval for other prompts.
+    """Return the mean of the prompts' shares, with an interval that allows for other prompts.
 
     The interval is Wilson's. The interval's number of trials is the effective sample size of survey
     statistics (Kish 1965; Korn and Graubard 1998): share (1 - share) divided by the variance of the
-    mean. That many independent trials would scatter as much as the prompts do. The number is
-    limited to at least one and at most `draws` per prompt. So there is an interval even if all
-    prompts are right or all are wrong. In these cases, a bootstrap gives no interval.
+    mean. The mean of that many independent trials would have the same variance as the mean over the
+    prompts. The number is limited to at least one and at most `draws` per prompt. So there is an
+    interval even if all prompts are right or all are wrong. In these cases, a bootstrap gives no
+    interval.
 
     Args:
         values: One share per prompt, (P,), in [0, 1].

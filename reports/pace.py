@@ -1,7 +1,7 @@
 """Speed of a trial, measured over the rounds that no other process disturbed.
 
 With `callbacks.leave_out_disturbed=false`, all rounds count, and the report marks each speed that
-counts disturbed rounds.
+includes disturbed rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pace:
 
     @property
     def counts_disturbed(self) -> bool:
-        """Return True if the speed rests on disturbed rounds because the user asked for it."""
+        """Return True if the speed includes disturbed rounds because the user asked for it."""
         return self.keeps_disturbed and self.disturbed > 0
 
     @property
@@ -63,7 +63,7 @@ class Pace:
 
     @property
     def disturbance(self) -> str:
-        """Share that other processes took of the machine: `40% in 12 of 16 rounds`."""
+        """Share of the machine that other processes took: `40% in 12 of 16 rounds`."""
         return f"{self.others or 0.0:.0%} in {self._how_often}"
 
     @property
@@ -77,7 +77,7 @@ class Pace:
 
 
 def counted_disturbed(paces: Iterable[tuple[str, Pace | None]]) -> str:
-    """Name the arms whose speed counts disturbed rounds: `sync: 8 of 8 rounds, 43%`.
+    """Name the arms whose speed includes disturbed rounds: `sync: 8 of 8 rounds, 43%`.
 
     The percentage is the share of the machine that other processes took in the disturbed rounds.
 
@@ -85,7 +85,7 @@ def counted_disturbed(paces: Iterable[tuple[str, Pace | None]]) -> str:
         paces: Pairs of an arm and the pace of one of its trials.
 
     Returns:
-        The arms, or an empty string if no speed counts disturbed rounds.
+        The arms, or an empty string if no speed includes disturbed rounds.
     """
     kept: dict[str, list[Pace]] = {}
     for arm, pace in paces:

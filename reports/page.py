@@ -50,7 +50,8 @@ def render_page(
     Args:
         experiment: The experiment as it was read.
         comparison: The comparison of its arms.
-        asked: The table that answers the question of the search space, or None without one.
+        asked: The table that answers the question of the search space, or None if there is no
+            table.
         files: Figures from the Parquet parts, by trial name.
         sections: The plots.
         images: PNG images by plot and theme, such as "speed_up-dark".
@@ -231,7 +232,7 @@ def _answer_section(found: Answer | None) -> str:
 
 
 def _changes_section(comparison: Comparison) -> str:
-    """Return the quantities that moved beyond their thresholds, and all quantities, folded."""
+    """Return the section on quantities that moved, with a folded table of every quantity."""
     said = []
     for arm, own in comparison.changes.items():
         moved = [sentence for change in own for sentence in change.sentences()]

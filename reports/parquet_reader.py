@@ -58,7 +58,7 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
         if content is None:
             continue
         try:
-            # From a directory called `a=b`, `read_table` would add a column a.
+            # `read_table` would add a column `a` for a directory called `a=b` in the path.
             file = pq.ParquetFile(pa.BufferReader(content))
             table = file.read(columns=schema.names, use_threads=False)
             for lacking in OPTIONAL.intersection(schema.names).difference(table.column_names):
@@ -98,7 +98,7 @@ class Examples:
 class VersionPoint:
     """Change of the weights in one actor."""
 
-    second: float  # seconds since the first change of the trial
+    second: float  # seconds since the trial's first change
     side: str  # "learner" or "generator"
     actor: str
     version: int
@@ -116,12 +116,12 @@ class StepPoint:
 class TrialFiles:
     """Figures from the Parquet parts of a trial."""
 
-    lags: Counter[int]  # lag at the first training -> number of groups
+    lags: Counter[int]  # lag when first trained on -> number of groups
     uses: float | None  # number of rounds that trained on a group, mean over the groups
     held_out: Mapping[str, float]  # prompt -> mean reward of its responses in the last evaluation
     examples: Examples
     changes: Sequence[VersionPoint]
-    steps: Mapping[int, StepPoint]  # number of the step in its round, from 1 -> its figures
+    steps: Mapping[int, StepPoint]  # position of the step in its round (from 1) -> its figures
     damaged: Sequence[str]  # a line for each damaged part
 
 

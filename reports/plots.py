@@ -167,7 +167,7 @@ def _beware(comparison: Comparison) -> str:
 
 
 def _counted(comparison: Comparison) -> str:
-    """Return a remark for plots of speed if they count disturbed rounds."""
+    """Return a remark for plots of speed if they include disturbed rounds."""
     counted = comparison.counts_disturbed
     return f" {counted[:1].upper()}{counted[1:]}" if counted else ""
 
@@ -416,7 +416,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             look=f"The first {FIRST_ROUNDS} rounds. The dotted line (generator) follows the solid "
             "line (learner). The gap shows how far the generator's weights are behind.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
-            alt="Version of learner and generator over seconds, one panel per arm: "
+            alt="Version of the learner and of the generator over seconds, one panel per arm: "
             f"{', '.join(changed)}.",
             height=max(HEIGHT, panel_rows(len(arms)) * 1.5 + 0.9),
             missing=None

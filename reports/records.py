@@ -164,7 +164,7 @@ class ExperimentRecord:
 
     @property
     def complete_arms(self) -> dict[str, list[TrialRecord]]:
-        """The arms of `arms`, with their complete trials only.
+        """Complete trials, by arm, for each arm in `arms`.
 
         The arms trained on equal numbers of samples only if `--samples` set their rounds.
         """

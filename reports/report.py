@@ -58,7 +58,7 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
 def write_report_of(
     experiment: ExperimentRecord, comparison: Comparison, warn: Callable[[str], object] = _warn
 ) -> Path:
-    """Write the report of an experiment that is already read and compared. See `write_report`."""
+    """Write the report of an experiment that has been read and compared. See `write_report`."""
     directory = experiment.directory
     damaged = [*experiment.problems, *(p for t in experiment.trials for p in t.problems)]
     if not experiment.arms:

@@ -40,7 +40,8 @@ def report_data(
     Args:
         experiment: The experiment as it was read.
         comparison: The comparison of its arms.
-        asked: The table that answers the question of the search space, or None without one.
+        asked: The table that answers the question of the search space, or None if there is no
+            table.
         found: The quantities in which the arms are compared with the baseline.
         pairs: The comparisons of every pair of arms.
         short: The sentences of the short answer.

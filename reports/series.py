@@ -10,7 +10,7 @@ from grpo_trainable.config import schedule
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 from reports.records import TrialRecord
 
-# Evaluation comes last, because the wall-clock that compares trials excludes it.
+# Evaluation comes last, because the wall-clock time by which trials are compared excludes it.
 STAGE_COLOURS = {
     stage: STAGES[stage].figure for stage in sorted(STAGES, key=lambda stage: stage == "eval")
 }
@@ -19,7 +19,7 @@ WAITING = dict(zip(IDLE_SIDES, ("generator waits", "learner waits"), strict=True
 
 @dataclass(frozen=True)
 class Point:
-    """Median over seeds, with minimum and maximum."""
+    """Median over the seeds, with the minimum and the maximum."""
 
     x: float
     y: float
@@ -66,7 +66,7 @@ def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
 
 
 def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, float]:
-    """Return an arm's seconds in each stage, in waiting, and in the whole `step`.
+    """Return the seconds that an arm spends in each stage, in waiting, and in the whole `step`.
 
     Each figure is computed in two steps: the median over the rounds of each trial, then the median
     over the trials. For eval, the mean over the rounds is used instead, because most rounds have no

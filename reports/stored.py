@@ -49,7 +49,7 @@ def at_hand(place: AnyPath) -> Iterator[Path]:
 
 @contextmanager
 def _naming(place: StoredPath) -> Iterator[None]:
-    """Turn an OSError of the store into a ReportError that names the experiment's path."""
+    """Turn an OSError from the store into a ReportError that names the experiment's path."""
     from grpo_trainable.storage.object_store import reason
 
     try:

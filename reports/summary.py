@@ -20,7 +20,7 @@ from reports.records import TrialRecord
 BASELINE = "colocated_k1"
 # Shown instead of a speed, or after a total, if other processes made the figure incomparable.
 MARK = "?"
-COUNTED = "*"  # follows a speed that counts disturbed rounds because the trials' settings say so
+COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs and "
     "does not predict other runs. To predict other runs, use --num-samples 3 or more.",
@@ -61,7 +61,8 @@ class TrialSummary:
     reference_nll: float | None
     largest_lag: float | None
     niceness: float  # highest niceness of its actors; an ordinary process has 0
-    # Number of rounds without a group of unequal rewards; 0 if the advantage can use such rounds.
+    # Number of rounds in which no group had unequal rewards; 0 if the advantage can use such
+    # rounds.
     still: int
 
     @property
@@ -114,14 +115,14 @@ class Comparison:
 
     @property
     def equal_samples(self) -> bool:
-        """Return True if complete trials trained on about equally many samples in every arm."""
+        """Return True if all arms' complete trials trained on about the same number of samples."""
         medians = [median([t.samples for t in own if t.complete]) for own in self.arms.values()]
         known = [samples for samples in medians if samples is not None]
         return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
 
     @property
     def has_ratios(self) -> bool:
-        """Return True if there is an arm to compare with the baseline in speed."""
+        """Return True if there is any arm whose speed could be compared with the baseline's."""
         return bool(self.speed or self.not_comparable)
 
     @property
@@ -131,7 +132,7 @@ class Comparison:
 
     @property
     def counts_disturbed(self) -> str:
-        """Name the arms whose speed counts disturbed rounds; empty if there are none."""
+        """Name the arms whose speed includes disturbed rounds; empty if there are none."""
         arms = counted_disturbed((t.arm, t.pace) for own in self.arms.values() for t in own)
         return (
             "disturbed rounds are counted (callbacks.leave_out_disturbed=false): "
@@ -141,7 +142,7 @@ class Comparison:
         )
 
     def counts(self, arm: str) -> bool:
-        """Return True if the speed of an arm counts disturbed rounds."""
+        """Return True if the speed of an arm includes disturbed rounds."""
         return any(t.pace is not None and t.pace.counts_disturbed for t in self.arms[arm])
 
     def comparable(self, arm: str) -> bool:
@@ -227,8 +228,8 @@ class Comparison:
             notes.append(
                 "Trials excluded from speeds and speed-ups because other processes took too much "
                 f"of the machine: {'; '.join(disturbed)}. The percentage is the share of the "
-                f"machine that they took. If too few seeds of an arm remain, the table shows "
-                f"{MARK} instead of the arm's speed."
+                "machine that other processes took. If too few seeds of an arm remain, the table "
+                f"shows {MARK} instead of the arm's speed."
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
@@ -377,7 +378,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 
 def show(values: Sequence[float | None], form: str) -> str:
-    """Return the median as text, with minimum and maximum if these differ when formatted."""
+    """Return the median as text, with the minimum and the maximum if they differ when formatted."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"

@@ -70,7 +70,7 @@ def quantities(
 def reward_differences(
     experiment: ExperimentRecord, baseline: str | None, files: Mapping[str, TrialFiles]
 ) -> dict[str, Contrast]:
-    """Return the difference in held-out reward from the baseline, by arm.
+    """Return each arm's difference from the baseline in held-out reward.
 
     Arms that share no seed or no prompt with the baseline are left out.
     """
@@ -251,8 +251,8 @@ def _advice(own: Contrast) -> str:
 def _by_chance(arms: int) -> str:
     if arms == 1:
         return (
-            "In each quantity, chance alone shows a clear difference between two equal arms in "
-            f"{1 - LEVEL:.0%} of experiments."
+            f"For each quantity, {1 - LEVEL:.0%} of experiments show a clear difference between "
+            "two equal arms by chance alone."
         )
     return (
         f"The level of {LEVEL:.0%} holds for a single comparison. If the {arms} arms with several "

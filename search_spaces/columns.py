@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Ways to reduce the values of a trial's rounds to one value, each with the words for a report.
+# Ways to reduce the values of a trial's rounds to one value, each as reports describe it.
 OVER = {
     "last": "the value in the last round",
     "mean": "the mean over the rounds",
@@ -20,7 +20,7 @@ OVER = {
 # Figures of a whole trial that are not metrics of a round, each with its meaning.
 DERIVED = {
     "samples_per_s": "without the rounds that other processes disturbed, unless "
-    "callbacks.leave_out_disturbed=false counts them",
+    "callbacks.leave_out_disturbed=false includes them",
     "lag_of_bound": "the mean lag as a share of the largest lag that the trial allows",
     "uses_per_group": "the number of rounds that trained on a group, averaged over the groups that "
     "were trained on",
@@ -66,7 +66,7 @@ class Column:
 
     @property
     def how(self) -> str:
-        """The way a trial's figure is computed, in the words of a report."""
+        """The way in which a trial's figure is computed, as a report describes it."""
         return DERIVED.get(self.metric) or OVER[self.over]
 
 

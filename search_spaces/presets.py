@@ -46,7 +46,7 @@ class Preset:
 
     @property
     def space(self) -> SearchSpace:
-        """A space with one trial of these settings, for commands that name no search space."""
+        """A space with a single trial of the preset, for commands that name no search space."""
         return SearchSpace(
             name=self.name,
             question=f"what is the result of {self.meaning}?",

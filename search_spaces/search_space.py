@@ -226,7 +226,7 @@ class Question:
             texts = (data["text"], *arms)
             texts += tuple(text for c in columns for text in (c.name, c.title))
             if not all(isinstance(text, str) for text in texts):
-                raise TypeError("a text is not a string")
+                raise TypeError("its text, an arm, or a column's name or title is not a string")
             if not all(isinstance(column.factor, int | float) for column in columns):
                 raise TypeError("a factor is not a number")
             if not all(abs(column.factor) < MAX_FACTOR for column in columns):

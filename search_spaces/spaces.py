@@ -137,7 +137,7 @@ REPLAY = SearchSpace(
 
 # ---- How should weights travel? ------------------------------------------------------------------
 
-# The arms are asynchronous, so most of a sync overlaps with other work of generator and learner.
+# The arms are asynchronous, so the generator and the learner do other work during most of a sync.
 ASYNCHRONOUS = {"placement": "disaggregated", "lag": 1, **fresh(1)}
 GPUS: dict[str, dict[str, Any]] = {
     "nccl": {"resources.generator_gpus": 1, "resources.learner_gpus": 1},
@@ -186,7 +186,7 @@ LOSSES = SearchSpace(
 
 BASELINE_NAMES = ("group_mean", "rloo", "group_std", "group_mean_batch_std", "batch", "maxrl")
 
-# Without ratio and clip, the arms differ only in the advantage.
+# Without a ratio and a clip range, the arms differ only in the advantage.
 BASELINES = SearchSpace(
     name="baselines",
     question="what should a response be compared with: nothing, its group, the rest of its "

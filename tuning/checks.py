@@ -54,7 +54,7 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
 def checks_of(
     trials: Sequence[GRPOConfig], *, here: bool
 ) -> Iterator[tuple[TrialCheck, GRPOConfig]]:
-    """Yield the checks of single trials.
+    """Yield the checks that apply to one trial at a time, each with a trial to check.
 
     If several trials agree in the settings that a check depends on, only the first is checked.
 
@@ -71,7 +71,7 @@ def checks_of(
 
 
 def check_transport(trial: GRPOConfig) -> Sequence[str]:
-    """Refuse a transport that cannot be loaded or lacks something on this machine.
+    """Refuse a transport that cannot be loaded or that lacks something on this machine.
 
     Raises:
         UsageError: The transport does not suit the actors, or this machine lacks something.

@@ -17,7 +17,8 @@ from reports import EXPERIMENT_FILE
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# Files that a resume reads. Our file is JSON. Tune's files, even its JSON files, contain pickle.
+# Files that a resume reads. Our file is JSON. Tune's files, even its JSON files, contain pickled
+# data.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -85,7 +86,7 @@ def _state(directory: Path) -> Iterator[Path]:
 
 
 def refusal(directory: AnyPath) -> str | None:
-    """Return in one line why no experiment can be stored in `directory`, or None if one can."""
+    """Return, in one line, why nothing can be stored in `directory`; None if it is usable."""
     if not isinstance(directory, Path):
         from grpo_trainable.storage import object_store
 

@@ -1,4 +1,4 @@
-"""The trials of a search space as a grid search of Tune, in a chosen order."""
+"""The trials of a search space as a Tune grid search, in a chosen order."""
 
 from __future__ import annotations
 

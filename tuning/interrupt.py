@@ -15,9 +15,9 @@ from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, newest_ro
 from grpo_trainable.text import plural
 from reports.records import TrialRecord
 
-# Seconds that trials have to finish their round and save. A user who presses Ctrl-C once prefers
-# waiting to losing rounds, and can press Ctrl-C again. Slurm and Kubernetes kill a job within 30 s
-# after SIGTERM.
+# Time limit, in seconds, within which trials must finish their round and save. A user who presses
+# Ctrl-C once prefers waiting to losing rounds, and can press Ctrl-C again. Slurm and Kubernetes
+# kill a job within 30 s of SIGTERM.
 ROUND_S = {signal.SIGINT: 60.0, signal.SIGTERM: 15.0}
 # Seconds for Tune to end after `ROUND_S`, and seconds for our last messages after that. Ray then
 # needs up to 3 s to end the processes that we leave behind.
@@ -25,11 +25,11 @@ TUNE_S, WORDS_S = 7.0, 3.0
 
 
 class Interrupt:
-    """Handler of Ctrl-C and SIGTERM.
+    """Handler for Ctrl-C and SIGTERM.
 
-    The first signal gives every trial `ROUND_S` to finish its round and save. Tune then has
-    `TUNE_S` to end. If Tune has not ended by then, the program ends without Tune. A second signal
-    ends the program at once.
+    The first signal gives every trial `ROUND_S` seconds to finish its round and save. Tune then has
+    `TUNE_S` seconds to end. If Tune has not ended by then, the program ends without Tune. A second
+    signal ends the program at once.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class Interrupt:
         """Create the handler without installing it.
 
         Args:
-            say_last_words: Prints what is saved and how to continue. Called if Tune does not end.
+            say_last_words: Prints what has been saved and how to continue. Called if Tune does not
+                end.
             release_terminal: Ends the live table, which occupies the terminal.
         """
         self.received = False

@@ -65,7 +65,7 @@ def check_nodes(storage: AnyPath) -> None:
 
     Raises:
         UsageError: A node does not answer, does not see the directory, cannot write to the store,
-            or has no package or another version of it.
+            does not have the package, or has another version of it.
     """
     if not isinstance(storage, Path):
         _check_each(storage, partial(_may_write, storage))
@@ -82,8 +82,8 @@ def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
         files: Path -> SHA-256.
 
     Returns:
-        Path -> content of the files that any node lacked. Trials send these files to nodes that
-        join later.
+        Path -> content of the files that at least one node lacked. Trials send these files to nodes
+        that join later.
 
     Raises:
         UsageError: A file cannot be copied to a node. The message is one line.
@@ -140,7 +140,7 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """Return a Ray reference to a node's digest of our package and the result of `refuses`.
+    """Return a Ray reference to a pair: a node's digest of our package, and `refuses()` there.
 
     The digest is None if the node does not have the package. `refuses` is called only if the
     digests agree.

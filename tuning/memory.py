@@ -62,7 +62,7 @@ def _dimensions(key: str, model: ModelSettings | None) -> Dimensions | None:
 
 
 def compare(needs: Sequence[Need], together: int, available: int, where: str) -> str:
-    """Return one line with the memory that the largest trial needs, and its parts.
+    """Return one line with the memory that the largest trial needs, in total and by part.
 
     Args:
         needs: The trials with their estimates.

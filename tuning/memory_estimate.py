@@ -146,7 +146,7 @@ def estimate(
 
 
 def _beside(config: GRPOConfig) -> int:
-    """Return the number of bytes of all processes that score responses or play episodes."""
+    """Return the number of bytes that all reward processes or environment processes need."""
     r = config.resources
     samplers = 1 if config.placement == "colocated" else r.num_generators
     if config.env.plays:
@@ -214,7 +214,7 @@ class _Trial:
             Part(what="gathered layers", bytes=self.gathered_bytes()),
             Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered + self.apart_bytes),
             Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
-            # Kept if learners can continue after losing one of them.
+            # Kept if the learners can continue after one of them is lost.
             Part(what="recovery copy", bytes=self.state_bytes() if r.elastic else 0),
         ]
 
@@ -228,7 +228,7 @@ class _Trial:
         return self.trained * FLOAT if self.config.adapters_apart else 0
 
     def state_bytes(self) -> int:
-        """Return the number of bytes of a checkpoint of the learners.
+        """Return the number of bytes of the learners' checkpoint.
 
         The checkpoint contains parameters, master weights and moments.
         """
@@ -270,7 +270,7 @@ class _Trial:
         return self.weights_bytes + beside + 3 * self.trained * FLOAT
 
     def sampling_weights(self) -> list[Part]:
-        """Return the generator's copy of the weights, and the reference if the generator has it."""
+        """Return the parts for the generator's weights, and for its reference if it has one."""
         reference = self.config.reference_role == "generator"
         narrow = self.config.model.sampler_dtype == "bfloat16"
         weights = self.size.parameters * 2 if narrow else self.weights_bytes
@@ -282,7 +282,7 @@ class _Trial:
     # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """Return the KV cache, and the logits and probabilities, for the rows of one call."""
+        """Return the parts for the KV cache, and for the logits and probabilities, in one call."""
         rows, size = schedule.most_rows(self.config), self.size
         # A row has one place in the cache. A slot has a place on every shelf, and the shelves
         # together are at most twice as long as a row.
@@ -298,7 +298,7 @@ class _Trial:
         ]
 
     def training(self) -> list[Part]:
-        """Return the activations of a microbatch, and the memory that the head needs for it."""
+        """Return the parts for the activations of a microbatch, and for the output head."""
         rows = self.microbatch_rows()
         responses = rows * self.config.rollout.max_new_tokens
         size = self.size
@@ -316,7 +316,7 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """Return the checkpoint that a learner reads, minus the memory that it does not use yet.
+        """Return the part for the checkpoint that a learner reads, less memory not used yet.
 
         While a learner loads, it has no gradients or moments yet. The learner reads the whole
         checkpoint, even if learners share the policy.
@@ -328,7 +328,7 @@ class _Trial:
         return [Part(what=CHECKPOINT, bytes=max(0, self.state_bytes() - waiting))]
 
     def checkpoint_host_bytes(self) -> int:
-        """Return the bytes of main memory for the checkpoints that learners with GPUs read."""
+        """Return the number of bytes of main memory for checkpoints that GPU learners read."""
         learners = self.config.resources.num_learners
         return learners * self.state_bytes() if self._trains_on_gpu else 0
 
@@ -345,12 +345,12 @@ class _Trial:
         return min(most, rollout.prompts * rollout.group_size)
 
     def activation_bytes(self) -> int:
-        """Return the bytes per token that autograd keeps of all layers for the backward pass."""
+        """Return the number of bytes per token that autograd keeps for the backward pass."""
         size, layer = self.size, sum(self._activations_of_a_layer())
         around = 3 * size.hidden * self.body  # embedding and last norm
         if not self.config.model.gradient_checkpointing:
             return size.layers * layer + around
-        # The input of each layer, and the activations of one layer, which are recomputed.
+        # The input of each layer, plus the recomputed activations of one layer.
         return size.layers * size.hidden * self.body + layer + around
 
     @property
@@ -359,7 +359,7 @@ class _Trial:
         return (r.worker_gpus if self.config.placement == "colocated" else r.learner_gpus) > 0
 
     def _activations_of_a_layer(self) -> Iterator[int]:
-        """Yield the bytes per token of the tensors that autograd keeps for one layer.
+        """Yield the sizes, in bytes per token, of the tensors that autograd keeps for one layer.
 
         A test compares the sum with real tensors.
         """

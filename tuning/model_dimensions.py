@@ -1,4 +1,4 @@
-"""Sizes of a policy's parts, which determine its memory.
+"""Sizes of a policy's parts, which determine how much memory it needs.
 
 This module imports neither torch nor transformers, so the launcher can use it before anything
 starts.
@@ -25,8 +25,8 @@ NAMES = {
     "vocab": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "context_length"),
 }
-# Architectures whose parameters can all be counted -> two flags: they have biases of query, key
-# and value; they have norms of query and key.
+# Architectures whose parameters can all be counted -> two flags: query, key and value have biases;
+# query and key have norms.
 COUNTED = {
     "llama": (False, False),
     "mistral": (False, False),

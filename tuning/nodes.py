@@ -14,7 +14,7 @@ from callbacks.trial_files import label
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources
 
-# For each node: Ray's name of a resource -> amount of it, in total or still free.
+# For each node: Ray's name for a resource -> its amount, in total or still free.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
 KINDS = ("CPU", "GPU")
 
@@ -46,8 +46,9 @@ def room_beside(
 
     The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
     The largest bundle is placed first, on the node that keeps the largest share of the bundle's
-    resources free. With PACK, all other bundles that fit are placed on the same node, and that node
-    gets no more bundles. With SPREAD, no node gets a second bundle while another node has room.
+    resources free. With PACK, all other bundles that fit are placed on the same node. After that,
+    the node gets no more bundles. With SPREAD, no node gets a second bundle while another node has
+    room.
 
     Args:
         bundles: The bundles to place, each on one node.
@@ -78,7 +79,7 @@ def room_beside(
 def _roomiest(
     bundle: Mapping[str, float], nodes: Sequence[dict[str, float]]
 ) -> dict[str, float] | None:
-    """Return the node on which the bundle leaves the largest shares of its resources free."""
+    """Return the node that would keep the largest shares of the bundle's resources free."""
     fitting = [node for node in nodes if all(_fits(bundle, node, kind) for kind in KINDS)]
     asked = [kind for kind in KINDS if bundle.get(kind)]
     return max(
@@ -111,8 +112,8 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
     """Refuse a trial that would wait for ever because its placement group never fits.
 
     Raises:
-        UsageError: The actors of a trial need more than all nodes have, or no node has room for one
-            of the actors.
+        UsageError: The actors of a trial need more than all nodes have together, or no node has
+            room for one of the actors.
     """
     for trial in trials:
         if (
@@ -141,8 +142,8 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
             "node"
         )
     return (
-        f"arm {trial.arm} has actors of {shown(resources.bundles(trial))}, each on one node, but "
-        f"the nodes of {where} ({shown(nodes)}) have no room for them; lower {lower}"
+        f"arm {trial.arm} has actors that need {shown(resources.bundles(trial))}, each on one "
+        f"node, but the nodes of {where} ({shown(nodes)}) have no room for them; lower {lower}"
     )
 
 
@@ -196,7 +197,7 @@ def nodes_alive() -> Nodes:
 
 
 class WaitingCallback(FailSafeCallback):
-    """Callback that reports when a trial waits because no node has room, and when there is room."""
+    """Callback that reports when a trial waits for room on the nodes, and when the wait is over."""
 
     def __init__(
         self,

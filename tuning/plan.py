@@ -118,8 +118,9 @@ class Plan:
             self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.limits = self._limits()
         self.fixed = self._fixed()
-        # Arm -> what this machine lacks for it. A resumed experiment keeps its arms. Nothing is
-        # known yet about the machines of a cluster.
+        # Arm -> what this machine lacks for it. A resumed experiment uses the stored mapping, which
+        # keeps its arms the same. For a new experiment on a cluster, the mapping is empty, because
+        # nothing is known yet about the cluster's machines.
         here = self.space.not_available() if options.address is None else {}
         self.not_available: dict[str, str] = (
             self.stored.get("not_available", {}) if self.resuming else here
@@ -150,11 +151,11 @@ class Plan:
 
     @property
     def has_state(self) -> bool:
-        """Return True if Tune saved the experiment at least once."""
+        """Return True if Tune has saved the experiment at least once."""
         return (self.directory / "tuner.pkl").exists()
 
     def _read_stored(self) -> dict[str, Any] | None:
-        """Return the description of the stored experiment of this name, or None without one."""
+        """Return the description of the stored experiment with this name, or None."""
         if not self.name:
             return None
         path = self.directory / EXPERIMENT_FILE
@@ -184,7 +185,7 @@ class Plan:
         return self.preset.under(self.preset.space if alone else find_space(self.space_source))
 
     def _space_source(self) -> tuple[str, str | None]:
-        """Return the space's name, or its absolute path, and the SHA-256 of the file.
+        """Return the space's name and None, or the absolute path and the SHA-256 of its file.
 
         On a resume, the file is compared with the one that the experiment was started with, before
         any code in the file runs. The caller has checked that the user owns the experiment.
@@ -396,7 +397,7 @@ class Plan:
 
     @property
     def files_of_trials(self) -> dict[str, str]:
-        """SHA-256 of each file of the user that trials read on any machine, by path."""
+        """SHA-256 of each of the user's files that trials read on any machine, by path."""
         own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
         digests = self.inputs or {}
         return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}
@@ -462,7 +463,8 @@ class Plan:
             where: Name of the machine or cluster, for messages.
 
         Raises:
-            DoesNotFit: The trials need more memory. The message is one line that lists the parts.
+            DoesNotFit: The trials need more memory than is available. The message is one line that
+                lists the parts.
             UsageError: A policy cannot be used.
         """
         needs = []
@@ -561,7 +563,7 @@ def _told(error: Exception) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the time, packages and machine of an experiment's start, for its report."""
+    """Return the start time, package versions and machine of an experiment, for its report."""
     packages = {"python": platform.python_version()}
     for name in PACKAGES:
         packages[name] = importlib.metadata.version(name)

@@ -44,7 +44,7 @@ def in_short(trials: Sequence[GRPOConfig]) -> str:
 
 
 def example_lines(trial: GRPOConfig) -> Iterator[str]:
-    """Yield the first training prompt as the model of a trial reads it, and its true answer.
+    """Yield a trial's first training prompt as the model reads it, and the prompt's true answer.
 
     The caller has checked the trial's inputs.
     """
@@ -66,7 +66,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
 
 
 def shortened(text: str) -> str:
-    """Return the text, or for a long text its ends, with the number of characters left out."""
+    """Return the text; in a long text, the number of omitted characters replaces the middle."""
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
         return text

@@ -52,5 +52,5 @@ def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
     if held_out is not None and asked > held_out:
         yield (
             f"note: eval.prompts={total} requests {asked:,} held-out prompts{of}, but there are "
-            f"only {held_out:,}, so some are asked several times"
+            f"only {held_out:,}, so some are used several times"
         )

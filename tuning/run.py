@@ -118,7 +118,7 @@ def fit(plan: Plan) -> list[Failure]:
     if not plan.options.verbose:
         # The traceback of a failed trial is in its error.txt. The last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        # Tune's snapshots of an experiment warn once per second, with a traceback.
+        # Tune takes a snapshot once per second, and each can log a warning with a traceback.
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()
@@ -145,7 +145,7 @@ def fit(plan: Plan) -> list[Failure]:
 
 
 def failure(trial: Any) -> Failure:
-    """Return how a trial failed, from its `error.txt` on this machine.
+    """Return the failure of a trial, read from its `error.txt` on this machine.
 
     The storage path contains only a copy of that file.
     """

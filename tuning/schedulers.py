@@ -1,8 +1,9 @@
 """FIFO, ASHA and PBT for GRPO trials: Tune's schedulers with limits that a resume can change.
 
-When an experiment starts, Tune stores the number of retries in each trial and the number of
-concurrent trials in the search. A resume restores both numbers, but every command creates a new
-scheduler. So these schedulers set both limits, after a call of `limit`. Nothing else sets them.
+When an experiment starts, Tune stores two limits: each trial stores its number of retries, and the
+search stores the number of concurrent trials. A resume restores both limits, but every command
+creates a new scheduler. So these schedulers set both limits, once `limit` has been called. Nothing
+else sets them.
 
 If you build a `tune.Tuner` yourself, these classes take the arguments of Tune's classes:
 
@@ -23,7 +24,7 @@ from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 
 
 class Limited(TrialScheduler):
-    """Mixin to inherit before a scheduler of Tune, without effect before `limit` is called."""
+    """Base class to put before a Tune scheduler. It has no effect until `limit` is called."""
 
     max_failures: int | None = None  # retries of a trial from now on, not counting earlier ones
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
@@ -40,16 +41,16 @@ class Limited(TrialScheduler):
             return  # Tune adds a trial again with every retry
         self._seen.add(trial.trial_id)
         # After a save that failed or was cut short in an earlier command, Tune still keeps the
-        # decision that was to follow, and would end the trial after the next checkpoint. We take
-        # the controller out of its wrapper, because the wrapper warns about this attribute.
+        # decision that was to follow the save, and would end the trial after the next checkpoint.
+        # We take the controller out of its wrapper, because the wrapper warns about this attribute.
         tune_controller._tune_controller._cached_trial_decisions.pop(trial.trial_id, None)
         trial.max_failures = trial.num_failures + self.max_failures
         if self.max_concurrent and trial.status == Trial.PENDING:
             # Tune starts pending trials without asking this scheduler, but paused trials only if
             # `choose_trial_to_run` returns them.
             trial.set_status(Trial.PAUSED)
-            # If Tune ends before the trial starts, Tune needs the trial's directory, but the
-            # directory has no name yet.
+            # Name the trial's directory now, because Tune needs the name if Tune ends before the
+            # trial starts.
             trial.init_local_path()
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
@@ -102,7 +103,7 @@ def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
 
 
 def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
-    """Clip the varied settings of a config that PBT explores to their bounds.
+    """Clip the varied settings to their bounds, in a config that PBT explores.
 
     Tune multiplies a value by 0.8 or 1.2 with each clone, so without bounds the value can become
     invalid.

@@ -40,14 +40,15 @@ def compares_a_group(advantage: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticSettings(Settings):
-    """Critic of `loss.advantage=gae` and its training."""
+    """Critic for `loss.advantage=gae`, and how it is trained."""
 
     SECTION: ClassVar[str] = "critic"
 
     body: str = choice(
         ("own", "shared"),
-        "Source of the critic's values: a separate copy of the starting policy, which is trained "
-        "(own), or the hidden states of the policy in training (shared).",
+        "Network that computes the critic's values: a separate one, which starts as a copy of the "
+        "starting policy and is trained as the critic (own), or a head on the hidden states of the "
+        "policy that is being trained (shared).",
         read_if=GAE,
     )
     lr: float | None = number(

@@ -123,8 +123,8 @@ class MathSettings(PromptFileSettings, AnswerSettings):
     equality: str = choice(
         ("auto", "exact", "math_verify"),
         "Comparison of an answer with the correct answer: as numbers or strings (exact), or as "
-        "mathematical expressions with math-verify (math_verify). `auto` chooses math_verify if a "
-        "file of problems is given, and exact otherwise.",
+        "mathematical expressions, using math-verify (math_verify). `auto` chooses math_verify if "
+        "a file of problems is given, and exact otherwise.",
         read_if=(one_of("task.name", "math"), none_given("task.reward")),
         default_by=where_none(
             ("task.name", "task.reward", "task.train_file", "task.eval_file"), _default_equality
@@ -163,7 +163,7 @@ class ReasoningGymSettings(AnswerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class NoSettings(Settings):
-    """Settings of tasks that have none: the games, and control, which reads only `model.env`."""
+    """Empty `task` section, for the games and for control, which reads only `model.env`."""
 
     SECTION: ClassVar[str] = "task"
 

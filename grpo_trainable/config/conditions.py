@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias
 
 from grpo_trainable.plugins import is_reference
 
-# A `GRPOConfig`. Its module imports the modules that use this alias, so they cannot import the
-# class.
+# A `GRPOConfig`. Modules that use this alias cannot import the class, because the module of the
+# class imports them.
 Config: TypeAlias = Any
 # (True if the settings contradict each other, the key to blame, the reason).
 Conflict: TypeAlias = tuple[bool, str, str]

@@ -54,7 +54,7 @@ def _row(key: str) -> str:
 
 
 def _defaults(key: str) -> str:
-    """Return the default of a key, and the defaults of tasks that differ from it."""
+    """Return the default of a key, and the defaults of those tasks that have a different one."""
     own = (f"{task}: `{shown(default)}`" for task, default in CHECKS[key].of_tasks.items())
     return "; ".join([f"`{shown(CHECKS[key].default)}`", *own])
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 PolicyKind = Literal["ours", "hugging_face", "control"]
 
-# Kinds of policies that a trial starts from, in words.
+# Kinds of policies that a trial can start from, in words.
 POLICY_KINDS: dict[PolicyKind, str] = {
     "ours": "a policy of this package",
     "hugging_face": "a Hugging Face model",

@@ -40,7 +40,7 @@ CLIPS = {
     "dppo_tv": (0.15, 0.15),
     "dppo_kl": (0.05, 0.05),
 }
-IMPORTANCE_CAP = 2.0  # default cap if sampler and learner may disagree (Yao et al. 2025)
+IMPORTANCE_CAP = 2.0  # default cap if the sampler and the learner may disagree (Yao et al. 2025)
 # Losses whose ratio measures how far the policy is from the sampler.
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
@@ -243,7 +243,7 @@ class LossSettings(Settings):
     )
     cov_fraction: float = number(
         2e-4,
-        "Share of the tokens of a gradient step that clip_cov or kl_cov selects because of a large "
+        "Share of a gradient step's tokens that clip_cov or kl_cov selects because of a large "
         "covariance of log-prob and advantage. Even a small share selects at least one token.",
         above=0,
         maximum=1,
@@ -291,8 +291,8 @@ class LossSettings(Settings):
     )
     kl_in: str = choice(
         ("loss", "reward"),
-        "Use of the KL to the reference: as a term of the loss (loss), or subtracted from the "
-        "reward of each response before rewards become advantages (reward).",
+        "Use of the KL to the reference: add it to the loss as a term (loss), or subtract it from "
+        "the reward of each response before rewards become advantages (reward).",
         read_if=_KL,
         also_called=(verl("algorithm.use_kl_in_reward", "set loss.kl_coef too", value="reward"),),
     )

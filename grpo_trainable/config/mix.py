@@ -82,7 +82,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _label(key: Any) -> str:
-    """Return the label of a key. The label of a user's class is the class name.
+    """Return the label for a key. The label of a user's class is the class name.
 
     Labels become parts of metric names.
     """

@@ -80,7 +80,8 @@ class OptimSettings(Settings):
     )
     schedule: str = choice(
         ("constant", "linear", "cosine"),
-        "Course of the learning rate over all gradient steps. `linear` and `cosine` decrease to 0.",
+        "Schedule of the learning rate over all gradient steps. `linear` and `cosine` decrease to "
+        "0.",
         also_called=(
             trl(
                 "lr_scheduler_type",

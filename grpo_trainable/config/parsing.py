@@ -85,7 +85,7 @@ def make_absolute(
     Args:
         config: Nested settings.
         base_dir: The directory that relative paths start from.
-        checks: The checks of the keys, which say which values are paths or name Python files.
+        checks: The checks of the keys. They say whether a value is a path or names a Python file.
     """
 
     def settled(key: str, value: Any) -> Any:

@@ -183,8 +183,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
 # Environment variables of every actor. They control how an actor's threads wait for each other
 # between two matrix products. GNU OpenMP reads both variables; other implementations read only the
 # first. A thread polls for work for at most half a millisecond, then sleeps. Sleeping immediately
-# would cost two threads a quarter of their speed, because products of small matrices end sooner
-# than a thread wakes up. Polling longer would occupy a core that another actor has reserved.
+# would cost two threads a quarter of their speed, because a product of small matrices takes less
+# time than waking a thread. Polling longer would occupy a core that another actor has reserved.
 OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
@@ -198,9 +198,9 @@ def generator_cpus(config: Config) -> float:
     given = config.resources.generator_cpus
     if given is not None:
         return given
-    # Ray rounds to 1e-4. Three generators with 0.95 / 3 CPUs each, rounded up, would not fit on two
-    # cores with the 0.1 + 0.95 CPUs of the other processes, and a placement group that does not fit
-    # waits forever.
+    # Ray rounds to 1e-4, so round down here. With 0.95 / 3 CPUs each, rounded up, three generators
+    # would not fit on two cores beside the 0.1 + 0.95 CPUs of the other processes. A placement
+    # group that does not fit waits forever.
     return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
 
 

@@ -214,7 +214,7 @@ def _signal_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         left_out and config.loss.teacher is not None,
         "rollout.zero_advantage",
-        "must be keep with loss.teacher, which also teaches in groups of equal rewards",
+        "must be keep with loss.teacher, which teaches the policy even in groups of equal rewards",
     )
     yield (
         left_out and not compares_a_group(advantage),

@@ -2,7 +2,7 @@
 
 Each section has its own file, with its fields and their conflicts. A field declares its
 default, range and meaning, the conditions under which it is read, and its names in other libraries.
-`CHECKS` has the check of every dotted key. docs/config.md is generated from these checks.
+`CHECKS` contains the check of every dotted key. docs/config.md is generated from these checks.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def of_other_placement(key: str, placement: str) -> bool:
     )
 
 
-# Names that TRL and verl give to our settings, keyed by their spelling in that library.
+# Names of our settings in TRL and verl, keyed by their spelling there.
 TRL, VERL = by_name(name.of(key) for key, check in CHECKS.items() for name in check.also_called)
 
 

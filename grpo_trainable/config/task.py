@@ -1,4 +1,4 @@
-"""The `task` section: the source of prompts and the scoring of responses."""
+"""The `task` section: the prompts, and the scoring of responses."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class CommonTaskSettings(Settings):
 class TaskSettings(
     MixSettings, ReasoningGymSettings, MathSettings, KeywordSettings, CommonTaskSettings
 ):
-    """Source of prompts and scoring of responses.
+    """Prompts, and the scoring of responses.
 
     Your own task adds the settings that it declares.
     """
@@ -205,7 +205,7 @@ class TaskSettings(
 
     @property
     def is_scored_apart(self) -> bool:
-        """Return True if responses are scored in separate processes, as scoring may be slow."""
+        """Return True if scoring may be slow and therefore runs in separate processes."""
         return scored_apart(self.reward, self.name, self.equality, self.mix)
 
     def to_dict(self) -> dict[str, Any]:

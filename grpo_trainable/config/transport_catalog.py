@@ -28,20 +28,20 @@ def _nothing() -> str | None:
 class Transport:
     """A way of moving weights, with its requirements, limits and cost.
 
-    `grpo_trainable.protocol.weight_transfer` defines the interfaces of sender and receiver. Each of
-    them is made in the process that uses it, by a callable that the record gives directly or as
-    `module:name`. The sender is made without arguments. The receiver is made with two arguments:
-    `deadline_s`, the number of seconds within which weights must arrive, and `device`, "cpu" or
-    "cuda", on which its generator computes.
+    `grpo_trainable.protocol.weight_transfer` defines the interfaces of the sender and the receiver.
+    Each of them is made in the process that uses it, by a callable that the record gives directly
+    or as `module:name`. The sender is made without arguments. The receiver is made with two
+    arguments: `deadline_s`, the number of seconds within which weights must arrive, and `device`,
+    "cpu" or "cuda", on which its generator computes.
     """
 
     name: str  # name of the transport in metric rows, traces and errors
     sender: str | Callable[[], Any]
     receiver: str | Callable[[float, str], Any]
     # in_process: one object is both sender and receiver, in a colocated worker. pull: the receiver
-    # fetches the snapshot that the sender has prepared. two_sided: learner and generators form one
-    # collective group of Ray. The group sends when the driver says so, and does not survive the
-    # loss of an actor.
+    # fetches the snapshot that the sender has prepared. two_sided: the learner and the generators
+    # form one Ray collective group. The group sends when the driver says so, and does not survive
+    # the loss of an actor.
     sidedness: Sidedness = "pull"
     # any: weights may be on GPUs or in main memory. none: weights must be in main memory. shared:
     # all actors share one GPU. own: each actor has its own GPU.
@@ -66,7 +66,7 @@ class Transport:
 
     @property
     def two_sided(self) -> bool:
-        """Return True if learner and generators form one collective group."""
+        """Return True if the learner and the generators form one collective group."""
         return self.sidedness == "two_sided"
 
     def missing(self) -> str | None:
@@ -207,8 +207,8 @@ def transport_named(key: str) -> Transport:
     """Return the record of a transport: one of TRANSPORTS, or a user's, named as `file.py:NAME`.
 
     Raises:
-        PluginError: The user's record cannot be loaded, is not a `Transport`, or has another
-            sidedness than pull.
+        PluginError: The user's record cannot be loaded, is not a `Transport`, or its
+            sidedness is not `pull`.
     """
     if key in TRANSPORTS:
         return TRANSPORTS[key]

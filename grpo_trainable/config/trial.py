@@ -200,7 +200,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def teacher(self) -> ModelSettings | None:
-        """Settings of the teacher, in the precision of the trained policy, or None without one."""
+        """Settings of the teacher, with the trained policy's precision. None without a teacher."""
         if self.loss.teacher is None:
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32

@@ -63,7 +63,7 @@ class Check:
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:
-        """Return the conditions for reading the key that these settings do not meet."""
+        """Return the unmet conditions: those in `read_if` that these settings do not meet."""
         return [condition for condition in self.read_if if not condition.met_by(settings)]
 
     def default_at(self, moment: Moment) -> DefaultBy | None:

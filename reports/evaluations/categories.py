@@ -89,7 +89,7 @@ def _scores(own: Generation) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return the text in a code block. No run of backticks in the text is as long as the fence."""
+    """Return the text in a code block, whose fence is longer than any run of backticks inside."""
     text = visible(text.strip("\n"))
     rest = len(text) - MAX_TEXT
     if rest > 0:
@@ -103,7 +103,7 @@ def fenced(text: str) -> str:
 
 
 def categories_section(record: EvaluationRecord) -> str:
-    """Return the section of the page, or say why there are no categories (graded rewards)."""
+    """Return the page's section, which says so if the rewards of some responses fit no category."""
     found = record.categories
     if found is None:
         content = (

@@ -178,7 +178,7 @@ def _damaged(directory: Path, reason: str) -> EvaluationError:
 def evaluation_data(
     record: EvaluationRecord, against: EvaluationRecord | None, paired: Sequence[Difference]
 ) -> dict[str, Any]:
-    """Return the figures as JSON data, without figures that the evaluation does not have.
+    """Return the figures as JSON data, leaving out figures that the evaluation does not have.
 
     Args:
         record: The evaluation.
@@ -235,7 +235,7 @@ def _against(against: EvaluationRecord, paired: Sequence[Difference]) -> dict[st
 def running_commit() -> str | None:
     """Return the commit that is checked out, with "+" appended if files differ from the commit.
 
-    Return None if this is not a checkout of the repository, for example after an installation.
+    Return None if this is not a checkout of the repository, for example in an installed package.
     """
     try:
         # This directory may be inside a repository of the user, which does not track this file.

@@ -44,7 +44,7 @@ class Measure:
 
     name: str  # key in evaluation.json: "reward", "pass@4", "majority@4", …
     values: Mapping[int, float]  # prompt index -> value
-    draws: int  # number of independent values that a prompt's responses could give
+    draws: int  # maximum number of independent values from a prompt's responses
 
     @property
     def title(self) -> str:
@@ -132,7 +132,7 @@ def ks(samples: int) -> list[int]:
 
 
 def pass_at(samples: int, correct: int, k: int) -> float:
-    """Return the share of all choices of k samples that contain a correct sample.
+    """Return the share of all choices of k samples in which at least one sample is correct.
 
     This is 1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al. (2021),
     arXiv 2107.03374, for the probability that at least one of k responses is correct.
@@ -210,7 +210,7 @@ def _not_outvoted(
 
 @lru_cache(maxsize=1 << 12)
 def _tosses(count: int, toss: float) -> np.ndarray:
-    """Return the probabilities of 0 … count successes in `count` tosses, (count + 1,)."""
+    """Return an array of the probabilities of 0 to `count` successes in `count` tosses."""
     logs = [
         math.lgamma(count + 1) - math.lgamma(taken + 1) - math.lgamma(count - taken + 1)
         for taken in range(count + 1)

@@ -111,8 +111,8 @@ def _figures_section(measured: Mapping[str, Measure]) -> str:
         "Each figure is a mean over the prompts. Its 95% interval says how much the mean would "
         "vary with other prompts of the same kind, answered by the same policy. The interval does "
         "not cover another training run. If every value is between 0 and 1, the interval is "
-        "Wilson's, for the number of independent trials that would scatter as much as the prompts "
-        "do. Otherwise, the interval is Student's."
+        "Wilson's, for the number of independent trials whose mean would have the same variance "
+        "as the mean over the prompts. Otherwise, the interval is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'

@@ -12,7 +12,7 @@ from reports.evaluations.measures import TITLES, measures
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import alike, over_prompts
 
-# Number of prompts. The chance that equal policies differ in one direction in all 6 prompts is
+# Number of prompts. The chance that equal policies differ in the same direction on all 6 prompts is
 # 2 / 2^6 = 3 %.
 SIGN_TEST = 6
 

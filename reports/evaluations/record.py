@@ -30,7 +30,7 @@ class EvaluationRecord:
 
     @cached_property
     def scored(self) -> dict[int, list[Generation]]:
-        """Responses to each prompt whose responses were all scored, for the figures of rewards."""
+        """Responses to each fully scored prompt, from which the reward figures are computed."""
         return {
             index: own
             for index, own in self.by_prompt.items()

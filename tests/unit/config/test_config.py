@@ -652,8 +652,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(loss__teacher="/a/policy", rollout__zero_advantage="resample"),
-            "rollout.zero_advantage=resample: must be keep with loss.teacher, which also teaches "
-            "in groups of equal rewards",
+            "rollout.zero_advantage=resample: must be keep with loss.teacher, which teaches "
+            "the policy even in groups of equal rewards",
         ),
         *(
             (nested(loss__advantage="maxrl", **given), f"{line}: {MAXRL_DIVIDES}")

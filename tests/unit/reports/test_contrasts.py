@@ -402,7 +402,7 @@ def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_p
         f"of {OTHER}, cost (samples per device-hour) of {OTHER}. Their intervals"
     )
     assert said[-1].startswith(
-        "In each quantity, chance alone shows a clear difference between two equal arms in 5% of"
+        "For each quantity, 5% of experiments show a clear difference between two equal arms by"
     )
     # With only the other arm, nothing can be said about seeds.
     del runs[THIRD]

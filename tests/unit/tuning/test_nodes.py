@@ -76,8 +76,8 @@ def test_a_trial_that_fits_no_node_is_refused_though_the_cluster_has_enough():
     with pytest.raises(UsageError) as caught:
         check_resources([wide], cpus(2, 2, 2), "the cluster")
     assert str(caught.value) == (
-        f"arm {wide.arm} has actors of 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, but the nodes of "
-        "the cluster (2 CPUs, 2 CPUs, 2 CPUs) have no room for them; lower "
+        f"arm {wide.arm} has actors that need 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, but the "
+        "nodes of the cluster (2 CPUs, 2 CPUs, 2 CPUs) have no room for them; lower "
         "resources.generator_cpus or resources.learner_cpus"
     )
 

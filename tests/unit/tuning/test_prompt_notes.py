@@ -33,7 +33,7 @@ def test_the_numbers_of_prompts_are_told_and_that_held_out_ones_repeat(sums):
     assert told(task=sums, eval={"prompts": 2}) == ["prompts: 3 to train on, 2 held out"]
     assert told(task=sums, eval={"prompts": 3}) == [
         "prompts: 3 to train on, 2 held out",
-        "note: eval.prompts=3 requests 3 held-out prompts, but there are only 2, so some are asked "
+        "note: eval.prompts=3 requests 3 held-out prompts, but there are only 2, so some are used "
         "several times",
     ]
 
