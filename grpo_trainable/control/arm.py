@@ -1,6 +1,7 @@
-"""A robot arm that reaches for a ball. The policy sees arm and ball through a camera.
+"""A robot arm that reaches for a ball.
 
-Select it with `model.env=grpo_trainable.control.arm:Arm`.
+The policy sees the arm and the ball through a camera. Select this
+environment with `model.env=grpo_trainable.control.arm:Arm`.
 
 The arm has one joint and moves in a plane. MuJoCo simulates the arm and renders it without a
 display. The environment variable `MUJOCO_GL` chooses the renderer: `egl` by default, or `osmesa`,
@@ -79,8 +80,8 @@ class Arm(gymnasium.Env):
 
     An observation consists of the last two frames, (32, 32, 6) uint8. An action is one number, the
     speed of the joint relative to `SPEED`. The reward of an action is -10 times the distance
-    between hand and ball in metres, plus 1 if the distance is below 4 cm. The seed determines the
-    initial angles of ball and arm. An episode has 25 actions.
+    between the hand and the ball in metres, plus 1 if the distance is below 4 cm. The seed
+    determines the initial angles of the ball and the arm. An episode consists of 25 actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -94,7 +95,7 @@ class Arm(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Draw the angles of ball and arm, and return the first observation."""
+        """Draw the angles of the ball and the arm, and return the first observation."""
         super().reset(seed=seed)
         _mujoco().mj_resetData(_model(), self._data)
         of_arm, of_ball = self.np_random.uniform(-np.pi, np.pi, 2)

@@ -25,8 +25,8 @@ UNBOUNDED = 1e3  # components of an observation whose bounds reach this value ar
 class Spaces:
     """Observations and actions of a control policy."""
 
-    observation: tuple[int, ...]  # (numbers,), or (height, width, channels) for an image
-    scale: tuple[float, ...] | float  # divisor of each component of an observation, or of all
+    observation: tuple[int, ...]  # (components,), or (height, width, channels) for an image
+    scale: tuple[float, ...] | float  # one divisor per component of an observation, or one for all
     choices: int | None  # number of discrete actions; None if actions are continuous
     first: int = 0  # the environment's number for the first discrete action
     low: tuple[float, ...] = ()  # lower bound of each component of a continuous action

@@ -41,7 +41,7 @@ class NarrowEmbedding(nn.Embedding):
 
 
 def narrow(model: TransformerLM) -> None:
-    """Replace the model's matrices with bfloat16 ones, a tied head once. Names stay the same."""
+    """Replace the model's matrices with bfloat16 ones. Names and tied weights stay as they are."""
     tied = model.head.weight is model.embedding.weight
     model.embedding = NarrowEmbedding(model.embedding)
     model.head = NarrowLinear(model.head, widens=True)

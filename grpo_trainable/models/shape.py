@@ -14,7 +14,7 @@ HELD = 1 << 26
 
 
 class PolicySettings(Protocol):
-    """The policy that a trial starts from, and its form in memory and training: `config.model`."""
+    """The policy that a trial starts from, and settings of its computation: `config.model`."""
 
     @property
     def preset(self) -> str:

@@ -4,9 +4,9 @@ A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token
 counting prompt and response together, is in column t.
 
 A batched product over C columns costs as much for a short row as for a long one. Rows are therefore
-grouped by length on shelves. The last shelf has as many columns as a row can have, the one before
-it has half as many, and so on. A row that has filled its shelf moves to the next shelf. At least
-half of the columns of a row therefore contain tokens, except in the shortest rows.
+grouped by length on shelves. The last shelf has as many columns as a row can have tokens, the one
+before it has half as many, and so on. A row that has filled its shelf moves to the next shelf. At
+least half of the columns of a row therefore contain tokens, except in the shortest rows.
 """
 
 from __future__ import annotations
