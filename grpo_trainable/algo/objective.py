@@ -48,17 +48,22 @@ def compute_objective(
         old_log_probs: Log-probs under π_old, the denominator of ρ.
         behaviour_log_probs: Log-probs under b, the policy that sampled the tokens. Used only with
             an `importance_cap`.
-        reference_log_probs: Log-probs under π_ref. Used only with a `kl_coef` above 0. advantages:
-        Advantage of each token. mask: True for the tokens that count. loss: Loss per token, a value
-        of `LOSSES` or a user-defined function. clip_low: Distance from 1 down to the lower bound of
-        the clip range; passed to `loss`. clip_high: Distance from 1 up to the upper bound of the
-        clip range; passed to `loss`. importance_cap: C, the upper bound on w. None omits w.
-        kl_coef: β. 0 omits the KL. kl_estimator: A key of `KL_ESTIMATORS`. aggregation: One of
-        `AGGREGATIONS`. denominator: `loss_denominator` of the whole gradient step. With this
-        denominator, the shares of the step's microbatches add up to J. importance_level: One of
-        `IMPORTANCE_LEVELS`. importance_rule: One of `IMPORTANCE_RULES`. importance_floor: Lower
-        bound on w for the rule `mask`. selected: Mask of the tokens that the module `selection`
-        chose, bool (B, S). Needed only by
+        reference_log_probs: Log-probs under π_ref. Used only with a `kl_coef` above 0.
+        advantages: Advantage of each token.
+        mask: True for the tokens that count.
+        loss: Loss per token, a value of `LOSSES` or a user-defined function.
+        clip_low: Distance from 1 down to the lower bound of the clip range; passed to `loss`.
+        clip_high: Distance from 1 up to the upper bound of the clip range; passed to `loss`.
+        importance_cap: C, the upper bound on w. None omits w.
+        kl_coef: β. 0 omits the KL.
+        kl_estimator: A key of `KL_ESTIMATORS`.
+        aggregation: One of `AGGREGATIONS`.
+        denominator: `loss_denominator` of the whole gradient step. With this denominator, the
+            shares of the step's microbatches add up to J.
+        importance_level: One of `IMPORTANCE_LEVELS`.
+        importance_rule: One of `IMPORTANCE_RULES`.
+        importance_floor: Lower bound on w for the rule `mask`.
+        selected: Mask of the tokens that the module `selection` chose, bool (B, S). Needed only by
             a loss that selects tokens.
 
     Raises:

@@ -22,9 +22,10 @@ def uniforms(
     """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
     Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). For responses
-    that continue an earlier one, `state` also sets the start of Philox's counter. It consists
-    of the index of the earlier response in its group, and the number of that response's tokens to
-    continue from. A draw depends on nothing else: not on the batch, the number of generators or earlier samples.
+    that continue an earlier one, `state` also sets the start of Philox's counter. It consists of
+    the index of the earlier response in its group, and the number of that response's tokens to
+    continue from. A draw depends on nothing else: not on the batch, the number of generators or
+    earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # Every value of 24 bits is exact in float32 and below 1.
