@@ -21,7 +21,7 @@ SIZE = 32  # image height and width, in pixels
 STEPS = 25  # actions per episode
 SUBSTEPS = 4  # simulation steps of 0.02 s per action
 SPEED = 6.0  # joint speed at action 1, in radians per second
-REACH = 0.2  # length of the arm, and distance of the ball from its shoulder, in metres
+REACH = 0.2  # length of the arm, and distance of the ball from the arm's shoulder, in metres
 NEAR = 0.04  # distance at which the hand reaches the ball, in metres
 SCENE = f"""
 <mujoco>
@@ -106,7 +106,7 @@ class Arm(gymnasium.Env):
         return np.concatenate([self._last, self._last], axis=-1), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Move the joint for 0.08 s at a relative speed `action`, from -1 to 1."""
+        """Move the joint for 0.08 s at the relative speed `action`, which is limited to [-1, 1]."""
         self._data.ctrl[0] = SPEED * float(np.clip(action[0], -1.0, 1.0))
         for _ in range(SUBSTEPS):
             _mujoco().mj_step(_model(), self._data)

@@ -18,7 +18,7 @@ HELD_OUT = 1 << 30  # the first held-out seed; training seeds start at 0
 INSTALL = "pip install -e '.[control]'"
 # (channels, kernel size) of each convolution for images, all with stride 2.
 CONVOLUTIONS = ((16, 4), (32, 4), (32, 3))
-UNBOUNDED = 1e3  # components of an observation whose bounds reach this value are not scaled
+UNBOUNDED = 1e3  # a component with a bound of this size or more is not scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

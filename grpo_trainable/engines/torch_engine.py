@@ -226,7 +226,7 @@ class SlotDecoder:
         self._prefill(sequences, range(len(sequences)))
 
     def _first(self, prompts: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
-        """Return the logits (rows, V) of the first tokens of rows with these prompts."""
+        """Add rows with these prompts, and return the logits (rows, V) of their first tokens."""
         hidden = self._prefill(prompts, fan_out)
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
         hidden = hidden[torch.arange(len(prompts), device=self._device), last]

@@ -176,7 +176,7 @@ class ShelvedCache:
         return torch.empty_like(hidden).index_copy_(0, order, hidden)
 
     def _move_up(self) -> None:
-        """Move rows without room for another token to the next shelf."""
+        """Move each row that has filled its shelf to the next shelf."""
         for columns, more in pairwise(self._shelves):
             shelf = self._shelves[columns]
             if shelf is None:

@@ -145,9 +145,9 @@ def build_trained_policy(
 ) -> tuple[Policy, Tokenizer]:
     """Build the learner's version of the policy that `build_policy` builds.
 
-    The policy has adapters and gradient checkpointing if the settings request them. The names and
-    shapes of the policy's `weights` are the same as for `build_policy`, or, with `adapters_apart`,
-    the same as for `build_adapted_policy`.
+    The policy has adapters and gradient checkpointing if the settings request them. Its `weights`
+    have the same names and shapes as those of `build_policy`, or, with `adapters_apart`, as those
+    of `build_adapted_policy`.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.
