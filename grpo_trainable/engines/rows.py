@@ -85,7 +85,7 @@ class Rows:
         self._queues = slots is not None
         self._slots = len(draws) if slots is None else slots
         self._entered = 0  # number of rows that have entered; rows enter in order
-        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices in the B rows
+        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices among B rows
         self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) tokens of each so far
 
     @property

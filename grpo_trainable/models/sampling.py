@@ -22,8 +22,8 @@ def uniforms(
     """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
     Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). For responses
-    that continue an earlier one, `state` also sets the start of Philox's counter. It consists of
-    the index of the earlier response in its group, and the number of that response's tokens to
+    that continue an earlier one, `state` also sets the start of Philox's counter. `state`
+    consists of the index of the earlier response in its group, and the number of its tokens to
     continue from. A draw depends on nothing else: not on the batch, the number of generators or
     earlier samples.
     """

@@ -47,7 +47,7 @@ def save_policy(
     tokenizer: Tokenizer,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Write the three files of a policy. Weights are stored as `dtype`, and a tied head once."""
+    """Write the three files of a policy, in precision `dtype`. A tied head is stored only once."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
