@@ -130,7 +130,7 @@ class Tokenizer:
             self._backend.encode_special_tokens = True
 
     def end_ids_with(self, stop: Sequence[str] | None) -> tuple[int, ...]:
-        """Return `end_ids` and the ids of special tokens that `stop` spells out, without repeats."""
+        """Return `end_ids` and the ids of special tokens spelled out by `stop`, without repeats."""
         asked = (self.special_tokens.get(text) for text in stop or ())
         ids = (*self.end_ids, *(index for index in asked if index is not None))
         return tuple(dict.fromkeys(ids))
