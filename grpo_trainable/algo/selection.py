@@ -138,7 +138,7 @@ def clip_cov(
 ) -> tuple[Tensor, Tensor]:
     """Compute −min(ρA, clip(ρ)A) per token, and 0 for the `selected` tokens.
 
-    `clip_cov_tokens` selects the tokens, which count as clipped too. Clip-Cov, arXiv 2505.22617,
+    `clip_cov_tokens` selects these tokens. They also count as clipped. Clip-Cov, arXiv 2505.22617,
     equation 12.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)

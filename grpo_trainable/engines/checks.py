@@ -29,7 +29,7 @@ def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
     """Check that an engine reports the version and round of the weights it was given.
 
     Raises:
-        EngineError: The engine reports another version or round.
+        EngineError: The engine reports a different version or round.
     """
     said, given = (engine.version, engine.round), (weights.version, weights.round)
     if said != given:

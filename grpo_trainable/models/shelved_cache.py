@@ -71,7 +71,7 @@ class Shelf:
         self.remove(places)
 
     def remove(self, places: Sequence[int]) -> None:
-        """Remove the rows at these places, and move the last rows of the shelf there."""
+        """Remove the rows at these places, and fill the gaps with the last rows of the shelf."""
         left, gone = len(self.rows) - len(places), set(places)
         holes = [place for place in places if place < left]
         movers = [place for place in range(left, len(self.rows)) if place not in gone]

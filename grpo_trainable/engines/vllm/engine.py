@@ -119,8 +119,8 @@ class VLLMEngine:
         Raises:
             ValueError: A prompt is longer than those examined when the engine was built, the
                 requests differ in their limits, or there are no requests.
-            EngineError: vLLM samples no token in a step, or samples with other versions of the
-                weights than expected.
+            EngineError: vLLM samples no token in a step, or samples with unexpected versions of the
+                weights.
         """
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)

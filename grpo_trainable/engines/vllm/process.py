@@ -38,7 +38,7 @@ class CacheShape:
     """The size of one token in the KV cache."""
 
     layers: int
-    heads: int  # heads of keys; values have the same number
+    heads: int  # number of key heads, and also of value heads
     head_dim: int
     itemsize: int  # bytes per component
 
