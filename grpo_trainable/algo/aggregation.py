@@ -19,7 +19,7 @@ AGGREGATIONS = ("sequence_mean", "token_mean", "constant")
 
 
 def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
-    """Return the divisor of the loss sum of every microbatch in a gradient step.
+    """Return the number by which a gradient step divides the loss sum of each microbatch.
 
     An empty response counts as a response.
 

@@ -58,8 +58,8 @@ def compute_objective(
         kl_coef: β. 0 omits the KL.
         kl_estimator: A key of `KL_ESTIMATORS`.
         aggregation: One of `AGGREGATIONS`.
-        denominator: `loss_denominator` of the whole gradient step, with which the shares of the
-            step's microbatches add up to J.
+        denominator: `loss_denominator` of the whole gradient step. With this denominator, the
+            shares of the step's microbatches add up to J.
         importance_level: One of `IMPORTANCE_LEVELS`.
         importance_rule: One of `IMPORTANCE_RULES`.
         importance_floor: Lower bound on w for the rule `mask`.

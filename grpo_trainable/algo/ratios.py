@@ -24,9 +24,9 @@ def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with a gradient even above the bound.
 
     Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and its derivative is the
-    same number. A token that a loss does not clip (A < 0) is therefore still pushed back. A plain
-    clamp would not push the token back, because its derivative is 0. No lower bound is needed: the
-    exponential underflows to 0, and so does its derivative.
+    same number. Tokens with A < 0, which a loss does not clip there, are therefore still pushed
+    back. A plain clamp would not push them back, because its derivative is 0. No lower bound is
+    needed: the exponential underflows to 0, and so does its derivative.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess
@@ -76,8 +76,8 @@ def importance_weight(
         behaviour_log_probs: Log-probs under b, (B, S).
         mask: True for the tokens that count, (B, S).
         cap: Upper bound on w.
-        level: `token` gives each token its own w, and 1 off the mask. `sequence` gives every token
-            the product of p/b over its response.
+        level: `token` gives each token its own w; off the mask, w is 1. `sequence` gives every
+            token the product of p/b over its response.
         rule: `truncate` gives min(w, `cap`), truncated importance sampling (Yao et al. 2025).
             `mask` gives w where `floor` ≤ w ≤ `cap` and 0 elsewhere, masked importance sampling
             (Liu et al. 2025). `mask` with a floor is IcePop (arXiv 2510.18855: 0.5 to 5).
@@ -87,7 +87,7 @@ def importance_weight(
         ValueError: `level` or `rule` is unknown.
     """
     if level not in IMPORTANCE_LEVELS or rule not in IMPORTANCE_RULES:
-        raise ValueError(f"unknown level {level!r} or unknown rule {rule!r} of importance weights")
+        raise ValueError(f"unknown level {level!r} or unknown rule {rule!r} for importance weights")
     weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
     if rule == "truncate":
         return weight.clamp(max=cap)
@@ -146,5 +146,5 @@ def clipped_surrogate(
 
 
 def surrogate_without(ratio: Tensor, advantages: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return −ρA, with 0 for the tokens of the mask `dropped` (B, S), and `dropped` itself."""
+    """Return −ρA, or 0 for tokens on the mask `dropped` (B, S), and return `dropped` itself."""
     return (-ratio * advantages).masked_fill(dropped, 0), dropped

@@ -67,11 +67,12 @@ def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
 
 
 def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
-    """Return V(next valued state) − V(last valued state at or before the token's own) per token.
+    """Return V(next valued state) − V(latest valued state) for each token.
 
-    If no valued state follows, the reward of the response takes the place of the next value. All
-    tokens between two valued states have the same advantage. VinePPO, arXiv 2410.01679, equation 8,
-    without discounting.
+    The latest valued state is the token's own state, or, if that state has no value, the last one
+    before it that has a value. If no valued state follows, the reward of the response takes the
+    place of the next value. All tokens between two valued states have the same advantage. VinePPO,
+    arXiv 2410.01679, equation 8, without discounting.
 
     Args:
         rewards: Reward of each response, (G,).

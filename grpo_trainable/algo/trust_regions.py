@@ -117,10 +117,10 @@ def dppo_kl(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute −ρA per token, and 0 where its KL grew too large in the direction A favours.
+    """Compute −ρA per token, and 0 where the KL grew too large in the direction A favours.
 
     The KL is computed for the choice between this token and any other:
-    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). The limit of the KL is
+    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). The limit on the KL is
     `clip_high` where A > 0 and ρ > 1, and `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv
     2602.04879, equations 12 and 14 (limit 0.05). ρ is bounded as in `dppo_tv`.
     """

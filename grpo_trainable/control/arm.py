@@ -1,6 +1,7 @@
-"""A robot arm that reaches for a ball. The policy sees arm and ball through a camera.
+"""A robot arm that reaches for a ball.
 
-Select it with `model.env=grpo_trainable.control.arm:Arm`.
+The policy sees the arm and the ball through a camera. Select this
+environment with `model.env=grpo_trainable.control.arm:Arm`.
 
 The arm has one joint and moves in a plane. MuJoCo simulates the arm and renders it without a
 display. The environment variable `MUJOCO_GL` chooses the renderer: `egl` by default, or `osmesa`,
@@ -20,7 +21,7 @@ SIZE = 32  # image height and width, in pixels
 STEPS = 25  # actions per episode
 SUBSTEPS = 4  # simulation steps of 0.02 s per action
 SPEED = 6.0  # joint speed at action 1, in radians per second
-REACH = 0.2  # length of the arm, and distance of the ball from its shoulder, in metres
+REACH = 0.2  # length of the arm, and distance of the ball from the arm's shoulder, in metres
 NEAR = 0.04  # distance at which the hand reaches the ball, in metres
 SCENE = f"""
 <mujoco>
@@ -79,8 +80,8 @@ class Arm(gymnasium.Env):
 
     An observation consists of the last two frames, (32, 32, 6) uint8. An action is one number, the
     speed of the joint relative to `SPEED`. The reward of an action is -10 times the distance
-    between hand and ball in metres, plus 1 if the distance is below 4 cm. The seed determines the
-    initial angles of ball and arm. An episode has 25 actions.
+    between the hand and the ball in metres, plus 1 if the distance is below 4 cm. The seed
+    determines the initial angles of the ball and the arm. An episode consists of 25 actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -94,7 +95,7 @@ class Arm(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Draw the angles of ball and arm, and return the first observation."""
+        """Draw the angles of the ball and the arm, and return the first observation."""
         super().reset(seed=seed)
         _mujoco().mj_resetData(_model(), self._data)
         of_arm, of_ball = self.np_random.uniform(-np.pi, np.pi, 2)
@@ -105,7 +106,7 @@ class Arm(gymnasium.Env):
         return np.concatenate([self._last, self._last], axis=-1), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Move the joint for 0.08 s at a relative speed `action`, from -1 to 1."""
+        """Move the joint for 0.08 s at the relative speed `action`, which is limited to [-1, 1]."""
         self._data.ctrl[0] = SPEED * float(np.clip(action[0], -1.0, 1.0))
         for _ in range(SUBSTEPS):
             _mujoco().mj_step(_model(), self._data)

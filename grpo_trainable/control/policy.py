@@ -63,7 +63,7 @@ class ControlPolicy(ActingPolicy):
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of an observation: (numbers,), or (height, width, channels) for an image."""
+        """Shape of an observation: (components,), or (height, width, channels) for an image."""
         return self.spaces.observation
 
     @property

@@ -18,15 +18,15 @@ HELD_OUT = 1 << 30  # the first held-out seed; training seeds start at 0
 INSTALL = "pip install -e '.[control]'"
 # (channels, kernel size) of each convolution for images, all with stride 2.
 CONVOLUTIONS = ((16, 4), (32, 4), (32, 3))
-UNBOUNDED = 1e3  # components of an observation whose bounds reach this value are not scaled
+UNBOUNDED = 1e3  # a component with a bound of this size or more is not scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
     """Observations and actions of a control policy."""
 
-    observation: tuple[int, ...]  # (numbers,), or (height, width, channels) for an image
-    scale: tuple[float, ...] | float  # divisor of each component of an observation, or of all
+    observation: tuple[int, ...]  # (components,), or (height, width, channels) for an image
+    scale: tuple[float, ...] | float  # one divisor per component of an observation, or one for all
     choices: int | None  # number of discrete actions; None if actions are continuous
     first: int = 0  # the environment's number for the first discrete action
     low: tuple[float, ...] = ()  # lower bound of each component of a continuous action

@@ -1,7 +1,7 @@
 """Tokens for the actions of a control policy, so that episodes look like text.
 
-This module does not import torch, because the command reads the shape and the tokenizer before it
-starts anything.
+This module does not import torch, so that the command can read a policy's shape and tokenizer
+before it starts anything else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
 MOST_STEPS = 1 << 20  # a control policy sees one step at a time, so its context has no limit
-PROMPT = "begin"  # the token of every prompt
+PROMPT = "begin"  # the only token of every prompt
 NUMBERS = "act"  # the token of every continuous action
 
 

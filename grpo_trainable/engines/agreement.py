@@ -12,9 +12,9 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 
-# Largest allowed difference of log-probs, in nats, as a mean over tokens, for each precision of the
-# body. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. Weights that have
-# not arrived cause a difference above 1.
+# Largest allowed difference between log-probs, in nats, averaged over tokens, for each precision of
+# the body. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. Weights that
+# have not arrived cause a difference above 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TOKENS = 8  # per response
 
@@ -44,7 +44,7 @@ def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Reques
 def mean_difference(
     engine: Engine, policy: Policy, requests: Sequence[Request], pad_id: int
 ) -> float:
-    """Return the mean absolute difference between the log-probs of engine and policy, in nats.
+    """Return the mean absolute difference between the engine's and the policy's log-probs, in nats.
 
     The mean is over tokens. The engine and the policy must have the same weights.
     """
@@ -89,6 +89,6 @@ def refuse_disagreement(
     if not found <= allowed:
         raise ValueError(
             f"its log-probs differ from the learner's by {found:.2g} nats per token although "
-            f"both have the same weights; rounding explains at most {allowed:g}; training "
-            "would use other probabilities than sampling"
+            f"both have the same weights; rounding explains at most {allowed:g}; the "
+            "probabilities in training would differ from those in sampling"
         )

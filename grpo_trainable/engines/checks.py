@@ -29,7 +29,7 @@ def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
     """Check that an engine reports the version and round of the weights it was given.
 
     Raises:
-        EngineError: The engine reports another version or round.
+        EngineError: The engine reports a different version or round.
     """
     said, given = (engine.version, engine.round), (weights.version, weights.round)
     if said != given:
@@ -186,8 +186,8 @@ def _wrong_holes(request: Request, group: RolloutGroup) -> Iterator[str]:
         fed = group.response_ids[row, holes].tolist()
         if holes != list(range(first, first + len(ids))) or fed != ids:
             yield (
-                f"response {row} was not fed the tokens of the interruption, or not at the right "
-                "position"
+                f"response {row} was not fed the interruption's tokens, or was fed them at the "
+                "wrong position"
             )
 
 
@@ -224,10 +224,10 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
 
 
 def _first_completed(request: Request, ids: Tensor, stops: StopStrings, start: int) -> int | None:
-    """Return the index, at least `start`, of the first token that completes a stop string.
+    """Return the index of the first token, from `start` on, that completes a stop string.
 
-    Return None if no token completes one. A stop string may begin in the part of the response that
-    is in the prompt.
+    Return None if no such token exists. A stop string may begin in the response tokens that are
+    part of the prompt.
     """
     answered = torch.tensor(request.answered, dtype=ids.dtype)
     found = stops.first_completed(torch.cat((answered, ids)), start + len(answered))

@@ -22,7 +22,7 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """Inputs for building an engine, in the process of its generator."""
+    """Everything that is needed to build an engine in its generator's process."""
 
     config: GRPOConfig  # config of the trial; `models.store.build_policy` builds the policy
     tokenizer: Tokenizer
@@ -38,12 +38,12 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """Number of gradient steps of the weights now in use."""
+        """Number of gradient steps that produced the weights now in use."""
         ...
 
     @property
     def round(self) -> int:
-        """Number of rounds of the weights now in use."""
+        """Number of training rounds that produced the weights now in use."""
         ...
 
     def load(self, weights: PolicyWeights) -> None:
@@ -75,9 +75,9 @@ class Engine(Protocol):
         gradients. At temperature 0, which only evaluations request, choose the most likely token,
         and measure its log-prob at temperature 1.
 
-        All tensors are on the CPU. `check_groups` lists the other checks. Under the same weights,
-        the same requests must give the same tokens, so that a resumed run equals one that never
-        stopped.
+        All tensors are on the CPU. `check_groups` lists everything that is checked. Under the same
+        weights, the same requests must give the same tokens, so that a resumed run equals one that
+        never stopped.
         """
         ...
 
@@ -100,7 +100,7 @@ class Observation(NamedTuple):
 
 
 class Partner(Protocol):
-    """The environments' side of the episodes of one call."""
+    """The environments that answer an engine's actions during one call."""
 
     def act(self, action: Action) -> None:
         """Take an action. A later call of `observations` returns the answer to this action."""
@@ -159,7 +159,7 @@ def build_engine(setup: EngineSetup) -> Engine:
     """Build the configured engine, one of `ENGINES` or a user-defined one, resolving `auto`.
 
     Raises:
-        ValueError: The engine does not suit the policy, or lacks a library.
+        ValueError: The engine does not suit the policy, or needs a library that is not installed.
         PluginError: The user-defined engine cannot be imported.
         EngineError: The engine cannot be built, or lacks a part of the interface.
     """
@@ -174,6 +174,7 @@ def build_engine(setup: EngineSetup) -> Engine:
     ]
     if lacking:
         raise EngineError(
-            f"engine={record.name}: lacks {', '.join(lacking)}; engines/engine.py describes them"
+            f"engine={record.name}: lacks {', '.join(lacking)}; "
+            "see engines/engine.py for the interface"
         )
     return engine

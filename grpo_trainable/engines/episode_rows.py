@@ -31,7 +31,7 @@ class EpisodeRows:
         stops: StopStrings | None,
         device: torch.device,
     ) -> None:
-        """Set up the rows of `requests`, which share their limits.
+        """Set up the rows of `requests`, all of which have the same limits.
 
         Args:
             requests: Requests of the call.
@@ -56,7 +56,7 @@ class EpisodeRows:
         self._rounds = torch.zeros(shape, dtype=torch.int32)
         self._finished = torch.zeros(rows, dtype=torch.bool)
 
-        self._rows = list(range(rows))  # (A,) indices among the B
+        self._rows = list(range(rows))  # (A,) indices among the B rows
         self._length = [0] * rows  # tokens of each response
         self._action: list[list[int]] = [[] for _ in range(rows)]  # tokens of the current action
         self._fed: list[deque[int]] = [deque() for _ in range(rows)]  # tokens still to feed
@@ -95,9 +95,9 @@ class EpisodeRows:
             self._fed[row].extend(observation.ids)
 
     def drop_over(self) -> Tensor | None:
-        """Once many rows are over, drop them, and return the batch indices of the kept rows.
+        """Once many rows have ended, drop them, and return the batch indices of the kept rows.
 
-        Returns None if nothing was dropped. The result is empty if all rows are over.
+        Returns None if nothing was dropped. The result is empty if all rows have ended.
         """
         left = [place for place, row in enumerate(self._rows) if row not in self._over]
         if left and len(left) >= COMPACT_BELOW * len(self._rows):
@@ -129,7 +129,7 @@ class EpisodeRows:
         ]
 
     def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
-        """Add one token to every row that does not wait, and return the actions that it completes.
+        """Add one token to every row that does not wait, and return the actions now complete.
 
         The token comes from the row's observation, or is drawn from `logits` (A, V). `logits` is
         changed in place. The rows of the returned actions wait from then on. Token t of a response

@@ -23,12 +23,12 @@ class LoadedWeights:
 
     @property
     def version(self) -> int:
-        """Number of gradient steps of the weights now in use."""
+        """Number of gradient steps that produced the weights now in use."""
         return self._version
 
     @property
     def round(self) -> int:
-        """Number of rounds of the weights now in use."""
+        """Number of training rounds that produced the weights now in use."""
         return self._round
 
     @property

@@ -40,7 +40,7 @@ def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
 
 
 class Rows:
-    """Draws and records tokens, and tracks which rows wait, run or have ended."""
+    """Draws and records tokens, and tracks which rows are waiting, are running or have ended."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Rows:
         slots: int | None = None,
         thinking_budget: ThinkingBudget | None = None,
     ) -> None:
-        """Set up the rows of `requests`, which share their limits.
+        """Set up the rows of `requests`, all of which have the same limits.
 
         Args:
             requests: Requests of the call.
@@ -84,8 +84,8 @@ class Rows:
 
         self._queues = slots is not None
         self._slots = len(draws) if slots is None else slots
-        self._entered = 0  # rows that have entered; they enter in order
-        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices among the B
+        self._entered = 0  # number of rows that have entered; rows enter in order
+        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices among B rows
         self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) tokens of each so far
 
     @property

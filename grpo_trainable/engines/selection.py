@@ -21,8 +21,9 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
     """Return the record of a trial's engine, resolving `auto` by the kind of policy.
 
     Raises:
-        ValueError: The engine cannot sample the trial's policy, does not support a setting, or
-            lacks a library; or the policy cannot be loaded from the hub. The message is one line.
+        ValueError: The engine cannot sample from the trial's policy, does not support a setting, or
+            needs a library that is not installed; or the policy cannot be loaded from the hub. The
+            message is one line.
     """
     kind = policy_kind(config.model)
     record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)
@@ -30,25 +31,25 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
         others = (f"{n} ({r.promise})" for n, r in ENGINES.items() if kind in r.samples)
         valid = ", ".join(("auto", *others))
         raise ValueError(
-            f"engine={config.engine}: this engine samples {_named(record)}, but {_start(config)} "
-            f"is {POLICY_KINDS[kind]}; valid: {valid}"
+            f"engine={config.engine}: this engine samples from {_named(record)}, but "
+            f"{_start(config)} is {POLICY_KINDS[kind]}; valid: {valid}"
         )
     if config.env.plays and not record.plays:
         raise ValueError(
-            f"env.name={config.env.name}: {record.name}, which samples "
+            f"env.name={config.env.name}: {record.name}, which samples from "
             f"model.path={config.model.path or 'none'}, cannot add an environment's text to a "
             "response; use a policy of this package with engine=torch"
         )
     if config.rollout.slots is not None and not record.queues:
         raise ValueError(
-            f"rollout.slots={config.rollout.slots}: {record.name}, which samples "
+            f"rollout.slots={config.rollout.slots}: {record.name}, which samples from "
             f"model.path={config.model.path or 'none'}, cannot replace a finished response with a "
             "waiting one; use a policy of this package with engine=torch"
         )
     narrows = config.model.sampler_dtype != "float32"
     if narrows and not record.narrows:
         raise ValueError(
-            f"model.sampler_dtype={config.model.sampler_dtype}: {record.name}, which samples "
+            f"model.sampler_dtype={config.model.sampler_dtype}: {record.name}, which samples from "
             f"model.path={config.model.path or 'none'}, always uses the precision of model.dtype; "
             "use a policy of this package with engine=torch"
         )

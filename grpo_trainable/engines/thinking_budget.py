@@ -26,8 +26,8 @@ class ThinkingBudget:
 
         Args:
             interruption: The interruption of the call's limits.
-            answers: Search for `interruption.answer_strings`, on the CPU. None without such
-                strings.
+            answers: Search for `interruption.answer_strings`, on the CPU. None if there
+                are no such strings.
             rows: B, the number of rows of the call.
             device: Device of the rows.
         """
@@ -41,7 +41,7 @@ class ThinkingBudget:
         """Return a mask (A,) of the rows that are fed their next token, and these tokens, (A,).
 
         Args:
-            rows: Indices of the rows among the B, (A,).
+            rows: Indices among the B rows, (A,).
             at: Number of tokens of each row so far, (A,).
             ids: Tokens of all rows, (B, R).
             running: True for rows that have not ended, (A,).

@@ -73,7 +73,7 @@ class TorchEngine(LocalEngine):
 
     def _episode_rows(self, requests: Sequence[Request]) -> EpisodeRows:
         strings = requests[0].limits.stop_strings
-        on_cpu = torch.device("cpu")  # stop strings are searched on the CPU
+        on_cpu = torch.device("cpu")  # stop strings are searched for on the CPU
         return EpisodeRows(
             requests,
             pad_id=self._tokenizer.pad_id,
@@ -89,7 +89,7 @@ def build_torch_engine(setup: EngineSetup) -> TorchEngine:
     model, _ = build_policy(config.model, config.seed)
     if not isinstance(model, TransformerLM):
         raise ValueError(
-            "the model is not a policy of this package; engine=torch samples only such policies"
+            "the model is not a policy of this package; engine=torch works only with such policies"
         )
     narrows = config.model.sampler_dtype == "bfloat16"
     if narrows:
@@ -190,7 +190,7 @@ class SlotDecoder:
         self._model = model
         self._pad_id = pad_id
         self._prompts = batch.prompts
-        self._prompt_of: list[int] = batch.fan_out.tolist()  # index of the prompt of each B row
+        self._prompt_of: list[int] = batch.fan_out.tolist()  # index of each row's prompt, B in all
         self._rows: list[int] = []  # (A,) indices among the B rows
         self._device = batch.fan_out.device
         columns = batch.longest + batch.max_new_tokens
@@ -226,7 +226,7 @@ class SlotDecoder:
         self._prefill(sequences, range(len(sequences)))
 
     def _first(self, prompts: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
-        """Return the logits (rows, V) of the first tokens of rows with these prompts."""
+        """Add rows with these prompts, and return the logits (rows, V) of their first tokens."""
         hidden = self._prefill(prompts, fan_out)
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
         hidden = hidden[torch.arange(len(prompts), device=self._device), last]
@@ -264,8 +264,8 @@ class EpisodeCache:
     def next(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the logits (A, V) after one more token of every row.
 
-        `positions` are positions in prompt plus response. A token that is given again overwrites
-        itself.
+        `positions` are positions in prompt plus response. A token that is passed again overwrites
+        its own cache entry.
         """
         hidden = decode_in_place(self._model, tokens, positions, self._cache)
         return self._model.head(hidden)

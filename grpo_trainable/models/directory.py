@@ -184,7 +184,7 @@ def read_tokenizer(path: str | None) -> Tokenizer:
 
 
 def refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
-    """Raise a ValueError if a setting for Hugging Face models is set for another policy."""
+    """Raise a ValueError if a setting that only Hugging Face models support is set in `model`."""
     asked = {
         "model.dtype": model.dtype != "float32",
         "model.lora_rank": model.lora_rank is not None,

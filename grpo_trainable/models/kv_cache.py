@@ -46,7 +46,7 @@ class KVCache:
         self._num_heads, self._head_dim = num_heads, head_dim
         size = 2 * rows * num_heads * columns * head_dim
         self._storage = torch.empty(num_layers, size, device=device)
-        self.bias = torch.zeros(rows, 1, 1, 0, device=device)  # 0 where a token is, -inf elsewhere
+        self.bias = torch.zeros(rows, 1, 1, 0, device=device)  # 0 at tokens, -inf elsewhere
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -103,7 +103,7 @@ def prefill(
         prompt_ids: Prompts, (prompts, S), padded on the right to the longest of `prompt_lengths`.
         prompt_lengths: Number of tokens of each prompt, (prompts,).
         fan_out: Index of each row's prompt, (B,).
-        columns: Number of columns of the cache. The prompts use the first S.
+        columns: Number of columns of the cache. The prompts use the first S columns.
 
     Returns:
         Hidden states (prompts, S, D), and the cache.
@@ -156,7 +156,7 @@ def decode(
             padding.
         cache: The cache.
         column: First column to write, the same for all rows. In every row, the first columns are
-            reserved for the prompt, as many as the longest prompt has tokens.
+            reserved for the prompt. Their number is the length of the longest prompt.
     """
     count = tokens.shape[1]
     cache.reserve(column + count)
@@ -179,9 +179,9 @@ def decode_in_place(
 ) -> Tensor:
     """Return the hidden states (B, D) after one more token per row, `tokens` (B,).
 
-    Each token is written to the column of its own position (B,), and may overwrite an earlier one.
-    Rows may have different numbers of tokens: a row sees the columns that it has written and those
-    of its prompt.
+    Each token is written to the column that equals its position (B,), and may overwrite an earlier
+    token. Rows may have different numbers of tokens: a row sees the columns that it has written and
+    those of its prompt.
     """
     rows = torch.arange(len(tokens), device=tokens.device)
     cache.reserve(int(positions.max()) + 1)
@@ -198,7 +198,7 @@ def _on_cache(cache: KVCache, bias: Tensor, write: Callable[[Tensor, Tensor], No
     """Return the function that computes the attention of all rows over one cache.
 
     `bias` (B, 1, 1 or T, C) hides columns. `write` puts keys and values (B, T, N, H) into the
-    cached ones (B, N, C, H).
+    cache (B, N, C, H).
     """
 
     def attend(layer: int, query: Tensor, *computed: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class ModelConfig:
 
     @property
     def matmul_parameters(self) -> int:
-        """Number of body weights that multiply each token. The head is not counted."""
+        """Number of weights in the matrices that process every token, not counting the head."""
         return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ PRESETS = {
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a `TransformerLM`'s parameters by name, a tied head once."""
+    """Return the shapes of a `TransformerLM`'s parameters by name. A tied head appears once."""
     d, d_ff, vocab = config.d_model, config.d_ff, config.vocab_size
     block = {
         "attention_norm.weight": (d,),

@@ -1,8 +1,8 @@
 """bfloat16 matrices around float32 states, for a policy of this package that only samples.
 
 A CPU with AVX512-BF16 or AMX multiplies bfloat16 matrices in half the time of float32 matrices, and
-adds up in float32. The result of each matrix product is rounded to bfloat16. Norms, attention, the
-sum of the residual stream, softmax and log-probs stay in float32.
+accumulates in float32. The result of each matrix product is rounded to bfloat16. Norms, attention,
+additions to the residual stream, softmax and log-probs stay in float32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NarrowEmbedding(nn.Embedding):
 
 
 def narrow(model: TransformerLM) -> None:
-    """Replace the model's matrices with bfloat16 ones, a tied head once. Names stay the same."""
+    """Replace the model's matrices with bfloat16 ones. Names and tied weights stay as they are."""
     tied = model.head.weight is model.embedding.weight
     model.embedding = NarrowEmbedding(model.embedding)
     model.head = NarrowLinear(model.head, widens=True)

@@ -24,7 +24,7 @@ class Packing(NamedTuple):
     ids: Tensor  # (T,)
     positions: Tensor  # (T,), position of each token within its row
     token_at_BS: Tensor  # index of the token at each position; arbitrary after a row's end
-    home_T: Tensor  # one position of each token among the B S positions of the rows
+    home_T: Tensor  # one position of each token among the B·S positions of the rows
 
     def to_rows(self, x_TD: Tensor) -> Tensor:
         """Spread the values of the tokens, (T, D), over the rows, (B, S, D).
@@ -51,10 +51,10 @@ def _picked(x_TD: Tensor, index: Tensor) -> Tensor:
 
 
 def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
-    """Pack the tokens of ids (B, S) that the states at `wanted`, bool (B, S), depend on.
+    """Pack those tokens of ids (B, S) on which the states at `wanted`, bool (B, S), depend.
 
-    A row ends with its last wanted state, but has at least one token. A row shares the tokens of
-    its beginning with the row before it, as far as both rows are equal. Rows of one prompt should
+    A row ends with its last wanted state, but has at least one token. A row shares its first
+    tokens with the row before it, as far as the two rows are equal. Rows of one prompt should
     therefore be adjacent.
     """
     position = torch.arange(input_ids.shape[1], device=input_ids.device)

@@ -13,7 +13,7 @@ ALIGNMENT = 64
 
 
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the live parameters by name, a tied head once."""
+    """Return the live parameters by name. A tied head appears once."""
     return dict(model.named_parameters())
 
 

@@ -21,10 +21,11 @@ def uniforms(
 ) -> np.ndarray:
     """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
-    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). Philox's counter
-    starts from `state`, the index of a response in the group and a number of that response's first
-    tokens. A draw depends on nothing else: not on the batch, the number of generators or earlier
-    samples.
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). For responses
+    that continue an earlier one, `state` also sets the start of Philox's counter. `state`
+    consists of the index of the earlier response in its group, and the number of its tokens to
+    continue from. A draw depends on nothing else: not on the batch, the number of generators or
+    earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # Every value of 24 bits is exact in float32 and below 1.
@@ -55,8 +56,8 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Te
     """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
     `logits` are overwritten. At temperature 0, each token is the most likely one (the first in case
-    of a tie), `uniform` (B,) is ignored, and log-probs are computed at temperature 1, because they
-    would all be 0 at temperature 0.
+    of a tie), and `uniform` (B,) is ignored. Log-probs are then computed at temperature 1, because
+    they would all be 0 at temperature 0.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
@@ -67,10 +68,10 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Te
 def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw tokens (B,) from softmax(logits) (B, V) by inverse CDF; return them with log-probs (B,).
 
-    `logits` are already divided by the temperature. A token of probability zero is never drawn. The
-    search finds a block of the vocabulary first, and then a token within it. On a CPU, this takes a
-    tenth of the time of `torch.multinomial`, and sums of 64 terms have smaller rounding errors than
-    a sum of V terms.
+    `logits` must already be divided by the temperature. A token of probability zero is never drawn.
+    The search finds a block of the vocabulary first, and then a token within it. On a CPU, this
+    takes a tenth of the time of `torch.multinomial`, and sums of 64 terms have smaller rounding
+    errors than a sum of V terms.
     """
     rows, vocab_size = logits.shape
     probs = logits.softmax(dim=-1)

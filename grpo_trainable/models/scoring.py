@@ -24,7 +24,7 @@ class _Law(NamedTuple):
 
     temperature: float
     end_ids: Sequence[int]
-    early_T: Tensor | None  # True for rows that may not end yet; None if all may end
+    early_T: Tensor | None  # True for rows that must not end yet; None if all may end
 
     def of(self, rows: slice) -> _Law:
         return self if self.early_T is None else self._replace(early_T=self.early_T[rows])

@@ -14,7 +14,7 @@ HELD = 1 << 26
 
 
 class PolicySettings(Protocol):
-    """The policy that a trial starts from, and its form in memory and training: `config.model`."""
+    """Settings of the policy that a trial starts from: `config.model`."""
 
     @property
     def preset(self) -> str:

@@ -4,9 +4,9 @@ A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token
 counting prompt and response together, is in column t.
 
 A batched product over C columns costs as much for a short row as for a long one. Rows are therefore
-grouped by length on shelves. The last shelf has as many columns as a row can have, the one before
-it has half as many, and so on. A row that has filled its shelf moves to the next shelf. At least
-half of the columns of a row therefore contain tokens, except in the shortest rows.
+grouped by length on shelves. The last shelf has as many columns as a row can have tokens, the one
+before it has half as many, and so on. A row that has filled its shelf moves to the next shelf. At
+least half of the columns of a row therefore contain tokens, except in the shortest rows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Shelf:
         self.remove(places)
 
     def remove(self, places: Sequence[int]) -> None:
-        """Remove the rows at these places, and move the last rows of the shelf there."""
+        """Remove the rows at these places, and fill the gaps with the last rows of the shelf."""
         left, gone = len(self.rows) - len(places), set(places)
         holes = [place for place in places if place < left]
         movers = [place for place in range(left, len(self.rows)) if place not in gone]
@@ -176,7 +176,7 @@ class ShelvedCache:
         return torch.empty_like(hidden).index_copy_(0, order, hidden)
 
     def _move_up(self) -> None:
-        """Move rows without room for another token to the next shelf."""
+        """Move each row that has filled its shelf to the next shelf."""
         for columns, more in pairwise(self._shelves):
             shelf = self._shelves[columns]
             if shelf is None:

@@ -47,7 +47,7 @@ def save_policy(
     tokenizer: Tokenizer,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Write the three files of a policy. Store weights as `dtype`, and a tied head only once."""
+    """Write the three files of a policy, in precision `dtype`. A tied head is stored only once."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -60,7 +60,7 @@ def save_policy(
 
 
 def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
-    """Load the float32 policy and its tokenizer.
+    """Load a policy of this package, in float32, and its tokenizer.
 
     Raises:
         ValueError: The directory is not a policy of this package. The message is one line and names
@@ -82,7 +82,7 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
 
 
 def build_any_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
-    """Build the policy that `config.model` names: a language model, or one for `model.env`.
+    """Build the policy that `config.model` names: a language model, or a policy for `model.env`.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`, or the environment is unavailable.
@@ -130,7 +130,7 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
 def build_any_trained_policy(
     model: PolicySettings, seed: int, *, adapters_apart: bool = False
 ) -> tuple[NamedWeights, Tokenizer]:
-    """Build the policy of `build_any_policy` for the learner.
+    """Build the learner's version of the policy that `build_any_policy` builds.
 
     Raises:
         ValueError: For the same reasons as in `build_any_policy`.
@@ -143,11 +143,11 @@ def build_any_trained_policy(
 def build_trained_policy(
     model: PolicySettings, seed: int, *, adapters_apart: bool = False
 ) -> tuple[Policy, Tokenizer]:
-    """Build the policy of `build_policy` for the learner.
+    """Build the learner's version of the policy that `build_policy` builds.
 
-    The policy has adapters and gradient checkpointing if the settings request them. The names and
-    shapes of the policy's `weights` are the same as for `build_policy`, or, with `adapters_apart`,
-    the same as for `build_adapted_policy`.
+    The policy has adapters and gradient checkpointing if the settings request them. Its `weights`
+    have the same names and shapes as those of `build_policy`, or, with `adapters_apart`, as those
+    of `build_adapted_policy`.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.

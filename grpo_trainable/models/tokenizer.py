@@ -47,9 +47,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train a byte-level BPE of at most `vocab_size` tokens.
 
-        The tokens are 256 bytes, end-of-text, padding, and merges of `texts`. Any text survives
-        `decode(encode(text))`. A newline is always a separate token, so the ids of a prompt that
-        ends in a newline are a prefix of the ids of prompt + response.
+        The tokens are 256 bytes, end-of-text, padding, and merges learned from `texts`. Any text
+        survives `decode(encode(text))`. A newline is always a separate token, so the ids of a
+        prompt that ends in a newline are a prefix of the ids of prompt + response.
 
         Args:
             texts: Texts to learn the merges from.
@@ -130,15 +130,16 @@ class Tokenizer:
             self._backend.encode_special_tokens = True
 
     def end_ids_with(self, stop: Sequence[str] | None) -> tuple[int, ...]:
-        """Return `end_ids` and the ids of the special tokens that `stop` spells out, each once."""
+        """Return `end_ids` and the ids of special tokens spelled out by `stop`, without repeats."""
         asked = (self.special_tokens.get(text) for text in stop or ())
         ids = (*self.end_ids, *(index for index in asked if index is not None))
         return tuple(dict.fromkeys(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, without special tokens and ids outside the vocabulary.
+        """Return the text of `ids`, omitting special tokens and ids outside the vocabulary.
 
-        Such ids can be sampled if a policy's head has more rows than the tokenizer has tokens.
+        Ids outside the vocabulary can be sampled if a policy's head has more rows than the
+        tokenizer has tokens.
         """
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=True)
@@ -159,7 +160,7 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """The ids, by spelling, of the special tokens, which are only ever added by id."""
+        """The ids of the special tokens, by spelling. These tokens are only ever added by id."""
         added = self._backend.get_added_tokens_decoder()
         return {token.content: index for index, token in added.items() if token.special}
 

@@ -188,9 +188,9 @@ class TransformerLM(Policy):
     def _store_by_column(self) -> None:
         """Store the matrices by column, with unchanged shapes and values.
 
-        Storage by column makes the multiplication of a few dozen rows by weights that are read from
-        memory up to a sixth faster. Training takes as long as with storage by row. A tied head
-        stays stored by row, because its rows are looked up as embeddings.
+        A few dozen rows are then multiplied up to a sixth faster by weights that have to be read
+        from memory. Training takes as long as with storage by row. A tied head is still stored by
+        row, because its rows are looked up as embeddings.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:

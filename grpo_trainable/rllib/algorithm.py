@@ -1,4 +1,4 @@
-"""GRPO as an RLlib `Algorithm`: a shell around `Trial`, like `GRPOTrainable` for Tune."""
+"""GRPO as an RLlib `Algorithm`: a wrapper around `Trial`, like `GRPOTrainable` for Tune."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ class GRPO(Algorithm):
         """Run one round with RLlib's bookkeeping, and return the round's result."""
         assert self.trial is not None
         if self.trial.pipeline.ended:
-            # Tune restored the checkpoint of the last round without knowing that the trial has
-            # ended. The last row is already reported.
+            # Tune restored the checkpoint of the last round without knowing that the trial had
+            # ended. The last row has already been reported.
             return {RESULT_DUPLICATE: True, "done": True}
         results = super().step()
         assert self._report is not None
@@ -179,7 +179,7 @@ class GRPO(Algorithm):
         return trained_language_model(self.trial.config, self.trial.learner_state().policy)
 
     def get_weights(self, policies: list[str] | None = None) -> dict[str, Any]:
-        """Return the policy's or its adapters' trained weights, as module id → name → array."""
+        """Return the trained weights of the policy or its adapters: module id → name → array."""
         if policies is not None and DEFAULT_MODULE_ID not in policies:
             return {}
         assert self.trial is not None

@@ -17,7 +17,7 @@ from grpo_trainable.config import (
     shown,
 )
 
-# RLlib has no last round. A trial needs a last round, because its learning rate may fall until that
+# RLlib has no last round, but a trial needs one, because its learning rate may fall until that
 # round.
 ENDLESS = 10**9
 

@@ -32,7 +32,8 @@ class HFEngine(LocalEngine):
         """Build an engine around `policy`. The other arguments are those of `LocalEngine`.
 
         Raises:
-            ValueError: The model cannot be sampled token by token. The message is one line.
+            ValueError: The engine cannot sample from the model token by token. The message is one
+                line.
         """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
@@ -57,7 +58,7 @@ class HFEngine(LocalEngine):
 
     @torch.no_grad()
     def _refuse_other_caches(self) -> None:
-        """Compare the logits from a cache with padding to those from one pass over all tokens.
+        """Compare logits computed with a cache and padding with those of one pass over all tokens.
 
         Raises:
             ValueError: The logits differ or cannot be computed. The message is one line.
@@ -80,8 +81,8 @@ class HFEngine(LocalEngine):
             allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
             if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
                 raise ValueError(
-                    f"{self._name} gives other logits with a cache and padding than in one pass, "
-                    "so it would sample from another distribution than the learner scores"
+                    f"{self._name} computes different logits with a cache and padding than in one "
+                    "pass, so it would not sample from the distribution that the learner scores"
                 )
 
     @property
@@ -96,7 +97,7 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
     policy, _ = build(config.model, config.seed)
     if not isinstance(policy, HFPolicy):
         raise ValueError(
-            "this engine samples Hugging Face models, but model.path does not name one"
+            "this engine samples from Hugging Face models, but model.path does not name one"
         )
     return HFEngine(
         policy.to(setup.device),

@@ -27,15 +27,16 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-MAX_PROMPTS = 1 << 16  # largest number of training prompts to measure, which takes a few seconds
+# Maximum number of training prompts to measure. Measuring this number takes a few seconds.
+MAX_PROMPTS = 1 << 16
 
 
 def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
     """Build the engine of a trial, and compare it with the policy that its config names.
 
     Raises:
-        ValueError: vLLM cannot be imported, does not know the model, or computes other log-probs
-            than the policy. The message is one line.
+        ValueError: vLLM cannot be imported, does not know the model, or computes log-probs
+            that differ from the policy's. The message is one line.
     """
     config, tokenizer = setup.config, setup.tokenizer
     import_vllm(threads(resources.generator_cpus(config)))
@@ -103,7 +104,7 @@ def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written
 
 
 def _overrides(config: GRPOConfig) -> dict[str, Any]:
-    """Return the entries of config.json to replace for vLLM."""
+    """Return the entries that override those of config.json in vLLM."""
     model = config.model
     untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `transfer.untied`
     wide = model.dtype == "bfloat16" and model.head_fp32

@@ -84,12 +84,12 @@ class VLLMEngine:
 
     @property
     def version(self) -> int:
-        """Number of gradient steps of the weights now in use."""
+        """Number of gradient steps that produced the weights now in use."""
         return self._version
 
     @property
     def round(self) -> int:
-        """Number of rounds of the weights now in use."""
+        """Number of training rounds that produced the weights now in use."""
         return self._round
 
     def load(self, weights: PolicyWeights) -> None:
@@ -119,8 +119,8 @@ class VLLMEngine:
         Raises:
             ValueError: A prompt is longer than those examined when the engine was built, the
                 requests differ in their limits, or there are no requests.
-            EngineError: vLLM samples no token in a step, or samples with other versions of the
-                weights than expected.
+            EngineError: vLLM samples no token in a step, or samples with unexpected versions of the
+                weights.
         """
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)
@@ -198,7 +198,7 @@ class VLLMEngine:
         )
 
     def _step(self, limits: SamplingLimits, stops: StopStrings | None) -> None:
-        """Run one step of vLLM, which samples one token of every row that it computes."""
+        """Run one step of vLLM, which samples one token for every row that it computes."""
         outputs = self._engine.step()
         if not outputs:
             raise EngineError("engine=vllm: a step sampled no token")
@@ -231,7 +231,7 @@ def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
 
 
 def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:
-    """Compare the versions that vLLM recorded for a row's tokens with those that the row has.
+    """Compare the versions that vLLM recorded for a row's tokens with those that the row recorded.
 
     Raises:
         EngineError: The versions differ.

@@ -1,7 +1,7 @@
 """vLLM inside this process: its environment variables, import and start.
 
 vLLM's engine usually runs in a separate process, which keeps sampling while weights wait. Inside
-this process, `LLMEngine.step()` computes one token of every row, and weights can be loaded between
+this process, `LLMEngine.step()` computes one token for every row, and weights can be loaded between
 two steps.
 """
 
@@ -26,11 +26,11 @@ UNLESS_SET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-# Packages that vLLM's CPU build imports if installed. These packages may be built for another torch
-# than vLLM's.
+# Packages that vLLM's CPU build imports if installed. They may have been built for a different
+# torch version than vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # lowest limit on the tokens of a step; rows beyond the limit wait
+PREFILL_TOKENS = 4096  # smallest limit on the tokens in a step; rows beyond the limit wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class CacheShape:
     """The size of one token in the KV cache."""
 
     layers: int
-    heads: int  # heads of keys; values have the same number
+    heads: int  # number of key heads, and also of value heads
     head_dim: int
     itemsize: int  # bytes per component
 
@@ -70,8 +70,8 @@ def import_vllm(threads: int) -> None:
     except Exception as error:  # other installed packages make the import fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
-            f"vLLM cannot be imported ({reason}); if installed packages are not built for its "
-            f"torch, remove them: pip uninstall -y {IN_ITS_WAY}"
+            f"vLLM cannot be imported ({reason}); if the cause is a package built for a different "
+            f"torch version than vLLM needs, remove such packages: pip uninstall -y {IN_ITS_WAY}"
         ) from error
     if torch.get_num_threads() != threads:
         raise ValueError(
@@ -99,7 +99,7 @@ def start_llm(
         longest: Maximum number of tokens of a prompt plus its response.
         rows: Maximum number of rows that are sampled together.
         cache: Size of a token in the KV cache.
-        overrides: Entries of config.json to replace.
+        overrides: Entries that override those of config.json.
     """
     from vllm import LLM  # pyright: ignore
     from vllm.config import WeightTransferConfig  # pyright: ignore

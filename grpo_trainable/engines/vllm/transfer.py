@@ -1,7 +1,7 @@
 """Weights for vLLM: a backend for its weight-transfer API.
 
-The backend passes on a snapshot within the process in which vLLM computes, whichever of our
-transports delivered the snapshot. The backend needs neither a disk nor a second process group.
+The backend hands a snapshot to vLLM within the same process, whichever of our transports delivered
+the snapshot. The backend needs neither a disk nor a second process group.
 """
 
 from __future__ import annotations

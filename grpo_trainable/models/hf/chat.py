@@ -1,7 +1,7 @@
 """Prompts as conversations, rendered with the chat template of a model.
 
-The library `transformers` (extra `hf`) renders the template. The tokenizer that also decodes the
-responses encodes the rendered text.
+The library `transformers` (extra `hf`) renders the template. The rendered text is encoded by the
+tokenizer that also decodes the responses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ChatTemplate:
         Args:
             renderer: Provides values that the template may use, such as the spelling of
                 end-of-text.
-            template: The template in jinja.
+            template: The chat template, in the Jinja language.
             tokenizer: Tokenizer of the policy.
         """
         self._renderer = renderer
@@ -96,11 +96,11 @@ class ChatTemplate:
     def encode_reply(
         self, text: str, response: Sequence[int], system: str | None = None
     ) -> list[int]:
-        """Return the ids between two responses of the model, for the user's message `text`.
+        """Return the ids that the user's message `text` adds between two responses of the model.
 
-        The ids begin with the token with which the template ends a message of the model, unless the
-        response ended with that token. The ids do not depend on the content of the response. Even
-        if the template drops earlier reasoning, the reasoning in the response stays.
+        The template ends each message of the model with a token. The ids begin with that token,
+        unless the response already ended with it. The ids do not depend on the content of the
+        response. Even if the template drops earlier reasoning, the reasoning in the response stays.
 
         Raises:
             ValueError: The template rejects such a conversation, or drops the model's message.
@@ -121,7 +121,7 @@ class ChatTemplate:
         return ids[1:] if list(response[-1:]) == ids[:1] else ids
 
     def _marked(self, content: str, before: str, after: str) -> str:
-        """Put every spelled special token of a message between two marks."""
+        """Put every special token that a message spells out between two marks."""
         return re.sub(self._special, rf"{before}\g<0>{after}", content)
 
     def _by_parts(self, text: str, quoted: re.Pattern[str], stray: str) -> list[int]:
@@ -153,8 +153,8 @@ class ChatTemplate:
         nothing = re.compile("(?!)()")
         if self._by_parts(text, nothing, stray="(?!)") != self._tokenizer.encode_rendered(text):
             raise ValueError(
-                f"a prompt spells the special token {spelled}, which this tokenizer cannot encode "
-                "as text in a chat template; leave it out of the prompt"
+                f"a prompt spells out the special token {spelled}, which this tokenizer cannot "
+                "encode as text in a chat template; leave it out of the prompt"
             )
 
 

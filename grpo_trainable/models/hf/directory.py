@@ -98,7 +98,7 @@ def model_files(directory: Path) -> list[str]:
 
 
 def revision_file(directory: Path) -> dict[str, Path]:
-    """Return `refs/main` of a download from the hub, or nothing for other directories.
+    """Return the file `refs/main` of a download from the hub, or {} for any other directory.
 
     A machine needs this file to find the download. Without the file, the machine would ask the hub.
     """
@@ -152,7 +152,7 @@ def _why_no_weights(directory: Path) -> str:
 
 
 def read_shape(directory: Path) -> PolicyShape:
-    """Read the length of the context and the number of tokens of the head.
+    """Read the length of the context and the size of the head's vocabulary.
 
     Raises:
         ValueError: config.json lacks one of these numbers. The message is one line.
@@ -190,7 +190,7 @@ def refuse_unusable(directory: Path) -> None:
         )
     if (directory / "adapter_config.json").exists():
         raise ValueError(
-            f"{directory}: adapter_config.json shows that these are adapters of another model; "
+            f"{directory}: adapter_config.json shows that these are adapters for another model; "
             "merge them and save the whole model"
         )
     if "quantization_config" in config:

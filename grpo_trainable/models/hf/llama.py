@@ -32,7 +32,10 @@ OF_LAYER = {
 
 
 def llama_tensors(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return views of a `TransformerLM`'s parameters under Llama's names, a tied head once."""
+    """Return views of a `TransformerLM`'s parameters under Llama's names.
+
+    A tied head appears once.
+    """
     return {
         theirs: part for name, tensor in ours.items() for theirs, part in _renamed(name, tensor)
     }

@@ -150,7 +150,7 @@ class HFPolicy(Policy):
         """
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
         if head is None or len(self.head_weight) != self.vocab_size:
-            raise ValueError(f"{name} has no head of {self.vocab_size} tokens")
+            raise ValueError(f"{name} has no output head for {self.vocab_size} tokens")
         ids = self._probe()
         for factor in (1.0, MAGNIFIED):
             with self._scaled(factor):
@@ -188,7 +188,7 @@ class HFPolicy(Policy):
 def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     """Load the policy from a Hugging Face directory, with its body in `dtype`.
 
-    Only safetensors are read, nothing is downloaded, and no code of the directory runs.
+    Only safetensors are read, nothing is downloaded, and no code from the directory is run.
 
     Raises:
         ValueError: The model cannot be loaded, lacks weights, or is not a policy. The message is

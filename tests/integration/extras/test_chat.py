@@ -148,7 +148,7 @@ def test_a_tokenizer_whose_parts_do_not_add_up_refuses_a_spelled_special_token(t
     path = write_chat_model(tmp_path, rstrip=True)  # <|im_end|> swallows the newline after it
     chat = chat_of(path)
     assert chat.encode(CONVERSATION) == of_transformers(path, CONVERSATION)
-    with pytest.raises(ValueError, match=r"spells the special token <\|im_end\|>, which this tok"):
+    with pytest.raises(ValueError, match=r"spells out the special token <\|im_end\|>, which this"):
         chat.encode(as_messages(HOSTILE))
 
 

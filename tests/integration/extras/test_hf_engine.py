@@ -370,12 +370,12 @@ def test_auto_is_the_engine_that_suits_the_policy(model_path):
         (
             "torch",
             True,
-            r"this engine samples a policy of this package, but model.path=.* is a Hugging Face",
+            r"this engine samples from a policy of this package, but model.path=.* is a Hugging",
         ),
         (
             "hf",
             False,
-            r"this engine samples a Hugging Face model, but model.path=none is a policy of this",
+            r"this engine samples from a Hugging Face model, but model.path=none is a policy of",
         ),
     ],
 )

@@ -215,7 +215,7 @@ def test_an_index_cannot_lead_out_of_the_directory(tmp_path: Path):
         ),
         ({"model_type": None}, ["model.safetensors"], "know the architecture model_type=null"),
         ({"quantization_config": {}}, ["model.safetensors"], "the weights are quantized"),
-        ({}, ["model.safetensors", "adapter_config.json"], "adapters of another model"),
+        ({}, ["model.safetensors", "adapter_config.json"], "adapters for another model"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_starts(
