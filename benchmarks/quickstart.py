@@ -1,4 +1,4 @@
-"""Record the run that README and quickstart show: the main job, as `make tune` starts it.
+"""Record the run that the README and the quickstart show: the main job, as `make tune` starts it.
 
     python benchmarks/quickstart.py            a quarter of an hour on two idle cores
     python benchmarks/quickstart.py --no-run   only tables and pictures, from the existing run

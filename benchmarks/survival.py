@@ -1,4 +1,4 @@
-"""An experiment with a trial that a fault strikes, and checks that the trial lost nothing."""
+"""An experiment in which a fault strikes a trial, and the checks that the trial lost nothing."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def check_rounds(experiment: Experiment) -> None:
 
 
 def check_accounts(experiment: Experiment) -> None:
-    """Check that each prompt was trained on, counted as dropped, or is still under way.
+    """Check that each prompt was trained on, was counted as dropped, or is still in flight.
 
     Raises:
         Lost: The counts of the last row do not add up, or the files of the responses contradict
@@ -300,7 +300,7 @@ def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
 
 
 def equals_uninterrupted(experiment: Experiment) -> bool | None:
-    """Compare rows and last checkpoint with those of an uninterrupted run, bit for bit.
+    """Compare the rows and the last checkpoint with those of an uninterrupted run, bit for bit.
 
     Returns:
         True if they are equal, or None for an asynchronous arm, which makes no such promise.

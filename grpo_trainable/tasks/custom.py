@@ -152,8 +152,8 @@ class CustomTask:
         self.stop = self._stop_strings()
         if self.train_example(0) != self.train_example(0):
             raise self._error(
-                "train_example(0) gave two different examples: an example must depend only on the "
-                "seed and its index"
+                "two calls of train_example(0) gave different examples: an example must depend "
+                "only on the seed and its index"
             )
 
     def train_example(self, prompt_index: int) -> Example:

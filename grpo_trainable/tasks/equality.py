@@ -296,7 +296,7 @@ def _in_latex(text: str) -> str:
 # `4\pi+5\pi` leaves more work than `9\pi`, and an integral leaves even more.
 _POWERS = re.compile(r"[\^_]\{[^{}]*[a-zA-Z][^{}]*\}")  # the sum in x^{n+1} does not count as work
 _WORK = (  # kinds of work, from the least to the most
-    # Sums and relations; products and powers of numerals.
+    # Sums, relations, and products and powers of numerals.
     re.compile(
         r"(?<=[\w)}\]!])\s*[-+±]|\\pm(?![a-zA-Z])|[=<>≤≥≠]|\\(?:[lg]eq?|neq?|[lg]t)(?![a-zA-Z])"
         r"|\d\s*(?:\*|\\cdot|\\times)\s*\d+(?!\s*[\d^])"
