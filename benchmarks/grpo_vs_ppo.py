@@ -170,7 +170,7 @@ def ppo_in_fresh_process(work: str, seed: int) -> Curve:
 
 
 def ppo_curve(work: str, seed: int) -> Iterator[Mapping[str, float]]:
-    """Train PPO until the target or the time limit, and yield an evaluation after every iteration."""
+    """Train PPO until the target or the time limit, and yield an evaluation per iteration."""
     import ray
     import torch
 

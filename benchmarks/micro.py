@@ -187,7 +187,7 @@ def both_dtypes(seed: int, repeats: int) -> dict[str, Any]:
 
 
 def checkpoint_cost(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the default workload once with a checkpoint every round and once with every ten rounds."""
+    """Compare the default workload with a checkpoint every round and with one every ten rounds."""
     runs = {}
     for arm in ("sync", "colocated_k1"):
         for every in (1, 10):

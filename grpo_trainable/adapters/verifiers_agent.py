@@ -149,6 +149,6 @@ def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
 
 
 def shared_parts(vf: Any, env: Any) -> list[str]:
-    """Return the features that need a server, because all episodes of an environment share them."""
+    """Return the features that the episodes of an environment share while a server runs it."""
     found = ["start"] if type(env).start != vf.Env.start else []
     return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])

@@ -138,7 +138,7 @@ def parse_example(row: Mapping[str, Any]) -> Example:
             raise ValueError("keywords must be a non-empty list of non-empty strings")
         return Example(prompt, keywords)
     if not is_text(answer):
-        raise ValueError("answer must be non-empty text; or give keywords, a list of strings")
+        raise ValueError("`answer` must be non-empty text, or give `keywords`, a list of strings")
     return Example(prompt, answer)
 
 

@@ -104,7 +104,7 @@ class MathReward:
             verified_equal(r"\frac{1}{2}x", r"x\cdot 2^{-1}")
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Reward 1 if the answer of the response equals the true one, else 0."""
+        """Reward 1 if the answer in the response equals the true answer, else 0."""
         assert isinstance(ground_truth, str), ground_truth
         if self._by_library:
             return _score(self._form, response, ground_truth, verified_equal, library_spelling)

@@ -57,7 +57,7 @@ class Quantity:
 
     value: Fraction
     percent: bool
-    unit: str  # lower case, no spaces; empty without a unit
+    unit: str  # lower case, no spaces; empty if there is no unit
     is_division: bool = False  # an integer written as a division, such as 144/12
 
     def answers(self, truth: Quantity) -> bool:

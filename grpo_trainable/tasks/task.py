@@ -29,7 +29,7 @@ class ScoreRequest:
 
     response: str
     ground_truth: JSONValue
-    label: str | None = None  # label of the task that scores the response; None for one task
+    label: str | None = None  # label of the task that scores the response, in a mix of tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Score:
 
     @property
     def all_parts(self) -> dict[str, float]:
-        """Every part of the reward, by name."""
+        """Every part of the reward, keyed by name."""
         return {"format": self.format_reward, "answer": self.answer_reward, **self.parts}
 
 

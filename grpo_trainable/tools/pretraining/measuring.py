@@ -101,7 +101,7 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """Return the number of responses and their mean lengths by unit, or None without responses."""
+    """Return the number of responses and their mean length in each unit, or None if none exist."""
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}
@@ -109,7 +109,7 @@ def mean_length(
 
 
 def lengths(means: dict[str, Any], names: Sequence[str], unit: str) -> str:
-    """Format the means of `names` in one unit for a card."""
+    """Format the mean lengths of the categories `names`, in one unit, for a card."""
     found = (means[name] for name in names)
     return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in found)
 

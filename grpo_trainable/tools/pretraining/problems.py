@@ -62,14 +62,14 @@ class Problem:
 
     @property
     def is_held_out(self) -> bool:
-        """Return True if the problem is only for evaluations, which its calculation decides."""
+        """Return True if a hash of the calculation reserves the problem for evaluations."""
         digest = hashlib.sha256(written(self.steps).encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48 < HELD_OUT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sentence of a scene, and the sign of the operation that it describes, or None."""
+    """A sentence of a scene, and the sign of the operation (None if it describes no operation)."""
 
     text: str
     sign: str | None
