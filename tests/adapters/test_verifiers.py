@@ -50,7 +50,7 @@ def test_a_task_that_is_not_there_is_named(index: int) -> None:
 def test_what_only_a_harness_has_is_refused() -> None:
     env = verifiers_environment(taskset={"id": "stopping_taskset"})()
     with pytest.raises(
-        ValueError, match="^StoppingTask uses features that are not .* here: @stop$"
+        ValueError, match=r"^StoppingTask uses features that are not .* here: @stop$"
     ):
         env.reset({"idx": 0})
 
