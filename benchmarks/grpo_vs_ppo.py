@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ray.rllib.algorithms.ppo import PPO
 
 EPISODES = 20  # number of episodes in an evaluation
-LIMIT_S = 400.0  # PPO trains for this time, unless it reaches the target earlier
+LIMIT_S = 400.0  # PPO trains for this long, unless it reaches the target earlier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -259,7 +259,7 @@ def run_benchmark(main: Callable[[], int | None]) -> NoReturn:
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the origin of a figure: command, commit, date, machine, versions and seed."""
+    """Return the origin of a result: command, commit, date, machine, versions and seed."""
     import torch
 
     return {

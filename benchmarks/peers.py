@@ -194,7 +194,7 @@ def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
 
 
 def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], None]:
-    """Return a round of one colocated worker: publish, load, sample, score, k gradient steps."""
+    """Return a function that runs a worker's round: publish, load, sample, score, k steps."""
     from grpo_trainable.cluster.colocated import Colocated
     from grpo_trainable.protocol.messages import Sampled
     from grpo_trainable.transports.in_process import InProcess
@@ -210,7 +210,7 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
         ahead = next(rounds) * len(first)
         requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
         sampled = worker.generate(requests)
-        assert isinstance(sampled, Sampled)  # the contest's reward is a function from a file
+        assert isinstance(sampled, Sampled)  # not scored yet: the reward is a function in a file
         groups = worker.score(sampled.number).groups
         updated = worker.update([groups])
         assert len(updated.steps) == (4 if contest == "k4" else 1)

@@ -36,7 +36,7 @@ DOCS = ROOT / "docs"
 KEPT = DOCS / "quickstart"
 PAGES = (ROOT / "README.md", DOCS / "quickstart.md")
 PLOTS = ("reward_wall_clock", "stages", "legend")
-# The style that hides parts of the page in its picture, and the size of the picture.
+# CSS that hides parts of the page while its picture is taken, and the size of the picture.
 HIDDEN = "section:not(#arms):not(:has(figure#reward_rounds)), #arms p { display: none }"
 SIZE = "1260,1312"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

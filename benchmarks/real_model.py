@@ -85,7 +85,7 @@ SETTINGS = {
 EVALUATED = ("model.chat_template", "model.dtype", "rollout.max_new_tokens")
 
 SAMPLES = 2  # responses to each held-out problem, before and after training
-THREADS = 2  # threads of evaluations and of TRL, which run alone on the machine
+THREADS = 2  # for evaluations and for TRL, each of which runs alone on the machine
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
 MODEL = {
@@ -128,7 +128,7 @@ def parse_arguments() -> argparse.Namespace:
         seed="seed of prompts and random draws",
         counts={
             "rounds": (32, "number of rounds in each training run"),
-            "prompts": (8, f"number of prompts of a round, with {GROUP_SIZE} responses each"),
+            "prompts": (8, f"number of prompts per round, with {GROUP_SIZE} responses each"),
             "problems": (256, "number of held-out problems"),
         },
     )

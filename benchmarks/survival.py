@@ -190,7 +190,7 @@ def is_ours(process: psutil.Process, role: str | None = None) -> bool:
 
 
 def none_left(family: Sequence[psutil.Process]) -> None:
-    """Wait for our processes of a family to end.
+    """Wait until our processes in `family` have ended.
 
     Raises:
         Lost: A process still runs after 30 s.
@@ -233,7 +233,7 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
 
 
 def check_rounds(experiment: Experiment) -> None:
-    """Check that each file has every round once and in order.
+    """Check that each file contains every round once and in order.
 
     Raises:
         Lost: A file lacks a round, repeats one, or contains rounds in another order.
@@ -320,7 +320,7 @@ def uninterrupted(arm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any,
 
 
 def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
-    """Return all rows without timings, and the final digests of policy, optimizer and buffer."""
+    """Return all rows without timings, and the digests of the last checkpoint's tensor files."""
     rows = [
         {
             name: value

@@ -93,7 +93,7 @@ def answer(seconds: float) -> None:
 
 
 class Turns(TrainerCallback):
-    """Waits for its turn before the first gradient step of a batch, and answers after the last."""
+    """Waits for its turn before a batch's first gradient step, and answers after the last step."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps  # gradient steps in a turn

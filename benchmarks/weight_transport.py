@@ -134,7 +134,7 @@ class Pair:
             self._group = CollectiveGroup(name, [a.handle for a in self.actors], DEADLINE_S)
         staged = partial(self.learner.tensors, name, "staged") if transport.two_sided else None
         self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
-        self._round = 0  # round of the weights in the generators
+        self._round = 0  # round whose weights the generators have
 
     def ask(self, call: Any) -> Any:
         return await_call(self._runtime, call, DEADLINE_S)

@@ -190,7 +190,7 @@ class CustomTask:
         return size
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Score a response. Exceptions of the class reach the caller unchanged."""
+        """Score a response. Exceptions that the class raises reach the caller unchanged."""
         return as_score(self._task.reward(response, ground_truth))
 
     def _stop_strings(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ The form of the true answer decides the comparison. If the true answer is a numb
 right: `12*37` equals 444 but merely repeats the question. Lists, sets, tuples, intervals and
 matrices are compared part by part. A mathematics parser would read `(1,2)` as an interval and would
 not recognise `2\le x<5` as an interval. The function `decide` compares all other formulas. An
-answer that leaves more calculation to do than the true answer is wrong.
+answer is wrong if it leaves more calculation to do than the true answer does.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def plain(text: str) -> str:
-    """Remove typography from LaTeX, without changing the meaning."""
+    """Remove typographic markup from LaTeX, without changing the meaning."""
     text = _unwrapped(_PREFIX.sub("", _unwrapped(text)))
     if len(_DOLLAR.findall(text)) % 2 == 0:  # several formulas, with words between them
         text = _DOLLAR.sub("", text)
@@ -269,7 +269,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _interval(text: str) -> Parts | None:
-    """Return the interval that an inequality in one letter describes, or None."""
+    """Return the interval that an inequality in one variable describes, or None."""
     text = re.sub(r"\s", "", text)
     if match := _RISING.fullmatch(text):
         low, from_, to, high = match.groups()

@@ -31,8 +31,8 @@ def build_task(config: GRPOConfig) -> Task | MixTask:
     """Build the task of a trial. If the trial has several tasks, combine them into one.
 
     Raises:
-        ValueError: If a file of the task is missing, empty or malformed, or a user's class cannot
-            be instantiated. The message is one line.
+        ValueError: If a file of the task is missing, empty or malformed, or if a user's class
+            cannot be instantiated. The message is one line.
     """
     mixture = mixture_of(config)
     if mixture is not None:

@@ -70,7 +70,7 @@ def as_score(result: Any) -> Score:
 
     Raises:
         TypeError: If `result`, or one of its fields, has the wrong type.
-        ValueError: If the key `reward` is missing, or a number is not a finite float32.
+        ValueError: If the key `reward` is missing, or if a number is not a finite float32.
         OverflowError: If a number is too large for a float.
     """
     verified = not isinstance(result, Score) or result.verified

@@ -146,7 +146,7 @@ def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
 def arithmetic_documents(
     recipe: ArithmeticRecipe, stream: str, front: int, *, held_out: bool
 ) -> Iterator[Document]:
-    """Yield documents without end. The first `front` documents are entirely correct."""
+    """Yield an endless stream of documents. The first `front` documents are entirely correct."""
     rng = Random(f"solutions {stream} {recipe.seed}")
     for number, problem in enumerate(_writer(recipe, stream).problems(held_out=held_out)):
         shares = (1.0, 1.0) if number < front else (recipe.careful_share, recipe.format_share)

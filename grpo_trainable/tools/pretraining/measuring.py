@@ -49,14 +49,14 @@ def sample(
     limits: SamplingLimits,
     seed: int,
 ) -> list[list[Response]]:
-    """Sample responses to prompts. End-of-text ends a response, in addition to `limits`.
+    """Sample responses to prompts. Besides the limits, end-of-text ends a response.
 
     Args:
         model: Policy to sample with.
         tokenizer: Tokenizer of the policy.
         prompts: Texts of the prompts.
         each: Number of responses to each prompt.
-        limits: Sampling limits. The field `end_ids` is replaced.
+        limits: Sampling limits. The tokenizer's end ids replace the field `end_ids`.
         seed: Seed of the random draws.
     """
     engine = TorchEngine(model, tokenizer, seed=seed)
@@ -101,7 +101,10 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """Return the number of responses and their mean length in each unit, or None if none exist."""
+    """Return the number of responses and their mean length in each unit.
+
+    Return None if there are no responses.
+    """
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}

@@ -131,7 +131,7 @@ class ProblemWriter:
         self._most_operations = most_operations
 
     def problems(self, *, held_out: bool) -> Iterator[Problem]:
-        """Yield held-out problems or training problems without end."""
+        """Yield an endless stream of held-out problems or of training problems."""
         while True:
             operations = self._rng.randint(1, self._most_operations)
             problem = self._problem(operations)
@@ -166,7 +166,7 @@ class ProblemWriter:
         """Draw the numbers for `{m}` and `{n}` in each line.
 
         Returns:
-            The numbers of each line with the steps of the calculation, or None if no number is
+            The numbers in each line and the steps of the calculation, or None if no number is
             valid.
         """
         value, numbers, steps = None, [], []

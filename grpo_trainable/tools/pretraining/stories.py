@@ -73,8 +73,8 @@ def _template(name: str) -> str:
     - `[x/y]` is a choice.
 
     A field with a capital first letter starts a sentence. Lines are alternatives. An empty line
-    starts the next sentence, and `====` separates plots. The files contain no noun of nouns.txt,
-    because every noun comes from a role.
+    starts the next sentence, and `====` separates plots. The files contain none of the nouns in
+    nouns.txt, because every noun comes from a role.
     """
     return (STORY_FILES / f"{name}.txt").read_text(encoding="utf-8")
 
@@ -266,7 +266,7 @@ def kind_of(noun: str) -> str:
 
 
 def article(phrase: str) -> str:
-    """Return the article of `phrase`: "a" or "an", according to its first sound."""
+    """Return the article for `phrase`: "a" or "an", depending on its first sound."""
     vowel = phrase[0] in "aeiou" or phrase.startswith("hourglass")
     return "an" if vowel and not phrase.startswith(SOUNDS_LIKE_A_CONSONANT) else "a"
 
