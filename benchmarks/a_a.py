@@ -131,7 +131,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
 
 
 def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
-    """Return the median duration of a round of `a` in seconds, with the reward process."""
+    """Return the median seconds that a round of `a` takes, including the reward process."""
     task = f"task.reward={reward(storage, 'plain', 0.0)}"
     rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
     return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])

@@ -19,8 +19,8 @@ than half of the rounds were disturbed, the run is repeated. Stage times are mea
 undisturbed rounds except the last, because an asynchronous run samples nothing in its last round.
 
 For each other arm, the result contains the speed-up of the asynchronous run in each repeat, and the
-geometric mean over the repeats with Student's interval. The result also says how close the
-asynchronous run comes to the upper bound of its speed: max(generator, learner) / wall-clock. In
+geometric mean over the repeats with Student's interval. The result also contains the share of its
+maximum speed that the asynchronous run reaches, which is max(generator, learner) / wall-clock. In
 this formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
@@ -150,7 +150,7 @@ def undisturbed(workload: str, label: str, seed: int) -> dict[str, float]:
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
     """Return the figures of a run, or None if most of its rounds were disturbed.
 
-    Seconds are means per round. The share of a round's time that is `time/other_s` is a median.
+    Seconds are means per round. `other_share` is the median share of `time/other_s` in a round.
     """
     ends = [0.0, *(row["time/wall_clock_s"] for row in rows)]
     seconds = [end - begin for begin, end in pairwise(ends)]

@@ -49,7 +49,7 @@ SPREAD = {
     "resources.generator_cpus": 0.9,
     "rollout.unit_prompts": 2,
 }
-# The processes on a machine that is cut off end after a minute without contact with the head.
+# If a machine is cut off, its processes end after a minute without contact with the head.
 GONE_S = 150.0
 ENVIRONMENT = {
     "RAY_enable_worker_prestart": "0",
@@ -119,7 +119,7 @@ def _is_ours(pid: int, role: str | None) -> bool:
 
 
 def machine_of(cluster: Cluster, role: str) -> Machine:
-    """Return a machine that has an actor of this role (for "Generator": and of no other role)."""
+    """Return a machine with an actor of this role. A generator must be the only role there."""
     for machine in cluster.machines:
         found = {name for name in ROLES if ours_on(machine, name)}
         if role in found and (role != "Generator" or found == {role}):
@@ -190,7 +190,7 @@ def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def cut_link(seconds: float | None, rng: random.Random, repeat: int) -> Outcome:
-    """Cut off a machine for `seconds`, or for good if it is None. The machine keeps running."""
+    """Cut off a machine for `seconds` (None: for good). The machine keeps running."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, MOVABLE[repeat % len(MOVABLE)])

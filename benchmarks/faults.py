@@ -100,7 +100,7 @@ def kill(role: str) -> Callable[[Running], None]:
 
 
 def stop_generator(running: Running) -> None:
-    """Suspend a generator, and wait until `resources.deadline_s` has ended the hung process."""
+    """Suspend a generator, and wait until it is killed because of `resources.deadline_s`."""
     victim = running.process_of("Generator")
     victim.suspend()
     running.wait_for(lambda: not victim.is_running())
@@ -338,7 +338,7 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """Return a list with the number of rounds that a kill cost, empty before the first kill.
+    """List the number of rounds that a kill cost. The list is empty before the first kill.
 
     Raises:
         Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last

@@ -66,7 +66,10 @@ class GradeSchool:
         return asked(problem(f"train {self._seed} {prompt_index}", held_out=False))
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return the same held-out examples for every seed, repeating the first `eval_size`."""
+        """Return the same held-out examples for every seed.
+
+        They repeat after `eval_size` examples.
+        """
         once = [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))]
         return list(islice(cycle(once), count))
 

@@ -105,7 +105,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return each arm's mean rise over seeds and problems, if its trials contain such rises."""
+    """Return each arm's mean rise over seeds and problems. Leave out arms without such rises."""
     of_arm: dict[str, list[Sequence[float]]] = defaultdict(list)
     for trial in trials:
         if "rise_of_problems" in trial:

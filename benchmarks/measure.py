@@ -159,7 +159,7 @@ def environment_of(threads: int) -> dict[str, str]:
 
 
 def environment_of_peer(threads: int) -> dict[str, str]:
-    """Return an environment in which a process uses TRL without downloads or progress bars."""
+    """Return the environment of a process that uses TRL, with downloads and progress bars off."""
     return {**environment_of(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 

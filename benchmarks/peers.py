@@ -21,7 +21,7 @@ interval is the range of the pairs, which contains the true median with probabil
 1 - 2^(1 - repeats).
 
 TRL's side, `trl_peer.py`, runs in another environment, with TRL but without Ray and this package,
-because Ray and this package pin different versions of its dependencies. `make bench-peers` creates
+because Ray and this package pin other versions of shared dependencies. `make bench-peers` creates
 that environment and runs this benchmark.
 """
 

@@ -3,8 +3,7 @@
 Starts `launch/tune.py --space async_vs_sync` as a user does, waits for the first row of the first
 trial in result.json, and interrupts the job. For comparison, the benchmark also starts
 
-- a minimal Ray Tune job with an actor that imports torch (`--floor`), because no start can be
-  faster;
+- a minimal Ray Tune job with an actor that imports torch (`--floor`): no job can start faster;
 - with `--baseline DIRECTORY`, the same command in a checkout of another commit.
 
 The jobs take turns, and the order alternates. Ratios are computed within a turn. A repeat takes

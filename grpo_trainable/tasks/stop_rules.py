@@ -13,7 +13,7 @@ from grpo_trainable.tasks.mix import MixTask
 
 
 def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:
-    """Return the strings in `rollout.stop`, or else the task's, without the special tokens.
+    """Return `rollout.stop`, or the task's stop strings if it is unset, without special tokens.
 
     Raises:
         ValueError: If the task stops at a special token, or if the tokens of this tokenizer cannot

@@ -29,7 +29,7 @@ class ScoreRequest:
 
     response: str
     ground_truth: JSONValue
-    label: str | None = None  # label of the task that scores the response, in a mix of tasks
+    label: str | None = None  # in a mix of tasks, the label of the task that scores the response
 
 
 @dataclass(frozen=True, slots=True)

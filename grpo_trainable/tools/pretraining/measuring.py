@@ -49,7 +49,7 @@ def sample(
     limits: SamplingLimits,
     seed: int,
 ) -> list[list[Response]]:
-    """Sample responses to prompts. Besides the limits, end-of-text ends a response.
+    """Sample responses to prompts. A response ends with end-of-text or at a limit.
 
     Args:
         model: Policy to sample with.

@@ -61,7 +61,7 @@ def story_corpus(recipe: StoryRecipe) -> Corpus:
 
 
 def story_documents(recipe: StoryRecipe) -> tuple[list[Document], list[Document]]:
-    """Return training documents, in the order of their use, and new held-out documents."""
+    """Return the training documents, in training order, and new held-out documents."""
     nouns = read_keywords(NOUNS_FILE)
     count = recipe.steps * recipe.batch_size
     teller = Storyteller(nouns, Random(f"corpus {recipe.seed}"))
