@@ -119,7 +119,7 @@ def _is_ours(pid: int, role: str | None) -> bool:
 
 
 def machine_of(cluster: Cluster, role: str) -> Machine:
-    """Return a machine with an actor of this role. A generator must be the only role there."""
+    """Return a machine with an actor of this role. A generator's machine has no other role."""
     for machine in cluster.machines:
         found = {name for name in ROLES if ours_on(machine, name)}
         if role in found and (role != "Generator" or found == {role}):

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Ask: TypeAlias = Callable[[str], Awaitable[str]]  # takes a text and returns the reply to it
+Ask: TypeAlias = Callable[[str], Awaitable[str]]  # takes a message and returns the reply
 
 CLOSE_DEADLINE_S = 5.0
 
@@ -32,7 +32,7 @@ class Dialogue(Generic[T]):
         self._close = weakref.finalize(self, _end, self._task, self._loop, thread)
 
     def listen(self) -> str | None:
-        """Return the next text, or None if the coroutine has ended.
+        """Return the next message, or None if the coroutine has ended.
 
         If the coroutine has failed, raise its exception.
         """
@@ -42,7 +42,7 @@ class Dialogue(Generic[T]):
         return text
 
     def reply(self, text: str) -> str | None:
-        """Send a reply and return the next text, as `listen` does."""
+        """Send a reply and return the next message, as `listen` does."""
         self._loop.call_soon_threadsafe(self._replies.put_nowait, text)
         return self.listen()
 

@@ -18,7 +18,7 @@ async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
         vf: The module `verifiers.v1`.
         env: The environment.
         task: Task of the taskset.
-        ask: Sends a text to the policy and returns the reply.
+        ask: Sends a message to the policy and returns the reply.
 
     Raises:
         ValueError: If the episode is not exactly one conversation with the policy, or if the
@@ -47,7 +47,7 @@ class PolicyAgent:
             vf: The module `verifiers.v1`.
             name: Name of the agent.
             config: Config of the agent. Only its `max_turns` is read.
-            ask: Sends a text to the policy and returns the reply.
+            ask: Sends a message to the policy and returns the reply.
             traces: List to which the trace of each conversation is appended.
         """
         self._vf, self._name, self._config, self._ask = vf, name, config, ask
@@ -82,7 +82,7 @@ class PolicyAgent:
 class Conversation:
     """A conversation with the policy, opened by `agents.NAME.interaction(task)`.
 
-    Each turn sends a text to the policy and waits for the reply.
+    Each turn sends a message to the policy and waits for the reply.
     """
 
     def __init__(self, vf: Any, task: Any, name: str, config: Any, ask: Ask) -> None:

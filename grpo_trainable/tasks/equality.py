@@ -1,4 +1,4 @@
-r"""Compare an answer with the true one: as a text, as a number, or part by part.
+r"""Compare an answer with the true one: as text, as a number, or part by part.
 
 The form of the true answer decides the comparison. If the true answer is a number, only a number is
 right: `12*37` equals 444 but merely repeats the question. Lists, sets, tuples, intervals and
@@ -139,7 +139,7 @@ def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
     The name is empty if there is none, or if it need not match the true answer's name, like `f(x)`.
 
     Args:
-        text: A text from `plain`.
+        text: Result of `plain`.
         last_side: Return the last side of any equation as the value, as in `A = 12*37 = 444`.
     """
     name, *others = _sides(text)

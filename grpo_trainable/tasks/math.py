@@ -26,7 +26,7 @@ MARK = "####"  # stands before the final answer in a GSM8K solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """Return the files to read, by setting: the files that are set, or else both shipped files."""
+    """Return setting -> file to read: the files that are set, or else both shipped files."""
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
     return {key: path for key, path in given.items() if path is not None} or SHIPPED_PROBLEMS
 

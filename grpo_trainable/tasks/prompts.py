@@ -168,7 +168,7 @@ class Prompts:
             stream: `train` or `eval`.
             count: Number of prompts to check, starting with the first.
             context_length: Context of the policy, in tokens.
-            until: Time, by `time.monotonic`, after which no further prompt is checked. The first
+            until: Time (`time.monotonic`) after which no further prompt is checked. The first
                 prompt is always checked.
 
         Returns:

@@ -40,7 +40,7 @@ class Score:
     format_reward: float
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged and counts as wrong
-    # The answer in a canonical form. Equal answers have equal texts, as majority votes require.
+    # The answer in a canonical form. Equal answers have the same form, as majority votes require.
     # None if the response gives no answer, or if the task has no answers.
     answer: str | None = None
     # Further parts that `task.reward_weights` may name, besides the format and the answer.

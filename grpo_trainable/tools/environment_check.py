@@ -32,7 +32,7 @@ DIFFERS = "differs"  # another process plays a different episode for the same sp
 REMEMBERS = "remembers"  # an episode depends on the previous one
 SHARES = "shares"  # episodes played in turn in one process affect each other
 UNSENDABLE = "unsendable"  # JSON changes the specification
-RETOKENISED = "retokenised"  # encoding and decoding change a text
+RETOKENISED = "retokenised"  # encoding and decoding change the text
 PROCESSES = "processes"  # the environment leaves processes behind
 FAULTS = (FAILS, HANGS, PROMPT, DIFFERS, REMEMBERS, SHARES, UNSENDABLE, RETOKENISED, PROCESSES)
 
@@ -100,8 +100,8 @@ class EnvironmentCheck:
             stop: String at the end of each action.
             seed: Seed of the actions.
             group_size: Number of environments that play in turn in one process.
-            retold: Encodes a text, decodes the result and returns it.
-            tokens: Counts the tokens of a text.
+            retold: Encodes text, decodes the result and returns it.
+            tokens: Counts the tokens in a text.
             most_tokens: `rollout.max_new_tokens`, or None to skip the comparison with it.
         """
         self._settings, self._stop, self._seed = settings, stop, seed

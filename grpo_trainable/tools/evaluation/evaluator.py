@@ -92,7 +92,7 @@ class Evaluator:
 
     @property
     def prompts(self) -> list[str]:
-        """Texts of the prompts."""
+        """The prompts as text."""
         return [self._prompts.text(STREAM, index) for index in range(self.config.eval.prompts)]
 
     @property

@@ -232,7 +232,7 @@ def measure_arithmetic(
 def _on_problems(
     problems: Sequence[Problem], model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> dict[str, Any]:
-    """Measure how often the policy solves problems, and the lengths of its responses."""
+    """Measure how often the policy solves problems, and how long its responses are."""
     prompts = [prompt_of(SHORT, p.question) for p in problems]
     groups = sample(model, tokenizer, prompts, RESPONSES_PER_PROBLEM, LIMITS, seed)
     settings = TaskSettings(name="math", template="short", equality="exact")

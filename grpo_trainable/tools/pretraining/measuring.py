@@ -54,7 +54,7 @@ def sample(
     Args:
         model: Policy to sample with.
         tokenizer: Tokenizer of the policy.
-        prompts: Texts of the prompts.
+        prompts: The prompts as text.
         each: Number of responses to each prompt.
         limits: Sampling limits. The tokenizer's end ids replace the field `end_ids`.
         seed: Seed of the random draws.

@@ -167,7 +167,7 @@ def _on_documents(
 
 
 def _on_keywords(model: TransformerLM, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:
-    """Measure how often stories contain their held-out keywords, and the lengths of stories."""
+    """Measure how often stories contain their held-out keywords, and how long the stories are."""
     words = [word for word in read_keywords(NOUNS_FILE) if split_of(word) == "heldout"]
     task = KeywordTask(TaskSettings(), seed)
     examples = task.eval_examples(min(len(words), SAMPLED_KEYWORDS))

@@ -45,7 +45,7 @@ class Item:
 
     @property
     def beginning(self) -> str:
-        """Beginning of a text, for a model that only continues texts."""
+        """Beginning of a text, for a model that can only continue text."""
         return f"{EXAMPLES}{', '.join(self.keywords)}:"
 
 
