@@ -5,11 +5,12 @@
 
 a_a          Runs three arms in randomised blocks: `a`; `a_again`, which is as fast as `a`; and
              `slowed`, whose reward function sleeps so that a round takes 15 % longer. The
-             comparison must tell `slowed` apart from `a`, but not `a_again`. By construction, one
-             experiment in twenty wrongly tells equal arms apart. The benchmark therefore also
-             resamples the experiment `--resampled` times, and counts how often the arms are told
-             apart. Resampling draws the rounds of every trial with replacement. For the equal arms,
-             resampling also draws which of the two runs of a seed counts as `a`.
+             comparison must tell `a` and `slowed` apart, but not `a` and `a_again`. By
+             construction, the comparison wrongly tells equal arms apart in one experiment of
+             twenty. The benchmark therefore also resamples the experiment `--resampled` times, and
+             counts how often the arms are told apart. Resampling draws the rounds of every trial
+             with replacement. For the equal arms, resampling also decides at random which of the
+             two runs with the same seed counts as `a`.
 disturbed    Runs a short `async_vs_sync` twice. In the first run, one core is kept busy during two
              of the arms, and the final table must mark exactly these two arms as not comparable. In
              the second run, both cores are free, and the table must mark no arm. If a table marks
@@ -53,8 +54,8 @@ from reports.summary import compare
 from search_spaces import SearchSpace
 
 SLOWED = 0.15
-# The default reward (1 for the keyword as a whole word) as a user's function, which runs in a
-# separate process.
+# The default reward (1 for the keyword as a whole word), written as a user-defined function, so
+# that it runs in a separate process.
 REWARD = """\
 import re, time
 
@@ -104,8 +105,8 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     sleep_s = SLOWED * round_s / schedule.responses_per_round(GRPOConfig())
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},
-        # Arms with equal settings would be merged, so `a_again` has another deadline. No call comes
-        # near either deadline.
+        # Arms with equal settings would be merged, so `a_again` has a different deadline. No call
+        # comes near either deadline.
         "a_again": {"task.reward": reward(storage, "plain", 0.0), "resources.deadline_s": 601.0},
         "slowed": {"task.reward": reward(storage, "slowed", sleep_s)},
     }
@@ -130,7 +131,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
 
 
 def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
-    """Return the median seconds of a round of `a`, including the cost of the reward process."""
+    """Return the median seconds that a round of `a` takes, including the reward process."""
     task = f"task.reward={reward(storage, 'plain', 0.0)}"
     rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
     return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])
@@ -202,7 +203,7 @@ def said(arm: str, found: dict[str, Any]) -> str:
 DISTURBED = ("colocated_k2", "async_k1")
 # This process ends as soon as its parent process has ended, for whatever reason.
 BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-# If its output is no terminal, the command prints these lines when a trial starts and ends.
+# If its output is not a terminal, the command prints these lines when a trial starts and ends.
 EVENT = re.compile(r"^\d\d:\d\d:\d\d  (\S+)/\d+ +(started|done|failed)")
 
 
@@ -236,7 +237,7 @@ def disturbed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Run every arm of the space. Return each arm's mark and the disturbed shares of its rounds.
+    """Run every arm of the space. Return each arm's mark and how disturbed each round was.
 
     Args:
         loaded: arms during which another process keeps a core busy.

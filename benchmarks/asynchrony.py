@@ -7,20 +7,21 @@ seed:
 - `sync`: the same two actors at lag 0;
 - `colocated_k1` with one or two threads for sampling and for training;
 - `async, reference in generator`, if the workload measures a KL: the asynchronous run with
-  `resources.reference=generator`. The time of the stage `reference` is the sum over both sides.
+  `resources.reference=generator`. The time of the stage `reference` is the sum over the generator
+  and the learner.
 
 In the balanced workloads, `tiny` and `small`, both sides of the asynchronous run are about equally
 busy. `default` is the default workload. `one_prompt` has a single prompt in each round.
 
-The wall-clock time is a mean over rounds. This time includes the work of Tune between rounds, but
-not evaluation and checkpoints. Rounds that other work on the machine disturbed are left out. If
-more than half of the rounds were disturbed, the run is repeated. Times of stages are means over the
+The wall-clock time is a mean over rounds. This time includes Tune's work between rounds, but no
+evaluations or checkpoints. Rounds that other work on the machine disturbed are left out. If more
+than half of the rounds were disturbed, the run is repeated. Stage times are means over the
 undisturbed rounds except the last, because an asynchronous run samples nothing in its last round.
 
-The result contains the speed-up of the asynchronous run over each other arm of the same repeat,
-with the geometric mean over the repeats and Student's interval. The result also contains the share
-of the bound that the asynchronous run reaches: max(generator, learner) / wall-clock. In this
-formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
+For each other arm, the result contains the speed-up of the asynchronous run in each repeat, and the
+geometric mean over the repeats with Student's interval. The result also contains the share of its
+maximum speed that the asynchronous run reaches, which is max(generator, learner) / wall-clock. In
+this formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
 unless the commit or the seed has changed.
@@ -131,7 +132,7 @@ def main() -> None:
 
 
 def drawn_order(labels: Sequence[str], workload: str, seed: int) -> list[str]:
-    """Return the arms in a random order, so drift of the machine favours none of them."""
+    """Return the arms in a random order, so a drift of the machine's speed favours none of them."""
     return Random(f"{workload} {seed}").sample(labels, len(labels))
 
 
@@ -149,7 +150,7 @@ def undisturbed(workload: str, label: str, seed: int) -> dict[str, float]:
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
     """Return the figures of a run, or None if most of its rounds were disturbed.
 
-    Seconds are means per round. The share of `time/other_s` is a median over the rounds.
+    Seconds are means per round. `other_share` is the median share of `time/other_s` in a round.
     """
     ends = [0.0, *(row["time/wall_clock_s"] for row in rows)]
     seconds = [end - begin for begin, end in pairwise(ends)]

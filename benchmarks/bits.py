@@ -8,10 +8,11 @@ choices of the objective, a critic, episodes and, with `--model`, a Hugging Face
 equal if
 
 - every metric that both checkouts write is equal in every row, except metrics that measure time;
-- every tensor of policy, optimizer and buffer that is in both last checkpoints is equal.
+- every tensor of the policy, the optimizer and the buffer that is in both final checkpoints is
+  equal.
 
 If a run differs, the benchmark prints the differences and exits with status 1. Use this benchmark
-to show that a change alters no figure.
+to show that a change does not alter any result.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def trial(tree: Path, arm: str, seed: int, options: list[str]) -> dict[str, Any]
 
 
 def digests(checkpoint: Path) -> dict[str, str]:
-    """Return the SHA-256 of every tensor, by part of the checkpoint and name.
+    """Return the SHA-256 of every tensor, keyed by the part of the checkpoint and the tensor name.
 
     The checkouts may store the same values with different precision, so tensors are converted to
     float64 first.

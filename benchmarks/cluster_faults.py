@@ -49,7 +49,7 @@ SPREAD = {
     "resources.generator_cpus": 0.9,
     "rollout.unit_prompts": 2,
 }
-# A machine that is cut off ends its processes after a minute without contact with the head.
+# If a machine is cut off, its processes end after a minute without contact with the head.
 GONE_S = 150.0
 ENVIRONMENT = {
     "RAY_enable_worker_prestart": "0",
@@ -59,7 +59,7 @@ ENVIRONMENT = {
 
 @contextmanager
 def cluster_of(workers: int = WORKERS, spare: int = 0) -> Iterator[Cluster]:
-    """Start a cluster of the command's machine and `workers` others, and yield it.
+    """Start a cluster that consists of the command's machine and `workers` others, and yield it.
 
     Args:
         workers: number of other machines in the cluster.
@@ -119,7 +119,7 @@ def _is_ours(pid: int, role: str | None) -> bool:
 
 
 def machine_of(cluster: Cluster, role: str) -> Machine:
-    """Return a machine with an actor of this role; for "Generator", one with no other role."""
+    """Return a machine with an actor of this role. A generator's machine has no other role."""
     for machine in cluster.machines:
         found = {name for name in ROLES if ours_on(machine, name)}
         if role in found and (role != "Generator" or found == {role}):
@@ -159,7 +159,7 @@ def at_a_random_moment(
 
     Args:
         strike: causes the fault, and returns a few words about it.
-        rng: random draws.
+        rng: source of the random draws.
         repeat: number of the repeat.
         last: the last round after which the fault may strike.
     """
@@ -190,7 +190,7 @@ def kill_machine(role: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def cut_link(seconds: float | None, rng: random.Random, repeat: int) -> Outcome:
-    """Cut off a machine for some seconds, or for good (None). The machine keeps running."""
+    """Cut off a machine for `seconds` (None: for good). The machine keeps running."""
 
     def strike(cluster: Cluster) -> str:
         machine = machine_of(cluster, MOVABLE[repeat % len(MOVABLE)])
@@ -207,7 +207,7 @@ LOSS_PERCENT = 2.0
 
 
 def lose_packets(rng: random.Random, repeat: int) -> Outcome:
-    """Lose packets on every machine, from the first rounds to the end."""
+    """Make every machine lose packets, from the first rounds to the end."""
 
     def strike(cluster: Cluster) -> str:
         for machine in cluster.machines:
@@ -218,7 +218,7 @@ def lose_packets(rng: random.Random, repeat: int) -> Outcome:
 
 
 def kill_head(rng: random.Random, repeat: int) -> Outcome:
-    """Kill the machine of the command and of the cluster's head.
+    """Kill the machine that runs both the command and the cluster's head.
 
     The actors on the other machines must end without help. Then start a new cluster on the same
     machines, and resume.

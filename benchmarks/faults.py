@@ -1,21 +1,21 @@
-"""Measure what is lost when something breaks: a campaign of faults against the real program.
+"""Measure what is lost when something breaks, by injecting faults into the real program.
 
     python benchmarks/faults.py                            all, an hour and a half on two cores
     python benchmarks/faults.py --fault "slow object store" --repeats 2
     python benchmarks/faults.py --cluster                  as root: machines and links of a cluster
 
 Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
-checkpoint every 4 rounds. The trial has survived if
+checkpoint every 4 rounds. A trial survives if
 
 - the command, or its `--resume`, ends with status 0;
 - each file contains every round once and in order;
-- at lag 0, rows and last checkpoint equal those of an uninterrupted run, bit for bit.
+- at lag 0, the rows and the last checkpoint equal those of an uninterrupted run, bit for bit.
 
 The time to recover is the longest time without a new row. The JSON is written after every fault. If
 a campaign is interrupted, the same command continues it, unless the commit has changed.
 
-The faults of a full disk need permission to mount a disk. The machines of --cluster are namespaces
-(`tests/cluster/machines.py`). The namespaces need root, and `nft` to lose packets.
+The faults that fill a disk need permission to mount one. The machines of --cluster are namespaces
+(`tests/cluster/machines.py`). Creating them needs root, and losing packets needs `nft`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from grpo_trainable.storage.object_store import fetched, stored_path
 def at_a_random_moment(
     strike: Callable[[Running], object], arms: Sequence[str], settings: Mapping[str, Any] = {}
 ) -> Callable[[random.Random, int], Outcome]:
-    """Return a fault that strikes a running trial, with each arm in turn.
+    """Return a fault that strikes a running trial. Successive repeats use the arms in turn.
 
     If the fault ends the command, the trial is resumed. Otherwise the command must succeed without
     help.
@@ -100,7 +100,7 @@ def kill(role: str) -> Callable[[Running], None]:
 
 
 def stop_generator(running: Running) -> None:
-    """Suspend a generator, and wait for its end: `resources.deadline_s` must detect the hang."""
+    """Suspend a generator, and wait until it is killed because of `resources.deadline_s`."""
     victim = running.process_of("Generator")
     victim.suspend()
     running.wait_for(lambda: not victim.is_running())
@@ -259,7 +259,7 @@ DISKS = (
 KILLS = 5  # number of kills of one experiment
 FEWEST, MOST = 10, 60  # rounds from a start to a kill
 PUT_S = 0.05
-BOUND_S = 10.0  # rows reach the store at most this late
+BOUND_S = 10.0  # maximum delay until a row reaches the store
 RUNS = "s3://bucket/runs"
 SHORT_ROUNDS = {
     "rollout.prompts": 1,
@@ -270,7 +270,7 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """A trial of short rounds. `rows` returns only rows that the current command wrote locally."""
+    """Trial with short rounds. `rows` returns only rows that the current command wrote locally."""
 
     checkpoint_every = 5
     longest_s = 480.0
@@ -338,7 +338,7 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """Return the number of rounds that a kill cost, in a list that is empty before the first kill.
+    """List the number of rounds that a kill cost. The list is empty before the first kill.
 
     Raises:
         Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last
@@ -411,7 +411,7 @@ def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def hopeless(failure: str | None, rng: random.Random, repeat: int) -> Outcome:
-    """Let every reward fail (or the loss overflow, if `failure` is None).
+    """Make every reward fail, or make the loss overflow if `failure` is None.
 
     The trial must end with a line that names the cause.
     """

@@ -55,7 +55,7 @@ class Problem:
 
 
 class GradeSchool:
-    """A task with a prompt for each problem and reward 1 for the right number in a box."""
+    """A task with one prompt per problem, and reward 1 for the right number in a box."""
 
     eval_size = EVAL_PROBLEMS
 
@@ -66,7 +66,10 @@ class GradeSchool:
         return asked(problem(f"train {self._seed} {prompt_index}", held_out=False))
 
     def eval_examples(self, count: int) -> list[Example]:
-        """Return held-out examples, the same for every seed; they repeat after `eval_size`."""
+        """Return the same held-out examples for every seed.
+
+        They repeat after `eval_size` examples.
+        """
         once = [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))]
         return list(islice(cycle(once), count))
 

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from ray.rllib.algorithms.ppo import PPO
 
 EPISODES = 20  # number of episodes in an evaluation
-LIMIT_S = 400.0  # PPO trains for this time, unless it reaches the target earlier
+LIMIT_S = 400.0  # PPO trains for this long, unless it reaches the target earlier
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """An environment, the reward at which it counts as solved, and settings of both programs."""
+    """An environment, the reward at which it counts as solved, and settings for both programs."""
 
     target: float
     ours: Mapping[str, Any]
@@ -170,7 +170,7 @@ def ppo_in_fresh_process(work: str, seed: int) -> Curve:
 
 
 def ppo_curve(work: str, seed: int) -> Iterator[Mapping[str, float]]:
-    """Train PPO, and yield an evaluation after every iteration, until the target or the limit."""
+    """Train PPO until the target or the time limit, and yield an evaluation per iteration."""
     import ray
     import torch
 
@@ -222,7 +222,7 @@ def build_ppo(env: str, seed: int) -> PPO:
 
 
 def with_floats(env: Any) -> Any:
-    """Scale the images of an environment to numbers from 0 to 1, which RLlib's network needs."""
+    """Scale the images of an environment to values from 0 to 1, as RLlib's network requires."""
     import gymnasium
     import numpy as np
 
@@ -252,9 +252,9 @@ HEADER = ["environment", "program", "target", "reached", "seconds (most)", "step
 
 
 def table(trials: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a row per environment and program: trials that reached the target, and medians.
+    """Return a row per environment and program, with the number of trials that reached the target.
 
-    Medians of seconds and steps are over the trials that reached the target.
+    The medians of seconds and steps are over these trials.
     """
     rows = []
     for work, program in dict.fromkeys((t["env"], t["program"]) for t in trials):

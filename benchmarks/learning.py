@@ -9,11 +9,11 @@ held-out responses before and after training.
 For stories, the benchmark reports the inclusion rate, tokens, sentences, and the likelihood of the
 text under the reference.
 
-For word problems, the benchmark reports the rise of the share of right answers, with an interval
+For word problems, the benchmark reports the rise in the share of right answers, with an interval
 over problems. The rise is divided into two parts. One part is due to the share of responses in the
 right format, and the other to the share of right answers among the responses in that format. The
-benchmark also reports the share of right answers whose steps are all right. If the policy guessed,
-this share would fall.
+benchmark also reports the share of the right answers whose steps are all right. If the policy
+learned to guess, this share would fall.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rise of each arm over its seeds, if its trials record the rise of each problem."""
+    """Return each arm's mean rise over seeds and problems. Leave out arms without such rises."""
     of_arm: dict[str, list[Sequence[float]]] = defaultdict(list)
     for trial in trials:
         if "rise_of_problems" in trial:

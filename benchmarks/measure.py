@@ -98,7 +98,7 @@ def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict
 
     Returns:
         The seconds of each function, and the speed-up of the last function over each other
-        function, computed turn by turn.
+        function in each turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
@@ -121,7 +121,7 @@ def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return median, extremes and all values."""
+    """Return the median, the minimum, the maximum and all values."""
     return {
         "median": statistics.median(values),
         "min": min(values),
@@ -159,7 +159,7 @@ def environment_of(threads: int) -> dict[str, str]:
 
 
 def environment_of_peer(threads: int) -> dict[str, str]:
-    """Return the environment of a process that uses TRL, without downloads and progress bars."""
+    """Return the environment of a process that uses TRL, with downloads and progress bars off."""
     return {**environment_of(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 
@@ -212,7 +212,7 @@ def assignments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def overhead(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the median share of a round's time outside all stages, and the largest lag."""
+    """Return the median share of a round's time that belongs to no stage, and the largest lag."""
     shares = [row["time/other_s"] / row["time/step_s"] for row in rows]
     return {
         "other_share": statistics.median(shares),
@@ -259,7 +259,7 @@ def run_benchmark(main: Callable[[], int | None]) -> NoReturn:
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the origin of a figure: command, commit, date, machine, versions and seed."""
+    """Return the origin of a result: command, commit, date, machine, versions and seed."""
     import torch
 
     return {
@@ -307,13 +307,14 @@ def read(path: Path) -> dict[str, Any]:
 def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> bool:
     """Return True if an interrupted benchmark may continue from the result `kept`.
 
-    The interrupted run and the new run must have the same commit and agree in the keys `more`.
+    The interrupted run and the new run must have the same commit, and equal values for the keys in
+    `more`.
     """
     return all(kept.get(key) == origin[key] for key in ("commit", "dirty", *more))
 
 
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the separately measured parts of a result by name. The name "" means the whole."""
+    """Return the separately measured parts of a result, keyed by name. "" is the whole result."""
     if "command" in result:
         return {"": result}
     return {name: part for name, part in result.items() if isinstance(part, dict)}

@@ -1,4 +1,4 @@
-"""Measure small claims of the docs, each in one to five minutes on two idle cores.
+"""Measure small claims that the docs make, each in one to five minutes on two idle cores.
 
     python benchmarks/micro.py                     every claim
     python benchmarks/micro.py packing learners    only these two claims
@@ -103,7 +103,7 @@ def gradient_step(workload: str, kind: str, seed: int) -> Callable[[], object]:
     config = learner_config(
         seed,
         model={"preset": PRESET, "packing": kind == "packed"},
-        # A loss without a ratio clips no token of these random responses.
+        # This loss has no ratio, so it clips no token of these random responses.
         loss={"type": "reinforce_with_baseline", "kl_monitor": False},
     )
     learner = Learner(config, InProcess())
@@ -130,7 +130,7 @@ def learner_config(seed: int, **changes: Any) -> Any:
 def random_groups(
     prompts: Sequence[int], lengths: Sequence[Sequence[int]], seed: int
 ) -> list[RolloutGroup]:
-    """Return groups of random tokens with the given lengths of prompts and responses."""
+    """Return groups of random tokens with the given prompt and response lengths."""
     import torch
 
     from grpo_trainable.models.model_config import PRESETS
@@ -187,7 +187,7 @@ def both_dtypes(seed: int, repeats: int) -> dict[str, Any]:
 
 
 def checkpoint_cost(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the default workload with a checkpoint every round and every ten rounds."""
+    """Compare the default workload with a checkpoint every round and with one every ten rounds."""
     runs = {}
     for arm in ("sync", "colocated_k1"):
         for every in (1, 10):

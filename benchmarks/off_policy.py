@@ -35,7 +35,7 @@ SPACES = ("gradient_steps", "lag", "replay")  # the spaces that have a table on 
 OBJECTIVES = "objectives_by_lag"
 PAGE = ROOT / "docs" / "results" / "off_policy.md"
 STORAGE = Path.home() / "ray_results" / "off_policy"
-LR = "2e-4"  # learning rate for all tables, whatever the default
+LR = "2e-4"  # learning rate for all tables, even if the default is different
 
 # Columns of the tables, by their names in reports/answers.py.
 SHOWN = {

@@ -3,9 +3,9 @@
 Both programs train the `small` shape (5.26 M parameters, float32) on the same 8 prompts, with 8
 responses to each, 48 new tokens, microbatches of 16 rows, and the same reward function. TRL is
 configured for speed: no gradient checkpointing, one generate call per step, SDPA, float32, no
-logging. Our side is one colocated worker without Ray, which does everything else that a worker does
-in a trial, including publishing and loading weights and scoring responses. Rewards differ within
-every group, so no group is left out.
+logging. Our side is one colocated worker that runs without Ray. This worker does everything else
+that a worker does in a trial, including publishing and loading weights and scoring responses.
+Rewards differ within every group, so no group is left out.
 
 The contests are
 
@@ -21,8 +21,8 @@ interval is the range of the pairs, which contains the true median with probabil
 1 - 2^(1 - repeats).
 
 TRL's side, `trl_peer.py`, runs in another environment, with TRL but without Ray and this package,
-because Ray and this package pin other versions. `make bench-peers` creates that environment and
-runs this benchmark.
+because Ray and this package pin other versions of shared dependencies. `make bench-peers` creates
+that environment and runs this benchmark.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
 
 
 def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], None]:
-    """Return a round of one colocated worker: publish, load, sample, score, k gradient steps."""
+    """Return a function that runs a worker's round: publish, load, sample, score, k steps."""
     from grpo_trainable.cluster.colocated import Colocated
     from grpo_trainable.protocol.messages import Sampled
     from grpo_trainable.transports.in_process import InProcess
@@ -210,7 +210,7 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
         ahead = next(rounds) * len(first)
         requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
         sampled = worker.generate(requests)
-        assert isinstance(sampled, Sampled)  # the contest's reward is a function from a file
+        assert isinstance(sampled, Sampled)  # not scored yet: the reward is a function in a file
         groups = worker.score(sampled.number).groups
         updated = worker.update([groups])
         assert len(updated.steps) == (4 if contest == "k4" else 1)

@@ -1,4 +1,4 @@
-"""Record the run that README and quickstart show: the main job, as `make tune` starts it.
+"""Record the run that the README and the quickstart show: the main job, as `make tune` starts it.
 
     python benchmarks/quickstart.py            a quarter of an hour on two idle cores
     python benchmarks/quickstart.py --no-run   only tables and pictures, from the existing run
@@ -36,7 +36,7 @@ DOCS = ROOT / "docs"
 KEPT = DOCS / "quickstart"
 PAGES = (ROOT / "README.md", DOCS / "quickstart.md")
 PLOTS = ("reward_wall_clock", "stages", "legend")
-# The style that hides parts of the page in its picture, and the size of the picture.
+# CSS that hides parts of the page while its picture is taken, and the size of the picture.
 HIDDEN = "section:not(#arms):not(:has(figure#reward_rounds)), #arms p { display: none }"
 SIZE = "1260,1312"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -1,17 +1,18 @@
 """Does GRPO teach a real pretrained model something, and what does it cost compared with TRL?
 
-Takes SmolLM2-135M-Instruct from a Python package, asks it word problems with its chat template, and
-trains all of its weights, with a bfloat16 body and gradient checkpointing. The trainings are
+Takes SmolLM2-135M-Instruct from a Python package, gives it word problems formatted with its chat
+template, and trains all of its weights, using a bfloat16 body and gradient checkpointing. The
+training runs are
 
 - two arms of `async_vs_sync` with each installed engine;
 - TRL's GRPOTrainer with the same settings and the same prompts in the same order.
 
-The same held-out problems are asked before and after training, so the rise is tested with paired
-differences. If the command is interrupted, the same command continues it, unless the commit has
-changed.
+The model is tested on the same held-out problems before and after training, so the rise is tested
+with paired differences. If the command is interrupted, the same command continues it, unless the
+commit has changed.
 
-`make bench-real-model` creates the environment of TRL, which contains the model's package. Then it
-runs this benchmark in the environment of vLLM, so both engines train.
+`make bench-real-model` creates TRL's environment, which contains the model's package. Then the
+benchmark runs in vLLM's environment, so there are training runs with both engines.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
-# The settings of every training. TRL gets the settings that it also has.
+# The settings of every training run. TRL gets those that it supports.
 GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 3e-5, (0.9, 0.95)
@@ -84,7 +85,7 @@ SETTINGS = {
 EVALUATED = ("model.chat_template", "model.dtype", "rollout.max_new_tokens")
 
 SAMPLES = 2  # responses to each held-out problem, before and after training
-THREADS = 2  # threads of evaluations and of TRL, which run alone on the machine
+THREADS = 2  # for evaluations and for TRL, each of which runs alone on the machine
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
 MODEL = {
@@ -115,7 +116,7 @@ def main() -> None:
         about = {"model": MODEL, "before": figures(before), "trainings": trainings}
         write(args.out, {**origin, **about}, quiet=True)
     risen = sum(training["risen"] for training in trainings)
-    print(f"{risen} of {len(trainings)} trainings had a significant rise")
+    print(f"{risen} of {len(trainings)} training runs had a significant rise")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -126,8 +127,8 @@ def parse_arguments() -> argparse.Namespace:
         "real_model.json",
         seed="seed of prompts and random draws",
         counts={
-            "rounds": (32, "number of rounds of each training"),
-            "prompts": (8, f"number of prompts of a round, with {GROUP_SIZE} responses each"),
+            "rounds": (32, "number of rounds in each training run"),
+            "prompts": (8, f"number of prompts per round, with {GROUP_SIZE} responses each"),
             "problems": (256, "number of held-out problems"),
         },
     )
@@ -145,7 +146,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
-    """Return the names of the trainings, in order."""
+    """Return the names of the training runs, in order."""
     ours = [f"{engine} {arm_of(engine, arm)}" for engine in args.engines for arm in ARMS]
     return [*ours, TRL]
 
@@ -159,7 +160,7 @@ class Bench:
     """Trains and evaluates in separate processes."""
 
     def __init__(self, args: argparse.Namespace, settings: dict[str, Any]) -> None:
-        """Unpack the model from its package, unless it is unpacked already."""
+        """Unpack the model from its package, unless it has already been unpacked."""
         self._args = args
         self._settings = settings
         self.model = WORK / "model"
@@ -175,7 +176,7 @@ class Bench:
         out = WORK / "evaluations" / name.replace(" ", "-")
         shutil.rmtree(out, ignore_errors=True)
         command = [*(sys.executable, str(ROOT / "launch" / "evaluate.py")), *policy]
-        # Code that a checkpoint names runs only if the command names it again.
+        # A checkpoint's user-defined code runs only if the command also names it.
         command += ["--set", f"task.name={TASK}:GradeSchool"]
         if "--model" in policy:
             command += assignments({key: self._settings[key] for key in EVALUATED})
@@ -191,7 +192,7 @@ class Bench:
         return out
 
     def ours(self, name: str, before: Path) -> dict[str, Any]:
-        """Train with this package, and return the figures of the training."""
+        """Train with this package, and return the figures of the training run."""
         engine, arm = name.split()
         settings = {
             "engine": engine,
@@ -210,7 +211,7 @@ class Bench:
         return {**measures(rows), "memory_mb": memory, **outcome(before, after)}
 
     def trl(self, before: Path) -> dict[str, Any]:
-        """Train with TRL, and return the figures of the training."""
+        """Train with TRL, and return the figures of the training run."""
         with tempfile.TemporaryDirectory() as place:
             report, out = Path(place) / "report.json", Path(place) / "model"
             job = Path(place) / "job.json"
@@ -269,7 +270,7 @@ class Bench:
             sys.exit(f"trl_peer.py {words[0]} ended with status {done.returncode}")
 
 
-# ---- The figures of a training -----------------------------------------------------------------
+# ---- The figures of a training run -------------------------------------------------------------
 
 
 def figures(evaluation: Path) -> dict[str, Any]:
@@ -281,7 +282,7 @@ def figures(evaluation: Path) -> dict[str, Any]:
 
 
 def outcome(before: Path, after: Path) -> dict[str, Any]:
-    """Return the change that a training made, with paired differences over the problems."""
+    """Return the change due to a training run, with paired differences over the problems."""
     differences = json.loads((after / DATA).read_text())["against"]["differences"]
     rise = differences["answer_reward"]
     return {

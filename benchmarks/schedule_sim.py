@@ -5,8 +5,8 @@ group, but its actors compute nothing and only let time pass. This benchmark run
 duration of each call from their traces, and simulates the wall-clock time of a round in two ways:
 
 own          with the times of the run itself, in their order
-predicted    with only the times of the synchronous run of the same repeat, which has no overlap,
-             no second generator and no further passes
+predicted    with only the times of the synchronous run of the same repeat (that run has no
+             overlap, no second generator and no further passes)
 
 The learning rate is almost 0, because a policy that learns would write shorter responses in some
 arms than in others.
@@ -133,7 +133,7 @@ def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def largest_errors(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the largest errors; the calibration run does not count for the predictions."""
+    """Return the largest errors. The errors of predictions exclude the calibration run."""
     result = {}
     for how in ("own", "predicted"):
         judged = [run for run in runs if how == "own" or run["run"] != CALIBRATION]

@@ -3,7 +3,7 @@
 Starts `launch/tune.py --space async_vs_sync` as a user does, waits for the first row of the first
 trial in result.json, and interrupts the job. For comparison, the benchmark also starts
 
-- the minimal job of Ray Tune with an actor that imports torch (`--floor`): no start can be faster;
+- a minimal Ray Tune job with an actor that imports torch (`--floor`): no job can start faster;
 - with `--baseline DIRECTORY`, the same command in a checkout of another commit.
 
 The jobs take turns, and the order alternates. Ratios are computed within a turn. A repeat takes
@@ -105,7 +105,7 @@ def has_row(storage: Path) -> bool:
 
 
 def least_job(name: str, storage: str) -> None:
-    """Run one trial with the bundles of a colocated trial, until the process is interrupted.
+    """Run one trial with a colocated trial's resource bundles until the process is interrupted.
 
     The only actor of the trial imports torch and computes nothing.
     """

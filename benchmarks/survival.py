@@ -1,4 +1,4 @@
-"""An experiment with a trial that a fault strikes, and checks that the trial lost nothing."""
+"""An experiment in which a fault strikes a trial, and the checks that the trial lost nothing."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def is_ours(process: psutil.Process, role: str | None = None) -> bool:
 
 
 def none_left(family: Sequence[psutil.Process]) -> None:
-    """Wait for our processes of a family to end.
+    """Wait until our processes in `family` have ended.
 
     Raises:
         Lost: A process still runs after 30 s.
@@ -233,7 +233,7 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
 
 
 def check_rounds(experiment: Experiment) -> None:
-    """Check that each file has every round once and in order.
+    """Check that each file contains every round once and in order.
 
     Raises:
         Lost: A file lacks a round, repeats one, or contains rounds in another order.
@@ -245,7 +245,7 @@ def check_rounds(experiment: Experiment) -> None:
 
 
 def check_accounts(experiment: Experiment) -> None:
-    """Check that each prompt was trained on, counted as dropped, or is still under way.
+    """Check that each prompt was trained on, was counted as dropped, or is still in flight.
 
     Raises:
         Lost: The counts of the last row do not add up, or the files of the responses contradict
@@ -300,7 +300,7 @@ def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
 
 
 def equals_uninterrupted(experiment: Experiment) -> bool | None:
-    """Compare rows and last checkpoint with those of an uninterrupted run, bit for bit.
+    """Compare the rows and the last checkpoint with those of an uninterrupted run, bit for bit.
 
     Returns:
         True if they are equal, or None for an asynchronous arm, which makes no such promise.
@@ -320,7 +320,7 @@ def uninterrupted(arm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any,
 
 
 def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
-    """Return all rows without timings, and the final digests of policy, optimizer and buffer."""
+    """Return all rows without timings, and the digests of the last checkpoint's tensor files."""
     rows = [
         {
             name: value

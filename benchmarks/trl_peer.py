@@ -10,9 +10,10 @@ uses only the task.
 A race is configured for speed: no gradient checkpointing, one generate call for all rows of a step,
 SDPA, float32, no logging, no saving.
 
-A training uses the prompts in the order of the job. TRL's tokenizer must give the same ids as ours
-for these prompts. Weights are float32. If the CPU has instructions for bfloat16, TRL computes under
-autocast, because TRL cannot combine a bfloat16 body with float32 master weights.
+A training run uses the prompts in the order in which the job lists them. TRL's tokenizer must give
+the same ids as ours for these prompts. Weights are float32. If the CPU has instructions for
+bfloat16, TRL computes under autocast, because TRL cannot combine a bfloat16 body with float32
+master weights.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def config_of(job: dict[str, Any], *, rows: int, **settings: Any) -> Any:
     Args:
         job: the job.
         rows: rows of one gradient step.
-        settings: settings that differ between a race and a training.
+        settings: settings that differ between a race and a training run.
     """
     from trl import GRPOConfig
 
@@ -92,7 +93,7 @@ def answer(seconds: float) -> None:
 
 
 class Turns(TrainerCallback):
-    """Waits for its turn before the first gradient step of a batch, and answers after the last."""
+    """Waits for its turn before a batch's first gradient step, and answers after the last step."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps  # gradient steps in a turn
@@ -147,7 +148,7 @@ def meaningless(completions: Sequence[str], **_: Any) -> list[float]:
     return [zlib.crc32(completion.encode()) / 2**32 for completion in completions]
 
 
-# ---- A training --------------------------------------------------------------------------------
+# ---- A training run ----------------------------------------------------------------------------
 
 
 def timed_trainer() -> Any:

@@ -2,14 +2,15 @@
 
 A real learner and real generators run under Ray, with one thread each. For each size and transport,
 the benchmark times several syncs in sequence. A sync lasts from the driver's call until the checked
-weights are in every generator. After each sync, the benchmark times the limits, so sync and limits
-see the same state of the machine:
+weights are in every generator. After each sync, the benchmark times the limits, so the sync and the
+limits see the same state of the machine:
 
 - `memcpy`: the generator's process copies the same number of bytes within its memory (one thread,
   warm);
-- `summed_copy`: the process copies the weights as a snapshot is copied, with the checksum;
+- `summed_copy`: the process copies the weights and computes their checksum, as it does when it
+  copies a snapshot;
 - `checksum`: the process only computes the checksum;
-- `empty_calls`: an empty call of the learner is followed by an empty call of a generator.
+- `empty_calls`: an empty call to the learner, followed by an empty call to a generator.
 
 Then the benchmark repeats these measurements while another process keeps one core busy. Finally,
 the benchmark measures the CPU time of the idle processes for a few seconds. Each transport takes
@@ -85,12 +86,12 @@ class TimedGenerator(Generator):
         pass
 
     def limits(self) -> dict[str, float]:
-        """Return the seconds of copying and summing the policy's bytes without a transport."""
+        """Return the seconds that copying and checksumming the weights take without a transport."""
         parameters = unique_parameters(self.engine.model)  # type: ignore[attr-defined]
         layout = layout_for(parameters)
         if not hasattr(self, "_memory"):
             self._memory = [torch.ones(layout.size, dtype=torch.uint8) for _ in range(2)]
-        # Copy words, because torch copies single bytes more slowly than memcpy.
+        # Copy 4-byte words, because torch copies single bytes more slowly than memcpy does.
         source, target = (memory.view(torch.int32) for memory in self._memory)
         copies = layout.of(self._memory[1])
         return {
@@ -107,7 +108,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 class Pair:
-    """A learner and its generators with one transport."""
+    """A learner and its generators, which use one transport."""
 
     def __init__(self, transport: Transport, config: GRPOConfig) -> None:
         self._runtime = RayRuntime()
@@ -133,7 +134,7 @@ class Pair:
             self._group = CollectiveGroup(name, [a.handle for a in self.actors], DEADLINE_S)
         staged = partial(self.learner.tensors, name, "staged") if transport.two_sided else None
         self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
-        self._round = 0  # round of the weights in the generators
+        self._round = 0  # round whose weights the generators have
 
     def ask(self, call: Any) -> Any:
         return await_call(self._runtime, call, DEADLINE_S)
@@ -161,7 +162,7 @@ class Pair:
         return time.perf_counter() - start
 
     def idle_cores(self) -> float:
-        """Return the mean number of cores that an idle process of the pair keeps busy."""
+        """Return the mean CPU use per process while the pair is idle, in cores."""
         before, start = self._cpu_s(), time.perf_counter()
         time.sleep(IDLE_S)
         return (self._cpu_s() - before) / (time.perf_counter() - start) / len(self.actors)
@@ -208,7 +209,7 @@ def busy_core() -> Iterator[None]:
 
 
 def measure(name: str, config: GRPOConfig, syncs: int) -> dict[str, Any]:
-    """Run one turn of a transport: with both cores free, then with one of them busy."""
+    """Run one turn of a transport, first with both cores free and then with one of them busy."""
     pair = Pair(RECORDS[name], config)
     try:
         first = pair.sync()["total"]
@@ -237,7 +238,7 @@ def beside_limits(pair: Pair, syncs: int) -> dict[str, list[float]]:
 
 
 def summarise(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return median milliseconds over all turns, and ratios of these medians."""
+    """Return the median milliseconds over all turns, and ratios of these medians."""
     result: dict[str, Any] = {
         "bytes": turns[0]["bytes"],
         "first_ms": 1e3 * statistics.median(turn["first_s"] for turn in turns),

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Ask: TypeAlias = Callable[[str], Awaitable[str]]  # takes a text and returns the reply to it
+Ask: TypeAlias = Callable[[str], Awaitable[str]]  # takes a message and returns the reply
 
 CLOSE_DEADLINE_S = 5.0
 
@@ -18,8 +18,8 @@ CLOSE_DEADLINE_S = 5.0
 class Dialogue(Generic[T]):
     """Runs the coroutine `lead(ask)` in a separate thread.
 
-    Connections stay alive in this thread while the coroutine waits for a reply. A dialogue closes
-    at the latest when the process ends.
+    Connections stay alive in this thread while the coroutine waits for a reply. If nobody closes a
+    dialogue, it closes when the process ends.
     """
 
     def __init__(self, lead: Callable[[Ask], Coroutine[Any, Any, T]]) -> None:
@@ -32,7 +32,7 @@ class Dialogue(Generic[T]):
         self._close = weakref.finalize(self, _end, self._task, self._loop, thread)
 
     def listen(self) -> str | None:
-        """Return the next text, or None if the coroutine has ended.
+        """Return the next message, or None if the coroutine has ended.
 
         If the coroutine has failed, raise its exception.
         """
@@ -42,12 +42,12 @@ class Dialogue(Generic[T]):
         return text
 
     def reply(self, text: str) -> str | None:
-        """Send a reply and return the next text, as `listen` does."""
+        """Send a reply and return the next message, as `listen` does."""
         self._loop.call_soon_threadsafe(self._replies.put_nowait, text)
         return self.listen()
 
     def result(self) -> T:
-        """Wait for the coroutine's end and return its result, or raise its exception."""
+        """Wait until the coroutine ends, and return its result or raise its exception."""
         return self._waited(_result_of(self._task))
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ def gymnasium_environment(
     Args:
         name: Name of the environment in Gymnasium.
         actions: Words for the actions of a discrete space, in order. By default the words are the
-            numbers of the actions. In a text space, any text of the space is an action.
-        describe: Returns the text of an observation. A line break is added to this text.
+            numbers of the actions. If the space is a text space, any text in it is an action.
+        describe: Describes an observation as text. A line break is added to this text.
         **options: Options of `gymnasium.make`.
 
     Raises:
@@ -35,7 +35,7 @@ def gymnasium_environment(
             self._env: Any = gymnasium.make(name, **options)
             self._space = space = self._env.action_space
             if not isinstance(space, (gymnasium.spaces.Discrete, gymnasium.spaces.Text)):
-                raise ValueError(f"{name}: actions are {space}, which is neither discrete nor text")
+                raise ValueError(f"{name}: the action space {space} is neither discrete nor text")
             first = getattr(space, "start", 0)  # a text space has neither `start` nor `n`
             numbers = range(first, first + getattr(space, "n", 0))
             self._actions = dict(zip(actions or map(str, numbers), numbers, strict=True))

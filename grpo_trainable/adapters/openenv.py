@@ -26,8 +26,8 @@ def openenv_environment(
 
     Args:
         url: Address of the server.
-        act: Returns the fields of an action from its text. By default the text is JSON.
-        describe: Returns the text of an observation from its fields. By default the text is JSON.
+        act: Parses the text of an action into fields. By default the text is JSON.
+        describe: Describes the fields of an observation as text. By default the text is JSON.
 
     Raises:
         ValueError: If OpenEnv is not installed. The message is one line.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def library(module: str, extra: str) -> Any:
-    """Import a module of a library that an extra of this package installs.
+    """Import `module` from an optional library, which this package's `extra` installs.
 
     Raises:
         ValueError: If the library is not installed. The message is one line with the command that

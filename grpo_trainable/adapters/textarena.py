@@ -14,8 +14,8 @@ from grpo_trainable.environments import JSONValue, Turn
 def textarena_environment(name: str, **options: Any) -> type:
     """Return a class for `env.name` that plays `textarena.make(name, **options)`.
 
-    A specification is {"seed": N}. The policy reads each message from the game to its player once.
-    The last action earns the game's reward.
+    A specification is {"seed": N}. The policy reads each message that the game sends to its player
+    once. The last action earns the game's reward.
 
     Args:
         name: Name of the game in TextArena.

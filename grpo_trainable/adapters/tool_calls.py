@@ -61,7 +61,7 @@ def _from_python(text: str) -> ToolCall | None:
 
 
 def public_methods(thing: object, without: Container[str] = ()) -> dict[str, Callable[..., Any]]:
-    """Return the public methods of an object by name, except those in `without`."""
+    """Return the public methods of an object, keyed by name, except those in `without`."""
     names = [name for name, _ in inspect.getmembers(type(thing), inspect.isfunction)]
     return {
         name: getattr(thing, name)

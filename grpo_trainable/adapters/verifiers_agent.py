@@ -1,4 +1,4 @@
-"""The policy as an agent of verifiers, which replies directly, without a harness or a server."""
+"""The policy as a `verifiers` agent that replies directly, without a harness or a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_trainable.adapters.dialogue import Ask
 
-ONE_CONVERSATION = "an episode must be one conversation with one agent, which is the policy"
+ONE_CONVERSATION = "an episode must be a single conversation, in which the policy is the only agent"
 
 
 async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
@@ -18,7 +18,7 @@ async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
         vf: The module `verifiers.v1`.
         env: The environment.
         task: Task of the taskset.
-        ask: Sends a text to the policy and returns the reply.
+        ask: Sends a message to the policy and returns the reply.
 
     Raises:
         ValueError: If the episode is not exactly one conversation with the policy, or if the
@@ -46,8 +46,8 @@ class PolicyAgent:
         Args:
             vf: The module `verifiers.v1`.
             name: Name of the agent.
-            config: Config of the agent, of which only `max_turns` is read.
-            ask: Sends a text to the policy and returns the reply.
+            config: Config of the agent. Only its `max_turns` is read.
+            ask: Sends a message to the policy and returns the reply.
             traces: List to which the trace of each conversation is appended.
         """
         self._vf, self._name, self._config, self._ask = vf, name, config, ask
@@ -82,7 +82,7 @@ class PolicyAgent:
 class Conversation:
     """A conversation with the policy, opened by `agents.NAME.interaction(task)`.
 
-    Each turn sends a text to the policy and waits for the reply.
+    Each turn sends a message to the policy and waits for the reply.
     """
 
     def __init__(self, vf: Any, task: Any, name: str, config: Any, ask: Ask) -> None:
@@ -120,22 +120,24 @@ class Conversation:
 
 
 def recorded(vf: Any, task: Any) -> Any:
-    """Return a task in the form in which traces and episodes record it."""
+    """Convert a task to the form in which traces and episodes record it."""
     return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
 
 
 def refuse(kind: type, needed: list[str]) -> None:
-    """Refuse a class that needs parts which are not available here.
+    """Refuse a class that uses features that are not available here.
 
     Raises:
         ValueError: If `needed` is not empty.
     """
     if needed:
-        raise ValueError(f"{kind.__name__} needs {', '.join(needed)}, which is not available here")
+        raise ValueError(
+            f"{kind.__name__} uses features that are not available here: {', '.join(needed)}"
+        )
 
 
 def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
-    """Return the parts of a task that only a harness and its runtime provide."""
+    """Return the features of a task that need a harness and its runtime."""
     kind = type(task)
     found = [
         part for part in ("setup", "finalize") if getattr(kind, part) != getattr(vf.Task, part)
@@ -147,6 +149,6 @@ def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
 
 
 def shared_parts(vf: Any, env: Any) -> list[str]:
-    """Return the parts that an environment shares between episodes while it is served."""
+    """Return the features that the episodes of an environment share while a server runs it."""
     found = ["start"] if type(env).start != vf.Env.start else []
     return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])

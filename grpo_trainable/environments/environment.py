@@ -11,7 +11,7 @@ JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
 )
 
-# Maximum length of an observation. Longer text fits into no context, so it must be a mistake.
+# Maximum length of an observation. Longer text would not fit into any context, so it is a mistake.
 MOST_CHARACTERS = 1_000_000
 
 

@@ -22,7 +22,7 @@ class Guess:
         return PROMPT
 
     def step(self, action: str) -> Turn:
-        """Reward 1 for the secret digit. A right, illegal or last guess ends the episode."""
+        """Reward 1 for the secret digit. A correct, illegal or last guess ends the episode."""
         guess = action.strip()
         self._guesses += 1
         if guess == self._secret:

@@ -38,11 +38,11 @@ WALLS = (
 )
 READY = b"ready"
 
-# This program runs inside the walls before the code. First it leaves the session keyring, because
-# namespaces share it. Then it sets the limits, reports that it is ready, and replaces itself with
-# the interpreter that runs the code. The output of the code goes to another file, so the code
-# cannot forge a failed start. If the kernel has no keyrings (ENOSYS) or a container forbids them
-# (EPERM), there is no keyring to leave.
+# This program runs inside the sandbox, before the code. First it leaves the session keyring,
+# because namespaces share it. Then it sets the limits, reports that it is ready, and replaces
+# itself with the interpreter that runs the code. The output of the code goes to another file, so
+# the code cannot forge a failed start. If the kernel has no keyrings (ENOSYS) or a container
+# forbids them (EPERM), there is no keyring to leave.
 START = f"""
 import ctypes, errno, os, resource, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -73,9 +73,9 @@ class SandboxError(RuntimeError):
 
 
 def run_python(code: str) -> str:
-    """Run code in the sandbox and return its output, errors included.
+    """Run code in the sandbox and return its output, including error messages.
 
-    The middle of a long output is cut.
+    The middle of a long output is cut out.
 
     Raises:
         SandboxError: If this machine cannot run the sandbox.
@@ -87,7 +87,7 @@ def run_python(code: str) -> str:
 def run_uncontained(code: str) -> str:
     """Run code without the sandbox and return its output.
 
-    The limits are the same, but the code has all rights of this process.
+    The limits are the same, but the code has all the rights of this process.
 
     Raises:
         SandboxError: If this machine cannot run the code.
@@ -171,7 +171,7 @@ def _sleeps(pid: int) -> bool:
 
 @functools.cache
 def _contained_python() -> tuple[str, ...]:
-    """Return the command that starts Python inside the walls."""
+    """Return the command that starts Python inside the sandbox."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxError("bubblewrap is not installed")
@@ -192,7 +192,10 @@ def _contained_python() -> tuple[str, ...]:
 
 
 def _interpreter() -> str:
-    """Return a Python outside virtual environments. If we are root, `nobody` can execute it."""
+    """Return a Python interpreter outside virtual environments.
+
+    If this process is root, the user `nobody` can execute the interpreter.
+    """
     base = _base_interpreter()
     if os.geteuid() != 0:
         return base

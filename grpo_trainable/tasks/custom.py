@@ -152,8 +152,8 @@ class CustomTask:
         self.stop = self._stop_strings()
         if self.train_example(0) != self.train_example(0):
             raise self._error(
-                "train_example(0) gave two different examples: an example must depend only on the "
-                "seed and its index"
+                "two calls of train_example(0) gave different examples: an example must depend "
+                "only on the seed and its index"
             )
 
     def train_example(self, prompt_index: int) -> Example:
@@ -190,7 +190,7 @@ class CustomTask:
         return size
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Score a response. Exceptions of the class reach the caller unchanged."""
+        """Score a response. Exceptions that the class raises reach the caller unchanged."""
         return as_score(self._task.reward(response, ground_truth))
 
     def _stop_strings(self) -> tuple[str, ...]:

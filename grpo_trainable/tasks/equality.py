@@ -1,10 +1,10 @@
-r"""Compare an answer with the true one: as a text, as a number, or part by part.
+r"""Compare an answer with the true one: as text, as a number, or part by part.
 
 The form of the true answer decides the comparison. If the true answer is a number, only a number is
 right: `12*37` equals 444 but merely repeats the question. Lists, sets, tuples, intervals and
 matrices are compared part by part. A mathematics parser would read `(1,2)` as an interval and would
 not recognise `2\le x<5` as an interval. The function `decide` compares all other formulas. An
-answer that leaves more calculation to do than the true answer is wrong.
+answer is wrong if it leaves more calculation to do than the true answer does.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def plain(text: str) -> str:
-    """Remove typography from LaTeX, without changing the meaning."""
+    """Remove typographic markup from LaTeX, without changing the meaning."""
     text = _unwrapped(_PREFIX.sub("", _unwrapped(text)))
     if len(_DOLLAR.findall(text)) % 2 == 0:  # several formulas, with words between them
         text = _DOLLAR.sub("", text)
@@ -139,7 +139,7 @@ def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
     The name is empty if there is none, or if it need not match the true answer's name, like `f(x)`.
 
     Args:
-        text: A text from `plain`.
+        text: Result of `plain`.
         last_side: Return the last side of any equation as the value, as in `A = 12*37 = 444`.
     """
     name, *others = _sides(text)
@@ -269,7 +269,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _interval(text: str) -> Parts | None:
-    """Return the interval that an inequality in one letter describes, or None."""
+    """Return the interval that an inequality in one variable describes, or None."""
     text = re.sub(r"\s", "", text)
     if match := _RISING.fullmatch(text):
         low, from_, to, high = match.groups()
@@ -296,7 +296,7 @@ def _in_latex(text: str) -> str:
 # `4\pi+5\pi` leaves more work than `9\pi`, and an integral leaves even more.
 _POWERS = re.compile(r"[\^_]\{[^{}]*[a-zA-Z][^{}]*\}")  # the sum in x^{n+1} does not count as work
 _WORK = (  # kinds of work, from the least to the most
-    # Sums and relations; products and powers of numerals.
+    # Sums, relations, and products and powers of numerals.
     re.compile(
         r"(?<=[\w)}\]!])\s*[-+±]|\\pm(?![a-zA-Z])|[=<>≤≥≠]|\\(?:[lg]eq?|neq?|[lg]t)(?![a-zA-Z])"
         r"|\d\s*(?:\*|\\cdot|\\times)\s*\d+(?!\s*[\d^])"

@@ -28,7 +28,7 @@ class InputChanged(RuntimeError):
 
 
 def input_files(config: GRPOConfig) -> dict[str, Path]:
-    """Return the files that a trial reads, by config key. Keys of policy files end in `/name`.
+    """Return a trial's input files, keyed by config key. Keys of policy files end in `/name`.
 
     The result includes shipped files, because another version of the package may ship different
     files. It excludes files that cannot be found, such as those of built-in modules and of modules
@@ -41,7 +41,7 @@ def input_files(config: GRPOConfig) -> dict[str, Path]:
 
 
 def users_objects(config: GRPOConfig) -> dict[str, str]:
-    """Return the references to a user's objects, by config key."""
+    """Return the references to a user's objects, keyed by config key."""
     named = {key: config[key] for key, check in CHECKS.items() if check.refers_to == "object"}
     for label, part in config.parts.items():
         named |= {f"{_MIXED}{label}/{key}": part[f"task.{key}"] for key in ("name", "reward")}
@@ -49,7 +49,7 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    """Yield files by config key. Files of user code are yielded before the code is imported."""
+    """Yield (config key, file) pairs. Files of user code are yielded before they are imported."""
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
     for label, part in config.parts.items():
@@ -132,7 +132,7 @@ def input_digests(
     before: Mapping[str, str] | None = None,
     keys: Collection[str] | None = None,
 ) -> dict[str, str]:
-    """Return the SHA-256 of each file that a trial reads, by config key.
+    """Return the SHA-256 of each file that a trial reads, keyed by config key.
 
     Files of user code come first, so the file of a task is compared before it is imported.
 
@@ -174,7 +174,7 @@ class Input(NamedTuple):
 
 
 def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
-    """Return the files that several trials read, by config key.
+    """Return the files that several trials read, keyed by config key.
 
     If trials read different files for one key, the plain key refers to the first of these files.
     Each other file has a longer key: the plain key, a space and the path of the file.

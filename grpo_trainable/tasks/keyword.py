@@ -21,7 +21,7 @@ HELD_OUT_WORDS = 0.25  # share of the words in a keyword file
 
 
 def keyword_prompt(keywords: Sequence[str]) -> str:
-    """Return the prompt for some keywords. The story follows its final newline.
+    """Return the prompt for some keywords. The story begins after the prompt's final newline.
 
     The shipped policy was pretrained on exactly this wording.
     """
@@ -53,7 +53,7 @@ def keyword_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) ->
 def word_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> float:
     """Return 1.0 if the response contains every keyword as a whole word, ignoring case, else 0.0.
 
-    Letters and digits continue a word, so neither "apples" nor "pineapple" counts for "apple".
+    Letters and digits continue a word, so neither "apples" nor "pineapple" counts as "apple".
     A hyphen separates words ("apple-pie" counts). An apostrophe inside a word continues the word
     ("can't" does not contain "can"), except in a possessive ("apple's" counts). A keyword of
     several words may be broken across lines.
@@ -138,7 +138,7 @@ def parse_example(row: Mapping[str, Any]) -> Example:
             raise ValueError("keywords must be a non-empty list of non-empty strings")
         return Example(prompt, keywords)
     if not is_text(answer):
-        raise ValueError("answer must be non-empty text; or give keywords, a list of strings")
+        raise ValueError("`answer` must be non-empty text, or give `keywords`, a list of strings")
     return Example(prompt, answer)
 
 

@@ -26,7 +26,7 @@ MARK = "####"  # stands before the final answer in a GSM8K solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """Return the files to read, by setting: the files that are set, or else both shipped files."""
+    """Return setting -> file to read: the files that are set, or else both shipped files."""
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
     return {key: path for key, path in given.items() if path is not None} or SHIPPED_PROBLEMS
 
@@ -43,18 +43,18 @@ def parse_problem(row: Mapping[str, Any]) -> Example:
     """
     question = row.get("problem", row.get("question"))
     if not is_text(question):
-        raise ValueError("problem, or question, must be non-empty text")
+        raise ValueError("the field `problem` or `question` must be non-empty text")
     answer = row.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     worked = row.get("solution") if answer is None else answer
     if not is_text(worked):
-        raise ValueError("answer, or solution, must be non-empty text")
+        raise ValueError("the field `answer` or `solution` must be non-empty text")
     truth = _final_answer(worked)
     if truth is None and answer is not None:
         truth = worked.strip()
     if not truth:
-        raise ValueError(r"solution must have its answer in \boxed{} or after ####")
+        raise ValueError(r"`solution` must have its answer in \boxed{} or after ####")
     return Example(question.strip(), truth)
 
 
@@ -162,7 +162,7 @@ class MathTask:
         return [self._asked(self._heldout.example("eval", i)) for i in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Reward 1 if the answer of the response equals the true one, else 0."""
+        """Reward 1 if the answer in the response equals the true answer, else 0."""
         return self._reward.reward(response, ground_truth)
 
     def _asked(self, problem: Example) -> Example:

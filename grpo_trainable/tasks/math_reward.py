@@ -22,12 +22,12 @@ Truth: TypeAlias = str | int | float | Sequence[str | int | float]
 def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
     """Score a response that ends its reasoning with `</think> <answer>…</answer>`.
 
-    The answer must equal the true one mathematically. Numbers and identical texts are compared
-    without a library. Other formulas are compared with math-verify (extra `math`). A response in
-    another form earns nothing.
+    The answer must be mathematically equal to the true answer. Numbers and identical texts are
+    compared without a library. Other formulas are compared with math-verify (extra `math`). A
+    response in any other form earns nothing.
 
-    Some formulas keep the library busy for an unlimited time. A trial therefore scores responses in
-    a process that it can kill. Other callers of this function have no deadline.
+    For some formulas, the library may never finish. A trial therefore scores responses in a process
+    that it can kill. Other callers of this function have no deadline.
 
     Args:
         response: The text of the response.
@@ -64,8 +64,9 @@ def _score(
 ) -> Score:
     """Score a response by its answer.
 
-    `spell` is called only for formulas that `decide` has already compared. Not every answer needs
-    the parser, and the parser may never finish a formula that a policy wrote.
+    `spell` is called only for formulas that `decide` has already compared, because `spell` may use
+    a parser. Not every answer needs the parser, and it may never finish a formula that a policy
+    wrote.
     """
     given = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
     truths = [str(truth) for truth in given]
@@ -99,12 +100,12 @@ class MathReward:
             require_math_verify()
 
     def warm_up(self) -> None:
-        """Load math-verify, because the first call of the library takes seconds."""
+        """Load math-verify now, because the first call to the library takes seconds."""
         if self._by_library:
             verified_equal(r"\frac{1}{2}x", r"x\cdot 2^{-1}")
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Reward 1 if the answer of the response equals the true one, else 0."""
+        """Reward 1 if the answer in the response equals the true answer, else 0."""
         assert isinstance(ground_truth, str), ground_truth
         if self._by_library:
             return _score(self._form, response, ground_truth, verified_equal, library_spelling)
@@ -144,7 +145,7 @@ def verified_equal(answer: str, truth: str) -> bool:
 
 
 def library_spelling(formula: str) -> str | None:
-    """Return math-verify's reading of a formula as text, or None if it cannot read the formula."""
+    """Return math-verify's canonical text of a formula, or None if it cannot parse the formula."""
     read = _parsed(formula)
     try:
         return str(read[0]) if read else None
@@ -154,7 +155,7 @@ def library_spelling(formula: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _parsed(latex: str) -> list[Any]:
-    """Return math-verify's reading of a formula, empty if it cannot read the formula."""
+    """Return the list that math-verify parses from a formula, empty if it cannot parse it."""
     import math_verify
 
     # Without this line, the library warns once in every process that its time-outs are off.

@@ -47,10 +47,10 @@ def is_text(value: object) -> TypeGuard[str]:
 def as_messages(prompt: Prompt, system: str | None = None) -> list[dict[str, str]]:
     """Return a prompt as a conversation.
 
-    A text becomes one message with the role `user`. A newline at the end of the text is dropped.
+    A string becomes one message with the role `user`. A newline at its end is dropped.
 
     Args:
-        prompt: A text or a conversation.
+        prompt: A string or a conversation.
         system: Text of a system message to put first, unless the prompt already has one.
     """
     if isinstance(prompt, str):

@@ -44,7 +44,7 @@ class MixTask:
         return tuple(dict.fromkeys(text for task in self.parts.values() for text in task.stop))
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return training example `prompt_index` of the mix: the next unused one of its task."""
+        """Return training example `prompt_index` of the mix, the next unused one of its task."""
         place = self._mixture.train(prompt_index)
         return self.parts[place.label].train_example(place.index)
 
@@ -68,7 +68,7 @@ class PromptOrigin(NamedTuple):
 
 
 class Mixture:
-    """Assignment of prompts to tasks, which depends on weights, seed and the prompt's index.
+    """Assignment of prompts to tasks. It depends on the weights, the seed and the prompt's index.
 
     A task with share w gets ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
     therefore follows the weights closely, without the noise of random draws. Prompt j of a task
@@ -111,7 +111,7 @@ class Mixture:
         return PromptOrigin(self.labels[which], index)
 
     def origin(self, stream: str, prompt_index: int) -> PromptOrigin:
-        """Return the origin of a prompt of the stream `train` or `eval`."""
+        """Return the origin of a prompt in the stream `train` or `eval`."""
         return self.held_out(prompt_index) if stream == "eval" else self.train(prompt_index)
 
     def _next(self) -> PromptOrigin:

@@ -20,7 +20,7 @@ def permutation(key: str, epoch: int, size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rows:
-    """An endless stream of the examples of a file. A pass uses each example once."""
+    """An endless stream of the examples in a file. A pass uses each example once."""
 
     rows: Sequence[Example]
 

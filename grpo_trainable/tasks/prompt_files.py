@@ -40,7 +40,7 @@ def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) -> list[Example]:
-    """Read the examples of a JSONL file, in order.
+    """Read the examples in a JSONL file, in order.
 
     Bad lines are skipped, with one warning for all of them. The warning names the file and the
     first bad line.
@@ -75,7 +75,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
 
 
 def json_object(line: bytes) -> Mapping[str, Any]:
-    """Parse the object in a line of a JSONL file.
+    """Parse a line of a JSONL file as a JSON object.
 
     Raises:
         ValueError: If the line is not a JSON object. The message states the mistake.

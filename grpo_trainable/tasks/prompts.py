@@ -28,11 +28,11 @@ from grpo_trainable.tasks.stop_rules import interruption, stop_strings
 
 
 def build_task(config: GRPOConfig) -> Task | MixTask:
-    """Build the task of a trial, or combine its several tasks into one.
+    """Build the task of a trial. If the trial has several tasks, combine them into one.
 
     Raises:
-        ValueError: If a file of the task is missing, empty or malformed, or a user's class cannot
-            be instantiated. The message is one line.
+        ValueError: If a file of the task is missing, empty or malformed, or if a user's class
+            cannot be instantiated. The message is one line.
     """
     mixture = mixture_of(config)
     if mixture is not None:
@@ -49,14 +49,14 @@ def _build_one(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and true answers, by stream and example. Both depend only on the config.
+    """Requests and true answers for the examples of each stream. Both depend only on the config.
 
     The stream `train` is endless. The stream `eval` always consists of the same `eval.prompts`
     held-out examples.
     """
 
     def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
-        """Check the settings of prompts against the task and the tokenizer.
+        """Check that the task and the tokenizer support the settings for prompts.
 
         Raises:
             ValueError: If the configured chat template, stop strings or interruption cannot be
@@ -168,7 +168,7 @@ class Prompts:
             stream: `train` or `eval`.
             count: Number of prompts to check, starting with the first.
             context_length: Context of the policy, in tokens.
-            until: Time, by `time.monotonic`, after which no further prompt is checked. The first
+            until: Time (`time.monotonic`) after which no further prompt is checked. The first
                 prompt is always checked.
 
         Returns:

@@ -57,7 +57,7 @@ class Quantity:
 
     value: Fraction
     percent: bool
-    unit: str  # lower case, no spaces; empty without a unit
+    unit: str  # lower case, no spaces; empty if there is no unit
     is_division: bool = False  # an integer written as a division, such as 144/12
 
     def answers(self, truth: Quantity) -> bool:
@@ -114,7 +114,7 @@ def without_unit(formula: str) -> str:
     if match is None or not _is_unit(match[0]):
         return formula
     measured = formula[: match.start()]
-    is_formula = re.search(r"\d|\\(?!text)|^\S$", measured)  # "car" is no unit in "red car"
+    is_formula = re.search(r"\d|\\(?!text)|^\S$", measured)  # "car" is not a unit in "red car"
     return measured if is_formula else formula
 
 

@@ -1,4 +1,4 @@
-"""The task `reasoning_gym`: a data set of reasoning-gym makes problems and scores answers."""
+"""The task `reasoning_gym`: a reasoning-gym data set makes the problems and scores the answers."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ class ReasoningGymReward:
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """Reward a response with the data set's score for its answer.
 
-        The score is often between 0 and 1. Without an answer in the right form, or if the data
-        set's function fails on the answer, the score is 0.
+        The score is often between 0 and 1. It is 0 if the response has no answer in the right form,
+        or if the data set's function fails on the answer.
 
         Raises:
             ValueError: If the data set makes different problems in different processes.

@@ -1,4 +1,4 @@
-"""Stop strings and the interruption of responses, from a trial's settings and task.
+"""Stop strings and the interruption of responses, as a trial's settings and task define them.
 
 `Tokenizer.end_ids_with` returns the ids that end a response.
 """
@@ -13,7 +13,7 @@ from grpo_trainable.tasks.mix import MixTask
 
 
 def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:
-    """Return the stop strings of `rollout.stop`, or else of the task, without special tokens.
+    """Return `rollout.stop`, or the task's stop strings if it is unset, without special tokens.
 
     Raises:
         ValueError: If the task stops at a special token, or if the tokens of this tokenizer cannot

@@ -29,7 +29,7 @@ class ScoreRequest:
 
     response: str
     ground_truth: JSONValue
-    label: str | None = None  # label of the task that scores the response; None for one task
+    label: str | None = None  # in a mix of tasks, the label of the task that scores the response
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Score:
     format_reward: float
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged and counts as wrong
-    # The answer in a canonical form. Equal answers have equal texts, as majority votes require.
+    # The answer in a canonical form. Equal answers have the same form, as majority votes require.
     # None if the response gives no answer, or if the task has no answers.
     answer: str | None = None
     # Further parts that `task.reward_weights` may name, besides the format and the answer.
@@ -48,7 +48,7 @@ class Score:
 
     @property
     def all_parts(self) -> dict[str, float]:
-        """Every part of the reward, by name."""
+        """Every part of the reward, keyed by name."""
         return {"format": self.format_reward, "answer": self.answer_reward, **self.parts}
 
 
@@ -70,7 +70,7 @@ def as_score(result: Any) -> Score:
 
     Raises:
         TypeError: If `result`, or one of its fields, has the wrong type.
-        ValueError: If the key `reward` is missing, or a number is not a finite float32.
+        ValueError: If the key `reward` is missing, or if a number is not a finite float32.
         OverflowError: If a number is too large for a float.
     """
     verified = not isinstance(result, Score) or result.verified

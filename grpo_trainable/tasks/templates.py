@@ -26,7 +26,7 @@ TEMPLATES = {"short": SHORT, "r1_zero": R1_ZERO, "boxed": BOXED, "question_only"
 
 
 def template_text(template: str) -> str:
-    """Return the text of a template by its name, or read it from a file.
+    """Return the built-in template of this name, or read a template from a file.
 
     The line break at the end of a file is dropped.
 
@@ -57,5 +57,5 @@ def prompt_of(template: str, question: str) -> str:
 
 
 def asks_for_tags(template: str) -> bool:
-    """Return True if a template's text requests the answer between tags, False for a box."""
+    """Return True if a template requests the answer between tags, or False if in a box."""
     return template.endswith("<think>") or "<answer>" in template

@@ -22,12 +22,12 @@ def canonical(answer: str, spell: Spell = lambda formula: None) -> str:
     """Return the canonical text of an answer.
 
     Equal answers usually get the same text, but not always, because each answer is read
-    independently of all others. A number becomes a fraction in lowest terms without its unit, and
+    independently of all others. A number becomes a fraction in lowest terms, without its unit, and
     30% becomes 3/10. A set is sorted. Any other formula becomes the result of `spell`, or else its
-    text without typography. An answer that is too long is truncated.
+    text without typographic markup. An answer that is too long is truncated.
 
     Args:
-        answer: The answer of a response.
+        answer: The answer in a response.
         spell: Returns the canonical spelling of a formula, or None.
     """
     if len(answer) > LONGEST_ANSWER:

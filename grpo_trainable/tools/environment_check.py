@@ -27,12 +27,12 @@ from grpo_trainable.generator.env_processes import EpisodeError, GroupProcess
 # Names of faults.
 FAILS = "fails"  # the environment raises or returns a wrong value, or its process dies
 HANGS = "hangs"  # no answer within env.step_deadline_s
-PROMPT = "prompt"  # reset returns another text than the prompt of the task
-DIFFERS = "differs"  # another process plays a different episode of the same specification
+PROMPT = "prompt"  # the text that reset returns differs from the prompt of the task
+DIFFERS = "differs"  # another process plays a different episode for the same specification
 REMEMBERS = "remembers"  # an episode depends on the previous one
 SHARES = "shares"  # episodes played in turn in one process affect each other
 UNSENDABLE = "unsendable"  # JSON changes the specification
-RETOKENISED = "retokenised"  # encoding and decoding change a text
+RETOKENISED = "retokenised"  # encoding and decoding change the text
 PROCESSES = "processes"  # the environment leaves processes behind
 FAULTS = (FAILS, HANGS, PROMPT, DIFFERS, REMEMBERS, SHARES, UNSENDABLE, RETOKENISED, PROCESSES)
 
@@ -69,7 +69,7 @@ class Report:
     first: str = ""  # first observation of the example
 
 
-Heard: TypeAlias = tuple[str, list[Turn]]  # the text of reset, and the turns
+Heard: TypeAlias = tuple[str, list[Turn]]  # the text that reset returned, and the turns
 
 
 class _Unplayable(Exception):
@@ -95,13 +95,13 @@ class EnvironmentCheck:
 
         Args:
             settings: Settings of the environment.
-            actions: Actions to draw from. By default, actions are words of the observations,
-                digits and odd strings.
+            actions: Actions to draw from. By default, actions are words from the observations,
+                digits and unusual strings.
             stop: String at the end of each action.
             seed: Seed of the actions.
             group_size: Number of environments that play in turn in one process.
-            retold: Returns a text after encoding and decoding it.
-            tokens: Counts the tokens of a text.
+            retold: Encodes text, decodes the result and returns it.
+            tokens: Counts the tokens in a text.
             most_tokens: `rollout.max_new_tokens`, or None to skip the comparison with it.
         """
         self._settings, self._stop, self._seed = settings, stop, seed
@@ -160,7 +160,7 @@ class EnvironmentCheck:
         return first[1]
 
     def _sent(self, spec: JSONValue) -> JSONValue:
-        """Return a specification as it arrives in another process, through JSON."""
+        """Return a specification as another process receives it, encoded as JSON and decoded."""
         try:
             arrived = json.loads(json.dumps(spec, allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -294,7 +294,7 @@ class _Script:
 
 
 class _Process:
-    """A process that plays episodes and ends with the context."""
+    """A process that plays episodes and ends when the `with` block ends."""
 
     def __init__(self, settings: EnvSettings) -> None:
         self._group = GroupProcess(settings)
@@ -310,7 +310,7 @@ class _Process:
         return self._group.ask(message, deadline_s)
 
     def left_behind(self) -> str:
-        """Close the environments and describe the remaining processes. Empty if there are none."""
+        """Close the environments, and describe any remaining processes; "" means there are none."""
         self._group.ask({"close": True}, 5.0)
         count = len(self._group.started())
         return (

@@ -50,7 +50,7 @@ class Exported:
     """Facts about an exported policy."""
 
     source: AnyPath  # the checkpoint or policy that was read
-    round: int | None  # number of rounds trained; None if the source is not a checkpoint
+    round: int | None  # training rounds completed; None if the source is not a checkpoint
     architecture: str
     parameters: int
     dtype: torch.dtype
@@ -63,7 +63,7 @@ def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Expo
         source: A checkpoint, the directory of a trial (its newest whole checkpoint is used), or a
             policy of this package.
         out: Directory to create. It may exist if it is empty.
-        dtype: Type of the stored weights. By default weights keep the type they were trained in.
+        dtype: Type of the stored weights. By default weights keep the type that training used.
 
     Raises:
         ExportError: If `source` contains no policy, or if the files of the trial's initial policy

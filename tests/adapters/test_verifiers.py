@@ -49,13 +49,15 @@ def test_a_task_that_is_not_there_is_named(index: int) -> None:
 
 def test_what_only_a_harness_has_is_refused() -> None:
     env = verifiers_environment(taskset={"id": "stopping_taskset"})()
-    with pytest.raises(ValueError, match=r"^StoppingTask needs @stop, which is not available here"):
+    with pytest.raises(
+        ValueError, match=r"^StoppingTask uses features that are not .* here: @stop$"
+    ):
         env.reset({"idx": 0})
 
 
 def test_a_second_agent_is_refused() -> None:
     env = verifiers_environment(id="user-sim", taskset={"id": "sums_taskset"})()
-    with pytest.raises(ValueError, match=r"^an episode must be one conversation with one agent, "):
+    with pytest.raises(ValueError, match=r"^an episode must be a single conversation, in which "):
         env.reset({"idx": 0})
 
 

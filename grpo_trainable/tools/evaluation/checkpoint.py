@@ -21,10 +21,10 @@ class TrainedPolicy:
 
     directory: AnyPath
     config: GRPOConfig  # config of the trial
-    inputs: Mapping[str, str]  # SHA-256 of the files that the trial read, by config key
+    inputs: Mapping[str, str]  # config key -> SHA-256 of the file that the trial read
     tensors: Mapping[str, Tensor]
     version: int  # gradient steps taken
-    round: int  # rounds trained
+    round: int  # number of training rounds completed
 
 
 def read_trained_policy(directory: AnyPath) -> TrainedPolicy:

@@ -92,7 +92,7 @@ class Evaluator:
 
     @property
     def prompts(self) -> list[str]:
-        """Texts of the prompts."""
+        """The prompts as text."""
         return [self._prompts.text(STREAM, index) for index in range(self.config.eval.prompts)]
 
     @property
@@ -106,7 +106,7 @@ class Evaluator:
         """Yield the scored responses of each batch, in the order of the prompts.
 
         Args:
-            between_tokens: Called before each token that a batch samples.
+            between_tokens: Called before each token of a batch is sampled.
         """
         for chunk in self._chunks:
             requests = [self._prompts.request(STREAM, index) for index in chunk.prompt_indices]
@@ -117,7 +117,7 @@ class Evaluator:
             yield [_with_score(own, score) for own, score in zip(sampled, scores, strict=True)]
 
     def close(self) -> None:
-        """End the processes of rewards and environments."""
+        """End the processes that compute rewards and play environments."""
         for own in (self._scorer, self._player):
             if own is not None:
                 own.close()

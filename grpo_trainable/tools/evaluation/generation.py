@@ -1,4 +1,4 @@
-"""A response of an evaluation, with its scores and its category."""
+"""A response in an evaluation, with its scores and its category."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Generation:
     prompt: str
     response: str
     ground_truth: JSONValue
-    answer: str | None  # answer of the response; None if the response or the task has none
+    answer: str | None  # answer in the response; None if the response or the task has none
     reward: float | None
     format_reward: float | None
     answer_reward: float | None
     finished: bool  # False if the token limit cut the response off
     tokens: int
-    log_prob: float  # nats, summed over the tokens, as sampled
+    log_prob: float  # sum over the tokens, in nats, as recorded by the sampler
     error: str | None = None  # the reason why the response could not be scored
 
     @property

@@ -59,9 +59,9 @@ def evaluation_config(
 
     Args:
         trained: The checkpoint, or None to start from the defaults.
-        assignments: Texts `KEY=VALUE` for keys that an evaluation reads.
-        options: Values of the options in `OPTIONS`, by name. None means that an option is not
-            given.
+        assignments: Strings `KEY=VALUE` for keys that an evaluation reads.
+        options: Values of the options in `OPTIONS`, keyed by name. None means that an option is
+            not given.
         directory: Directory against which relative paths in these values are resolved.
 
     Raises:
@@ -97,7 +97,7 @@ def _key(assignment: str) -> str:
 
 
 def _task_name(assignments: Sequence[str], asked: Mapping[str, Any]) -> str | None:
-    """Return the task that the user names, or None for the trial's or the default task."""
+    """Return the task that the user names, or None if the user names no task."""
     named = [parse_assignment(text)[1] for text in assignments if _key(text) == "task.name"]
     return asked.get("task.name", named[-1] if named else None)
 
@@ -171,7 +171,7 @@ def _refuse_changed(
     given: Mapping[str, Any],
     checks: Mapping[str, Check],
 ) -> None:
-    """Check that the files which both the trial and the evaluation read have not changed.
+    """Check that the files that both the trial and the evaluation read have not changed.
 
     Data that the user names is exempt. A policy at another path must have the same content, and so
     must code that the user had to name.

@@ -1,12 +1,12 @@
 """The arithmetic corpus: word problems with worked solutions, and problems for GRPO.
 
 A document is a question and its solution, `<think>` calculation `</think> <answer>` N `</answer>`.
-The first documents are all correct and teach the policy to calculate. Only a share of the later
-documents have a right calculation. In the others, one step is off by 1 or by 10. Only a share of
-the later documents mark the answer as the reward requires. These two shares determine the policy
-with which GRPO starts: it can calculate, but does not always do so. All documents have about the
-same length, so length earns no reward. The problems of evaluations and their calculations appear in
-no document and in no training prompt.
+The first documents are all correct and teach the policy to calculate. Only some of the later
+documents have a right calculation. In the others, one step is off by 1 or by 10. Only some of the
+later documents mark the answer as the reward requires. The recipe sets these two shares, which
+determine the policy with which GRPO starts: it can calculate, but does not always do so. All
+documents have about the same length, so length earns no reward. The problems for evaluations and
+their calculations appear in no document and in no training prompt.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
 def arithmetic_documents(
     recipe: ArithmeticRecipe, stream: str, front: int, *, held_out: bool
 ) -> Iterator[Document]:
-    """Yield documents without end. The first `front` documents are entirely correct."""
+    """Yield an endless stream of documents. The first `front` documents are entirely correct."""
     rng = Random(f"solutions {stream} {recipe.seed}")
     for number, problem in enumerate(_writer(recipe, stream).problems(held_out=held_out)):
         shares = (1.0, 1.0) if number < front else (recipe.careful_share, recipe.format_share)
@@ -232,7 +232,7 @@ def measure_arithmetic(
 def _on_problems(
     problems: Sequence[Problem], model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> dict[str, Any]:
-    """Measure how often the policy solves problems, and the lengths of its responses."""
+    """Measure how often the policy solves problems, and how long its responses are."""
     prompts = [prompt_of(SHORT, p.question) for p in problems]
     groups = sample(model, tokenizer, prompts, RESPONSES_PER_PROBLEM, LIMITS, seed)
     settings = TaskSettings(name="math", template="short", equality="exact")

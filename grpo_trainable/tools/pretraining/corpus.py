@@ -45,20 +45,20 @@ class Corpus:
     # Settings of a trial that starts from the policy, besides model.path. {out} is the directory of
     # the policy.
     settings: Mapping[str, str] = field(default_factory=dict)
-    # Measures a policy with its tokenizer. The integer is a seed.
+    # Measures a policy, given its tokenizer and a seed.
     measure: Callable[[TransformerLM, Tokenizer, int], Measurements]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids of a document, end-of-text included, cut to the context."""
+    """Token ids of a document, including end-of-text, truncated to the context length."""
 
     ids: list[int]
     prompt_length: int
 
 
 def encode(tokenizer: Tokenizer, document: Document, context_length: int) -> Row:
-    """Encode a document, and cut it to the context."""
+    """Encode a document, and truncate it to the context length."""
     prompt = tokenizer.encode(document.prompt)
     ids = [*prompt, *tokenizer.encode(document.response), tokenizer.eos_id]
     # Keep one id more than the context, because the last id is only a target.

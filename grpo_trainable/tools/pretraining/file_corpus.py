@@ -38,9 +38,9 @@ def file_corpus(path: str, recipe: Recipe) -> Corpus:
 
 
 def read_documents(path: str | Path) -> dict[str, Document]:
-    """Read a JSONL file, and return its documents by "FILE:LINE".
+    """Read a JSONL file, and return its documents, keyed by "FILE:LINE".
 
-    A prompt gets a final newline if it has none, like the prompts of a task. Blank lines are
+    A prompt gets a final newline if it has none, as the prompts of a task do. Blank lines are
     skipped.
 
     Raises:
@@ -75,7 +75,9 @@ def _parse_document(line: bytes) -> Document:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise ValueError(f"must be an object with prompt and response, got {type(row).__name__}")
+        raise ValueError(
+            f"must be an object with `prompt` and `response`, got {type(row).__name__}"
+        )
     for key in ("prompt", "response"):
         text = row.get(key)
         if not isinstance(text, str) or not text.strip():

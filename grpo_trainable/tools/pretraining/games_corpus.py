@@ -35,7 +35,7 @@ HELD_OUT_DOCUMENTS = 1000
 TOKENIZER_DOCUMENTS = 2000
 LARGEST = 81  # largest random answer
 
-# Returns the next action from the specification and the last answer (None at first).
+# Returns the next action, given the specification and the last answer (None at first).
 Player = Callable[[dict[str, Any], str | None], str]
 
 
@@ -77,7 +77,7 @@ def episode(environment: Environment, spec: dict[str, Any], player: Player) -> D
 
 
 def guesser(rng: Random, listens: bool) -> Player:
-    """Return a player that guesses at random. With `listens`, guesses follow the hints."""
+    """Return a player that guesses at random. If `listens` is true, guesses follow the hints."""
     low, high, last = 0, 9, 0
 
     def play(spec: dict[str, Any], told: str | None) -> str:
@@ -113,7 +113,7 @@ SAMPLES = 10  # episodes of each game on the card
 HOW = {
     "held_out_loss_nats": (
         "mean negative log-likelihood per token after the prompt, the environment's answers "
-        "included, over {held_out_documents} episodes from other random draws"
+        "included, over {held_out_documents} episodes generated from other random draws"
     ),
     "guess_won": "share of {episodes} episodes that end with the right digit, {sampling}",
     "calculator_won": "share of {episodes} episodes that end with the right product, {sampling}",

@@ -49,14 +49,14 @@ def sample(
     limits: SamplingLimits,
     seed: int,
 ) -> list[list[Response]]:
-    """Sample responses to prompts. End-of-text ends a response, in addition to `limits`.
+    """Sample responses to prompts. A response ends with end-of-text or at a limit.
 
     Args:
         model: Policy to sample with.
         tokenizer: Tokenizer of the policy.
-        prompts: Texts of the prompts.
+        prompts: The prompts as text.
         each: Number of responses to each prompt.
-        limits: Sampling limits. The field `end_ids` is replaced.
+        limits: Sampling limits. The tokenizer's end ids replace the field `end_ids`.
         seed: Seed of the random draws.
     """
     engine = TorchEngine(model, tokenizer, seed=seed)
@@ -101,7 +101,10 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """Return the number of responses and their mean lengths by unit, or None without responses."""
+    """Return the number of responses and their mean length in each unit.
+
+    Return None if there are no responses.
+    """
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}
@@ -109,7 +112,7 @@ def mean_length(
 
 
 def lengths(means: dict[str, Any], names: Sequence[str], unit: str) -> str:
-    """Format the means of `names` in one unit for a card."""
+    """Format the mean lengths of the categories `names`, in one unit, for a card."""
     found = (means[name] for name in names)
     return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in found)
 

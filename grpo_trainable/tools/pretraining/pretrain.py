@@ -1,4 +1,4 @@
-"""Pretrain a policy as a start for GRPO, and write its card."""
+"""Pretrain a policy as a starting point for GRPO, and write its card."""
 
 from __future__ import annotations
 

@@ -62,14 +62,14 @@ class Problem:
 
     @property
     def is_held_out(self) -> bool:
-        """Return True if the problem is only for evaluations, which its calculation decides."""
+        """Return True if a hash of the calculation reserves the problem for evaluations."""
         digest = hashlib.sha256(written(self.steps).encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48 < HELD_OUT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sentence of a scene, and the sign of the operation that it describes, or None."""
+    """A sentence of a scene, and the sign of the operation (None if it describes no operation)."""
 
     text: str
     sign: str | None
@@ -131,7 +131,7 @@ class ProblemWriter:
         self._most_operations = most_operations
 
     def problems(self, *, held_out: bool) -> Iterator[Problem]:
-        """Yield held-out problems or training problems without end."""
+        """Yield an endless stream of held-out problems or of training problems."""
         while True:
             operations = self._rng.randint(1, self._most_operations)
             problem = self._problem(operations)
@@ -166,7 +166,7 @@ class ProblemWriter:
         """Draw the numbers for `{m}` and `{n}` in each line.
 
         Returns:
-            The numbers of each line with the steps of the calculation, or None if no number is
+            The numbers in each line and the steps of the calculation, or None if no number is
             valid.
         """
         value, numbers, steps = None, [], []

@@ -1,8 +1,8 @@
 """The story grammar: prompts and stories for pretraining, from a seed.
 
 Every story has three to five sentences, and the last one is a closing sentence. A given share of
-the stories contain the keywords of the prompt. The other stories are drawn in the same way about
-other nouns, so length and form do not reveal whether a keyword is present.
+the stories contain the keywords of the prompt. The other stories are about other nouns, but are
+drawn in the same way, so length and form do not reveal whether a keyword is present.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INTRO_SHARE = 0.3
 OMISSION_SHARE = 0.4  # share of stories that skip the second stage of their plot
 MAX_OUTLINES = 50  # attempts before a keyword gets a separate sentence
 MAX_STORIES = 1000  # attempts to find a story of the right length
-LEFTOVER_ROLE = 10  # roles `any10`, `any11`, …: above the role numbers in the templates
+LEFTOVER_ROLE = 10  # added roles are `any10`, `any11`, …; templates use smaller numbers
 
 STORY_FILES = NOUNS_FILE.parent / "stories"
 _WORDS = json.loads((STORY_FILES / "words.json").read_text(encoding="utf-8"))
@@ -56,9 +56,9 @@ ROLES = {
 
 GIRLS, BOYS, TRAITS = _WORDS["girls"], _WORDS["boys"], _WORDS["traits"]
 ADJECTIVES: dict[str, list[str]] = _WORDS["adjectives"]  # kind -> suitable adjectives
-USES: dict[str, list[str]] = _WORDS["uses"]  # kind -> actions of a character with such a noun
+USES: dict[str, list[str]] = _WORDS["uses"]  # kind -> what a character does with such a noun
 IN_PLACES, ON_PLACES = frozenset(_WORDS["in_places"]), frozenset(_WORDS["on_places"])
-UNIQUE = frozenset(_WORDS["unique"])  # nouns with "the" and without an adjective, like the moon
+UNIQUE = frozenset(_WORDS["unique"])  # nouns that take "the" and no adjective, like the moon
 SOUNDS_LIKE_A_CONSONANT = tuple(_WORDS["sounds_like_a_consonant"])
 
 
@@ -73,8 +73,8 @@ def _template(name: str) -> str:
     - `[x/y]` is a choice.
 
     A field with a capital first letter starts a sentence. Lines are alternatives. An empty line
-    starts the next sentence, and `====` separates plots. The files contain no noun of nouns.txt,
-    because every noun comes from a role.
+    starts the next sentence, and `====` separates plots. The files contain none of the nouns in
+    nouns.txt, because every noun comes from a role.
     """
     return (STORY_FILES / f"{name}.txt").read_text(encoding="utf-8")
 
@@ -104,7 +104,7 @@ class Storyteller:
     """Writes documents with keywords from `nouns`. All random draws come from `rng`."""
 
     def __init__(self, nouns: Sequence[str], rng: Random) -> None:
-        if len(nouns) < 2 * MAX_KEYWORDS:  # other stories need as many other nouns
+        if len(nouns) < 2 * MAX_KEYWORDS:  # stories without the keywords need other nouns
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
@@ -266,13 +266,13 @@ def kind_of(noun: str) -> str:
 
 
 def article(phrase: str) -> str:
-    """Return the article of `phrase`: "a" or "an", according to its first sound."""
+    """Return the article for `phrase`: "a" or "an", depending on its first sound."""
     vowel = phrase[0] in "aeiou" or phrase.startswith("hourglass")
     return "an" if vowel and not phrase.startswith(SOUNDS_LIKE_A_CONSONANT) else "a"
 
 
 def _cast(roles: Sequence[str], subjects: Sequence[str]) -> dict[str, str]:
-    """Assign to each subject the first free role that fits, if any, as role -> noun."""
+    """Assign each subject to the first free role that it fits, if any. Return role -> noun."""
     cast: dict[str, str] = {}
     for subject in subjects:
         suits = (r for r in roles if r not in cast and kind_of(subject) in _kinds(r))

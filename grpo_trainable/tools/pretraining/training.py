@@ -23,7 +23,7 @@ WEIGHT_DECAY = 0.1
 
 
 def collate(rows: Sequence[Row], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Pad rows to inputs and targets, both (B, S). Prompts and padding have no target."""
+    """Pad rows into input ids and targets, both (B, S). Prompts and padding have no target."""
     length = max(len(row.ids) for row in rows) - 1
     input_ids = torch.full((len(rows), length), pad_id)
     targets = torch.full((len(rows), length), NO_LOSS)
@@ -40,7 +40,7 @@ def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[S
 
     Args:
         rows: Encoded documents.
-        recipe: Settings of the training.
+        recipe: Settings for the training.
         shuffle: Use the rows in a new random order in each pass, instead of the given order.
     """
     rng = Random(f"order {recipe.seed}")
@@ -76,7 +76,7 @@ def token_losses(model: TransformerLM, input_ids: Tensor, targets: Tensor) -> Te
 def train(
     model: TransformerLM, rows: Sequence[Row], recipe: Recipe, pad_id: int, *, shuffle: bool
 ) -> dict[str, int]:
-    """Train a model in place. Return the numbers of tokens read and of tokens with loss.
+    """Train a model in place. Return the number of tokens read and the number of tokens with loss.
 
     Raises:
         ValueError: If the loss is not finite.

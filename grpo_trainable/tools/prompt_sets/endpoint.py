@@ -189,7 +189,7 @@ def _text(content: bytes) -> str:
 
 
 def _message(failure: urllib.error.HTTPError) -> str:
-    """Return the endpoint's error message in one line, or empty text if it cannot be read."""
+    """Return the endpoint's error message in one line, or an empty string if it cannot be read."""
     try:
         with failure:
             error = json.loads(failure.read(LONGEST_ANSWER))["error"]

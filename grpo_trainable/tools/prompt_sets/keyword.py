@@ -1,4 +1,4 @@
-"""Requests for prompts of the task `keyword`, and the check of a model's answers."""
+"""Requests to a model to write prompts for the task `keyword`, and the check of its answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Item:
 
     @property
     def beginning(self) -> str:
-        """Beginning of a text, for a model that only continues texts."""
+        """Beginning of a text, for a model that can only continue text."""
         return f"{EXAMPLES}{', '.join(self.keywords)}:"
 
 
@@ -112,5 +112,5 @@ def prompt_in(text: str, keywords: Sequence[str]) -> str | None:
 
 
 def plain_prompt(prompt: str) -> str:
-    """Return a prompt without case and punctuation, to find repeated prompts."""
+    """Remove case and punctuation from a prompt, to find repeated prompts."""
     return " ".join(re.findall(r"\w+", prompt.casefold()))

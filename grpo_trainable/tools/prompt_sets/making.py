@@ -102,7 +102,8 @@ class PromptSet:
         """Write the set.
 
         Raises:
-            ValueError: If one side of the set is empty. The message is one line.
+            ValueError: If the set has no training prompts or no held-out prompts. The message is
+                one line.
         """
         written = [(item, self._prompts[item.index]) for item in self._items]
         usable = [(item, prompt) for item, prompt in written if prompt is not None]
@@ -210,7 +211,7 @@ def _told_apart(then: Any, now: Any) -> tuple[str, str]:
 
 
 def _written(writer: Writer, items: Sequence[Item], attempts: int) -> dict[int, str]:
-    """Let the model write items in up to `attempts` attempts, and return the usable prompts."""
+    """Let the model try each item up to `attempts` times, and return the usable prompts."""
     found: dict[int, str] = {}
     for attempt in range(attempts):
         rest = [item for item in items if item.index not in found]

@@ -78,16 +78,31 @@ def test_a_line_in_each_layout(row, question, truth):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"answer": "1"}, "problem, or question, must be non-empty text"),
-        ({"question": 3, "answer": "1"}, "problem, or question, must be non-empty text"),
-        ({"question": "q"}, "answer, or solution, must be non-empty text"),
-        ({"question": "q", "answer": " "}, "answer, or solution, must be non-empty text"),
-        ({"question": "q", "answer": True}, "answer, or solution, must be non-empty text"),
-        ({"question": "q", "answer": ["1"]}, "answer, or solution, must be non-empty text"),
-        ({"problem": "p", "solution": "It is 2."}, r"solution must have its answer in \boxed{} or"),
+        ({"answer": "1"}, "the field `problem` or `question` must be non-empty text"),
+        (
+            {"question": 3, "answer": "1"},
+            "the field `problem` or `question` must be non-empty text",
+        ),
+        ({"question": "q"}, "the field `answer` or `solution` must be non-empty text"),
+        (
+            {"question": "q", "answer": " "},
+            "the field `answer` or `solution` must be non-empty text",
+        ),
+        (
+            {"question": "q", "answer": True},
+            "the field `answer` or `solution` must be non-empty text",
+        ),
+        (
+            {"question": "q", "answer": ["1"]},
+            "the field `answer` or `solution` must be non-empty text",
+        ),
+        (
+            {"problem": "p", "solution": "It is 2."},
+            r"`solution` must have its answer in \boxed{} or",
+        ),
         (
             {"problem": "p", "solution": r"\boxed{2"},
-            r"solution must have its answer in \boxed{} or",
+            r"`solution` must have its answer in \boxed{} or",
         ),
         (
             {"question": "q", "answer": "so ####  "},

@@ -123,7 +123,7 @@ def test_a_corpus_of_ones_own_is_learned(one_layer: None, tmp_path: Path):
     ("line", "reason"),
     [
         (b"not json", "not JSON"),
-        (b"[1]", "must be an object with prompt and response, got list"),
+        (b"[1]", "must be an object with `prompt` and `response`, got list"),
         (b'{"prompt": "x"}', "response must be non-empty text"),
         (b'{"response": "x"}', "prompt must be non-empty text"),
         (b'{"prompt": "x", "response": " "}', "response must be non-empty text"),
