@@ -3,8 +3,8 @@
 Both programs train the `small` shape (5.26 M parameters, float32) on the same 8 prompts, with 8
 responses to each, 48 new tokens, microbatches of 16 rows, and the same reward function. TRL is
 configured for speed: no gradient checkpointing, one generate call per step, SDPA, float32, no
-logging. Our side is one colocated worker that runs without Ray. This worker does everything else
-that a worker does in a trial, including publishing and loading weights and scoring responses.
+logging. Our side is one colocated worker that runs without Ray. Apart from that, it does all the
+work of a trial's worker: it also scores responses, and publishes and loads weights.
 Rewards differ within every group, so no group is left out.
 
 The contests are

@@ -25,7 +25,7 @@ COMPARE_A_GROUP = (
 _OF_RESPONSES = ("gspo", "gmpo", "topr")
 # Advantages that need the task's own reward, and why nothing may be subtracted from that reward.
 _OF_THE_TASK = {
-    "vine": "loss.advantage=vine values states only by the task's reward",
+    "vine": "loss.advantage=vine estimates the value of a state from the task's reward alone",
     "maxrl": "loss.advantage=maxrl divides by the mean reward, so no reward may be negative",
 }
 

@@ -147,8 +147,8 @@ class LossSettings(Settings):
     )
     advantage_eps: float = number(
         1e-8,
-        "Number added to the divisor of the rewards: to their standard deviation, or to their "
-        "mean with maxrl. Your own function receives this number.",
+        "Number added to what the rewards are divided by: their standard deviation, or with maxrl "
+        "their mean. An advantage function of your own receives it too.",
         above=0,
         read_if=_DIVIDED,
     )

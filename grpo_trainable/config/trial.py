@@ -223,7 +223,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def samples_as_it_learns(self) -> bool:
-        """Return True if the engine promises the learner's log-probs, except for rounding."""
+        """Return True if the engine promises log-probs equal to the learner's, up to rounding."""
         return samples_as_it_learns(self.engine, self.model.sampler_dtype)
 
     @property

@@ -171,7 +171,10 @@ def _wrong_tokens(
     for name, newest in (("token_versions", engine.version), ("token_rounds", engine.round)):
         stamps = getattr(group, name)[mask]
         if int(stamps.min()) < 0 or int(stamps.max()) > newest:
-            yield f"{name} go up to {int(stamps.max())}, but the weights in use have {newest}"
+            yield (
+                f"{name} must be from 0 to {newest}, as of the weights in use, "
+                f"but are {int(stamps.min())} to {int(stamps.max())}"
+            )
 
 
 def _wrong_holes(request: Request, group: RolloutGroup) -> Iterator[str]:

@@ -191,7 +191,7 @@ class GradientSteps:
         )
 
     def _with_selected(self, batch: BatchWithLogProbs) -> BatchWithLogProbs:
-        """Mark the tokens of a gradient step that the loss treats differently from the others.
+        """In a gradient step, mark the tokens that the loss treats differently from the others.
 
         A loss that selects tokens needs a forward pass over the whole step before the step is split
         into microbatches. For other losses, return the batch unchanged.

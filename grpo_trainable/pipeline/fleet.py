@@ -153,7 +153,7 @@ class Fleet:
         self._recorder = recorder
         self._spawn = spawn
         self._published: Published | None = None  # the newest weights
-        # Round of a snapshot that is still needed -> seconds that publishing it took.
+        # Round of each snapshot still in use -> seconds that publishing it took.
         self._publish_s: dict[int, float] = {}
 
     # ---- Weights -----------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
 class _Game:
     """All specifications of a game, in a different order in each pass.
 
-    Evaluation uses the same specifications as training, because the policy should learn to play,
-    not to recall answers.
+    Evaluation uses the same specifications as training. So it measures how well the policy plays
+    the game, not whether it generalises to other specifications.
     """
 
     stop = ("\n",)

@@ -96,7 +96,7 @@ class VLLMEngine:
         """Load a snapshot and sample with it from the next token on.
 
         Raises:
-            RuntimeError: The snapshot arrived torn, or lacks a tensor of the model.
+            RuntimeError: The snapshot changed on its way, or lacks a tensor of the model.
         """
         send_weights(self.llm, weights, self._renamed)
         self._version, self._round = weights.version, weights.round

@@ -48,7 +48,7 @@ def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
     `renamed` gives tensors their names in `transformers`.
 
     Raises:
-        RuntimeError: The snapshot arrived torn, or lacks a tensor of the model.
+        RuntimeError: The snapshot changed on its way, or lacks a tensor of the model.
     """
     llm.start_weight_update()
     llm.update_weights({"update_info": {"weights": weights, "renamed": renamed}})
@@ -112,7 +112,7 @@ def load_snapshot(model: Any, weights: PolicyWeights, renamed: Renaming) -> None
     """Load all weights of a snapshot into a vLLM model that waits for them.
 
     Raises:
-        RuntimeError: The snapshot arrived torn, or leaves a parameter without a value.
+        RuntimeError: The snapshot changed on its way, or has no value for some parameter.
     """
     source = f"weights version {weights.version}"
     arrived = storage_checksum(weights.tensors)

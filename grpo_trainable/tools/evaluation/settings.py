@@ -68,7 +68,7 @@ def evaluation_config(
         ConfigError: If a key is unknown or not read, if the settings contradict each other, or if
             the checkpoint names code that the user does not name.
         PluginError: If a user's task cannot be loaded.
-        ValueError: If a file that the trial read cannot be read.
+        ValueError: If a file that the trial used can no longer be read.
         InputChanged: If a file that the trial read has changed.
     """
     asked = {OPTIONS[name]: value for name, value in options.items() if value is not None}

@@ -697,18 +697,18 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(loss__advantage="vine", loss__kl_coef=0.1, loss__kl_in="reward"),
-            "loss.kl_in=reward: must be loss: loss.advantage=vine values states only by the "
-            "task's reward",
+            "loss.kl_in=reward: must be loss: loss.advantage=vine estimates the value of a "
+            "state from the task's reward alone",
         ),
         (
             nested(loss__advantage="vine", rollout__overlong="penalty"),
-            "rollout.overlong=penalty: must be score or filter: loss.advantage=vine values states "
-            "only by the task's reward",
+            "rollout.overlong=penalty: must be score or filter: loss.advantage=vine estimates "
+            "the value of a state from the task's reward alone",
         ),
         (
             nested(loss__advantage="vine", task__length_penalty=0.1, task__length_target=9),
-            "task.length_penalty=0.1: must be 0: loss.advantage=vine values states only by the "
-            "task's reward",
+            "task.length_penalty=0.1: must be 0: loss.advantage=vine estimates the value of a "
+            "state from the task's reward alone",
         ),
         (
             nested(rollout__min_new_tokens=61),

@@ -91,8 +91,11 @@ def longer(tokens: int) -> RolloutGroup:
         ([with_entry("behaviour_log_probs", 0.5)], "a log-prob of 0.5 is above 0"),
         ([with_entry("response_ids", 10)], "token ids range from 0 to 10, but must be from 0 to"),
         ([with_entry("response_ids", -1)], "token ids range from -1 to 0, but must be from 0 to"),
-        ([with_entry("token_versions", 2)], "token_versions go up to 2, .* in use have 1"),
-        ([with_entry("token_rounds", 2)], "token_rounds go up to 2, .* in use have 1"),
+        (
+            [with_entry("token_versions", 2)],
+            "token_versions must be from 0 to 1, .* but are 0 to 2",
+        ),
+        ([with_entry("token_rounds", 2)], "token_rounds must be from 0 to 1, .* but are 0 to 2"),
     ],
 )
 def test_a_wrong_answer_is_named_in_one_line(answer: Any, message: str):

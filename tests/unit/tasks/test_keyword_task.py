@@ -260,8 +260,8 @@ BAD_LINES = {
     '{"answer": "x"}': "prompt must be",
     '{"prompt": " ", "answer": "x"}': "prompt must be",
     '{"prompt": "\\ud800", "answer": "x"}': "prompt must be",
-    '{"prompt": "p"}': "answer must be",
-    '{"prompt": "p", "answer": 3}': "answer must be",
+    '{"prompt": "p"}': "`answer` must be",
+    '{"prompt": "p", "answer": 3}': "`answer` must be",
     '{"prompt": "p", "keywords": []}': "keywords must be",
     '{"prompt": "p", "keywords": "apple"}': "keywords must be",
     "[" * 100_000: "not JSON",
@@ -285,9 +285,9 @@ def test_many_bad_lines_are_one_warning_and_a_file_of_them_one_error(tmp_path, c
     with caplog.at_level(logging.WARNING):
         keyword_task(seed=0, train_file=some)
     (record,) = caplog.records
-    assert "line 1: answer must be" in record.getMessage()
+    assert "line 1: `answer` must be" in record.getMessage()
     assert "and 29 more such lines; skipped" in record.getMessage()
-    with pytest.raises(ValueError, match=r"has no valid line; line 1: answer must be"):
+    with pytest.raises(ValueError, match=r"has no valid line; line 1: `answer` must be"):
         keyword_task(seed=0, train_file=write_jsonl(tmp_path / "all.jsonl", bad))
 
 

@@ -116,7 +116,7 @@ def test_a_prompt_longer_than_the_context_is_one_line(command, model, tmp_path):
 
 def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: F811
     (tmp_path / "keys.jsonl").write_text('{"text": "a"}\n' * 1000)
-    for task, words in (("keyword", "prompt must be"), ("math", "problem, or question, must be")):
+    for task, words in (("keyword", "prompt must be"), ("math", "`problem` or `question` must be")):
         found = command(*SPACE, "--set", f"task.name={task}", "--set", "task.train_file=keys.jsonl")
         refused(found, "task.train_file=", "keys.jsonl: has no valid line; line 1: ", words)
 
