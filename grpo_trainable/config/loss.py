@@ -45,6 +45,7 @@ IMPORTANCE_CAP = 2.0  # default cap if the sampler and the learner may disagree 
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
+_CLIPPED_ABOVE = ("cispo",)  # these read clip_high alone
 _DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
 _WHITENED = ("gae", "vine", "group_to_go")
 _KL = positive("loss.kl_coef")
@@ -192,7 +193,11 @@ class LossSettings(Settings):
         "dppo_tv and 0.05 for dppo_kl.",
         above=0,
         below=1,
-        read_if=one_of_or_own("loss.type", *_CLIPPED, remark=" (cispo reads loss.clip_high)"),
+        read_if=one_of_or_own(
+            "loss.type",
+            *_CLIPPED,
+            remark=f" ({', '.join(_CLIPPED_ABOVE)}: use loss.clip_high)",
+        ),
         harmless=(0.2,),
         default_by=where_none(("loss.type",), _default_clip),
         also_called=(trl("epsilon"), verl("actor.clip_ratio"), verl("actor.clip_ratio_low")),
@@ -204,7 +209,7 @@ class LossSettings(Settings):
         "dppo_kl, ε_high limits the KL that such a rise causes. `none` means the value of clip, "
         "but 0.28 for dapo, and 0.0004 for gspo if clip is none too.",
         above=0,
-        read_if=one_of_or_own("loss.type", *_CLIPPED, "cispo"),
+        read_if=one_of_or_own("loss.type", *_CLIPPED, *_CLIPPED_ABOVE),
         default_by=(
             where_none(("loss.type", "loss.clip"), _default_clip_high),
             when_read(("loss.type", "loss.clip"), _usual_clip_high),

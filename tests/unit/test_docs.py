@@ -13,6 +13,7 @@ import pytest
 
 from grpo_trainable.config import CHECKS
 from grpo_trainable.config.engine_catalog import ENGINES
+from search_spaces.spaces import SPACES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ALGORITHMS = (DOCS / "algorithms.md").read_text(encoding="utf-8")
@@ -47,6 +48,12 @@ def test_algorithms_page_has_every_value_of_every_choice(key, value):
 def test_algorithms_page_names_functions_that_exist(name):
     module, function = name.split(".")
     assert callable(getattr(importlib.import_module(f"grpo_trainable.algo.{module}"), function))
+
+
+def test_running_page_has_a_row_for_every_space():
+    page = (DOCS / "running.md").read_text(encoding="utf-8")
+    table = page.partition("| space | question |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(SPACES)
 
 
 ENGINE_ROWS = {

@@ -66,6 +66,28 @@ def logs(*probabilities: float) -> list[float]:
     return [math.log(p) for p in probabilities]
 
 
+def is_read(key: str, name: str) -> bool:
+    try:
+        GRPOConfig.from_dict({"loss": {"type": name, key: 0.123}})
+    except ConfigError as error:  # ppo needs a critic, too
+        return f"loss.{key}=0.123: not read" not in str(error)
+    return True
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_loss_reads_the_clip_settings_that_change_it_and_no_others(name: str):
+    generator = torch.Generator().manual_seed(0)
+    new, old = (-torch.rand(8, 5, generator=generator).mul(3) for _ in range(2))
+    advantages = torch.randn(8, 5, generator=generator)
+    tensors = [tensor.tolist() for tensor in (new, old, advantages, torch.ones(8, 5))]
+    results = [
+        run(bound(name), *tensors, clip_low=low, clip_high=high)
+        for low, high in ((0.3, 0.3), (0.001, 0.3), (0.3, 0.001))
+    ]
+    assert is_read("clip", name) == (results[1] != results[0])
+    assert is_read("clip_high", name) == (results[2] != results[0])
+
+
 # ---- Values computed by hand -------------------------------------------------------------------
 
 

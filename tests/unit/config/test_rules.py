@@ -308,7 +308,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         0.3,
         {"loss.type": "cispo"},
         "loss.type=cispo",
-        f"loss.type={CLIPPED} or a function of your own (cispo reads loss.clip_high)",
+        f"loss.type={CLIPPED} or a function of your own (cispo: use loss.clip_high)",
         {"loss.type": "my.py:loss"},
     ),
     "loss.clip_high": (
