@@ -52,7 +52,9 @@ def test_observations_may_be_described() -> None:
 
 
 def test_actions_of_many_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^Pendulum-v1: actions are Box.*neither discrete nor"):
+    with pytest.raises(
+        ValueError, match=r"^Pendulum-v1: the action space Box.*neither discrete nor"
+    ):
         gymnasium_environment("Pendulum-v1")()
 
 
