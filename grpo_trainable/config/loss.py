@@ -135,8 +135,9 @@ class LossSettings(Settings):
         also_called=(
             trl(
                 "scale_rewards",
-                "group is group_std, none is group_mean, mean is maxrl; batch, which divides by "
-                "the standard deviation of all rewards, needs your own advantage function",
+                "group is group_std, none is group_mean, mean is maxrl; batch, which divides "
+                "r - group mean by the standard deviation of all rewards, needs your own advantage "
+                "function",
             ),
             verl(
                 "algorithm.adv_estimator",
@@ -155,8 +156,8 @@ class LossSettings(Settings):
     )
     gamma: float = number(
         1.0,
-        "γ, the discount factor. A reward is multiplied by γ once for each token that is sampled "
-        "before the reward is earned.",
+        "γ, the discount factor. In the advantage of a token, a reward that is earned n tokens "
+        "later is multiplied by γ^n.",
         minimum=0,
         maximum=1,
         read_if=one_of("loss.advantage", "gae", "group_to_go"),
@@ -330,7 +331,9 @@ class LossSettings(Settings):
         ),
     )
     kl_monitor: bool = flag(
-        True, "Measure the KL to the reference after each round, which costs forward passes."
+        True,
+        "Record all kl/… metrics except kl/teacher_nats, such as the KL to the reference after "
+        "each round. Recording them costs forward passes.",
     )
     importance_cap: float | None = number(
         None,

@@ -78,7 +78,7 @@ class CallbackSettings(Settings):
 
     kl_band: tuple[float, float] | None = pair(
         None,
-        "Expected range of kl/reference_nats. A value outside this range prints a warning.",
+        "Expected range of kl/reference_nats. When the KL leaves this range, a warning is printed.",
         expected="two numbers, 0 <= low < high",
         valid=lambda low, high: 0 <= low < high,
         read_if=_KL_IS_MEASURED,

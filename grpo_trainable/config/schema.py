@@ -75,7 +75,7 @@ class TrialSettings(Settings):
     placement: str = choice(
         ("colocated", "disaggregated"),
         "Placement of the actors: one actor samples and trains in turn (colocated), or generators "
-        "and a learner work at the same time (disaggregated).",
+        "and learners are separate actors, which can work at the same time (disaggregated).",
     )
     rounds: int = integer(
         96,

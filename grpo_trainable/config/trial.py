@@ -258,7 +258,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Number of tokens before the length limit that are penalised or reserved for an answer."""
+        """Tokens before the length limit: penalised, or kept for an interruption and its answer."""
         return self.effective("rollout.overlong_buffer")
 
     @property
