@@ -23,7 +23,7 @@ HELD_OUT_WORDS = 0.25  # share of the words in a keyword file
 def keyword_prompt(keywords: Sequence[str]) -> str:
     """Return the prompt for some keywords. The story begins after the prompt's final newline.
 
-    The shipped policy was pretrained on exactly this wording.
+    The shipped policy was pretrained on exactly these characters.
     """
     noun = "word" if len(keywords) == 1 else "words"
     return f"Write a story that includes the {noun}: {', '.join(keywords)}\n"

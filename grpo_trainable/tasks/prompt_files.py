@@ -42,8 +42,8 @@ def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
 def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) -> list[Example]:
     """Read the examples in a JSONL file, in order.
 
-    Bad lines are skipped, with one warning for all of them. The warning names the file and the
-    first bad line.
+    Bad lines are skipped, with one warning for all of them. The warning names the file and
+    the number of the first bad line.
 
     Args:
         key: Setting that names the file, without `task.`.

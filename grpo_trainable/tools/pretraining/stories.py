@@ -135,7 +135,7 @@ class Storyteller:
     def story(self, keywords: Sequence[str], *, include: bool) -> str:
         """Write a story about the keywords, or about the same number of other nouns.
 
-        Both kinds of stories are drawn in the same way, so they differ in their nouns, but not in
+        Both kinds of stories are drawn in the same way, so only the nouns tell them apart, not the
         length.
 
         Raises:

@@ -172,7 +172,8 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
         (
             "calls = []\ndef train_example(self, i):\n"
             "    self.calls.append(i)\n    return Example(f'call {len(self.calls)}', 1)",
-            "two calls of train_example(0) gave different examples: an example must depend ",
+            "two calls of train_example(0) gave different examples: an example must depend only on "
+            "the seed",
         ),
         ("def train_example(self, i): exit(2)", "train_example(0): SystemExit: 2"),
         ("def eval_examples(self, n): return []", "eval_examples(7) gave 0 examples"),

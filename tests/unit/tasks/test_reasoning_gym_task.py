@@ -109,7 +109,8 @@ def test_a_data_set_without_problems_of_both_sides_is_refused():
     only = is_held_out(task._problems.question(0))
     side = "to train on" if only else "to hold out"
     with pytest.raises(
-        ValueError, match=f"chain_sum task.size=1: .*{side} among 1; raise task.size"
+        ValueError,
+        match=f"^task.dataset=chain_sum task.size=1: .*{side} among 1; raise task.size$",
     ):
         task.train_example(0) if only else task.eval_examples(1)
 
@@ -155,6 +156,7 @@ def test_a_problem_that_was_another_where_it_was_asked_is_an_error():
     task = sums()
     truth = {**task.train_example(0).ground_truth, "question": "What is 1 + 1?"}
     with pytest.raises(
-        ValueError, match=r"^task\.dataset=chain_sum task\.size=20000: problems differ between"
+        ValueError,
+        match=r"^task\.dataset=chain_sum task\.size=20000: problems differ between processes",
     ):
         task.reward("</think> <answer>2</answer>", truth)
