@@ -101,8 +101,9 @@ class GRPOTrainable(tune.Trainable):
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
         """Save a checkpoint, and record how long saving takes.
 
-        The recorded time includes writing the checkpoint and copying it to the storage path. If the
-        checkpoint of a running trial cannot be written, the trial continues with a warning.
+        The recorded time includes writing the checkpoint and copying it to the storage path. If a
+        running trial cannot write its checkpoint to Tune's storage path, it continues with a
+        warning.
 
         Args:
             checkpoint_dir: The directory to write to. None: Tune's storage path.

@@ -239,9 +239,10 @@ class Trial:
         return self._learners.state()
 
     def _disturbance(self, round_: int) -> dict[str, float]:
-        """Return the share of this machine's CPU time that other processes used in this round.
+        """Return the share of this machine's CPU time that other processes used.
 
-        The result is empty if the share is unknown.
+        The share is measured since the end of the previous round. The result is empty if the share
+        is unknown.
         """
         self._add_processes_to_meter()
         taken = self.meter.take()

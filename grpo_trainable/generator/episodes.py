@@ -123,7 +123,7 @@ class EpisodePlayer:
         return used
 
     def close(self) -> None:
-        """Kill every process, which ends all running episodes."""
+        """Close every process, which ends all running episodes."""
         for process in self._processes:
             process.close()
         self._processes = []

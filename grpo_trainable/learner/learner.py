@@ -144,10 +144,10 @@ class Learner:
     def warm_up(self, prompt_tokens: int) -> None:
         """Run the operations that are slow the first time.
 
-        These operations are one forward and one backward pass over a microbatch, and one step of a
-        throw-away optimizer. Each row of the microbatch has a prompt of `prompt_tokens` tokens and
-        the longest possible response. The gradients are dropped; only warm code and allocated
-        memory remain.
+        These operations are one forward and one backward pass over a microbatch, the passes of the
+        reference and of the teacher (if there are any), and one step of a throw-away optimizer.
+        Each row of the microbatch has a prompt of `prompt_tokens` tokens and the longest possible
+        response. The gradients are dropped; only warm code and allocated memory remain.
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)

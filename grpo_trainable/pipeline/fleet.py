@@ -162,7 +162,7 @@ class Fleet:
     def fetching(self) -> bool:
         """True if a generator has not yet fetched weights that were sent to it.
 
-        Joining generators do not count: they get no work until they have loaded weights.
+        Joining generators do not count: they load weights before they do any work.
         """
         return any(generator.fetching and not generator.joining for generator in self.generators)
 

@@ -14,7 +14,7 @@ PATIENCE = 4  # consecutive rounds without signal before the warning
 class Standstill:
     """Counts consecutive rounds without a group whose rewards differ.
 
-    A trial that also learns from equal rewards never stands still. Such a trial has
+    A trial that also learns from equal rewards never stands still. Examples are trials with
     `loss.advantage=batch`, a critic, a teacher or a length penalty.
     """
 

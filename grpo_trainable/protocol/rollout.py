@@ -114,7 +114,8 @@ class RolloutGroup:
     # (G,) bool: True if an end id, a stop string or (for an episode) the environment ended the
     # response. False if the response reached the length limit.
     finished: Tensor
-    token_versions: Tensor  # (G, R) int32, version of the weights that sampled the token
+    # (G, R) int32, version (number of gradient steps) of the weights that sampled the token.
+    token_versions: Tensor
     token_rounds: Tensor  # (G, R) int32, round of the weights that sampled the token
     # (G, R) float32, nats, 0 off the mask. None if the learner runs the reference.
     reference_log_probs: Tensor | None = None

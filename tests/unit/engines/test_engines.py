@@ -89,8 +89,14 @@ def longer(tokens: int) -> RolloutGroup:
         ([changed(finished=torch.ones(3, dtype=torch.bool))], r"finished is torch.bool \(3,\)"),
         ([with_entry("behaviour_log_probs", torch.nan)], "behaviour_log_probs are missing"),
         ([with_entry("behaviour_log_probs", 0.5)], "a log-prob of 0.5 is above 0"),
-        ([with_entry("response_ids", 10)], "token ids range from 0 to 10, but must be from 0 to"),
-        ([with_entry("response_ids", -1)], "token ids range from -1 to 0, but must be from 0 to"),
+        (
+            [with_entry("response_ids", 10)],
+            "token ids range from 0 to 10, but must be from 0 to below 10",
+        ),
+        (
+            [with_entry("response_ids", -1)],
+            "token ids range from -1 to 0, but must be from 0 to below 10",
+        ),
         (
             [with_entry("token_versions", 2)],
             "token_versions must be from 0 to 1, .* but are 0 to 2",

@@ -1096,7 +1096,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
         try:
             reports.append(w.pipeline.run_round())
         except ActorFailed as error:
-            # The drawn deaths may contain three losses in a row, which end a trial.
+            # The drawn deaths may contain four losses in a row, which end a trial.
             assume("without finishing any work" not in str(error))
             raise
         counts = {k[6:]: v for k, v in reports[-1].metrics.items() if k.startswith("count/")}

@@ -459,7 +459,7 @@ def test_lost_generators_change_no_batch(
         try:
             reports.append(w.pipeline.run_round())
         except ActorFailed as error:
-            # The drawn deaths may contain three losses in a row, which end a trial.
+            # The drawn deaths may contain four losses in a row, which end a trial.
             assume("without finishing any work" not in str(error))
             raise
     trained = [call.prompt_indices for call in w.trained]

@@ -150,7 +150,7 @@ def test_a_checkpoint_keeps_the_parts_of_waiting_groups(policy_path, tmp_path: P
         ),
         (
             {"reward_weights": '{"length": 1}'},
-            r"task.reward_weights=.*: the reward of task.name=keyword has only the parts format",
+            r"task.reward_weights=.*the reward of task.name=keyword has only the parts format and",
         ),
         ({"normalize_parts": True}, "task.normalize_parts=true: not read with task.reward_weights"),
     ],

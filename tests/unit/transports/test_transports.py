@@ -405,7 +405,12 @@ def test_the_ends_of_a_users_transport_are_made_by_its_record(mine: Path) -> Non
             PluginError,
             "must be a grpo_trainable.config.transport_catalog.Transport, got a type",
         ),
-        ("PAIR", ["a"], PluginError, "sidedness=two_sided is only for built-in transports; use "),
+        (
+            "PAIR",
+            ["a"],
+            PluginError,
+            "sidedness=two_sided is only for built-in transports; use pull",
+        ),
         ("ONE_GPU", ["a"], TransportError, "needs resources.generator_gpus > 0 and"),
         ("HERE", ["a", "b"], TransportError, "on 2 machines, which do not share memory"),
     ],
