@@ -285,7 +285,7 @@ class MirrorCallback(RoundWriter):
         return {**super().__getstate__(), "_mirrors": {}}  # threads belong to this process
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Start the mirror of a trial, and wait until the store has all files."""
+        """Start the mirror of a trial, and wait until a store that answers has all files."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
         if isinstance(place, StoredPath):
@@ -355,7 +355,7 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print the store's lag whenever it has doubled, and print when the store has caught up."""
+    """Print a lag of at least `TELL_S`, again whenever it has doubled, and when it is over."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told, mirror.told_s = True, behind_s

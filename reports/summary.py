@@ -122,7 +122,7 @@ class Comparison:
 
     @property
     def has_ratios(self) -> bool:
-        """Return True if there is any arm whose speed could be compared with the baseline's."""
+        """Return True if another arm has a speed, even one that is not comparable."""
         return bool(self.speed or self.not_comparable)
 
     @property

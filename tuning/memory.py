@@ -26,7 +26,10 @@ class DoesNotFit(Missing):
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Memory that a trial needs. `estimate` is None if the sizes of its model are not known."""
+    """Memory that a trial needs.
+
+    `estimate` is None if the sizes of the policy or of the teacher are not known.
+    """
 
     trial: GRPOConfig
     estimate: Estimate | None
@@ -77,7 +80,7 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
 
     known = [(need.trial, need.estimate) for need in needs if need.estimate is not None]
     if len(known) < len(needs):
-        return "memory of a trial: not estimated, because the sizes of its policy are not known"
+        return "memory of a trial: not estimated, because the sizes of a model are not known"
     trial, largest = max(known, key=lambda item: item[1].host_bytes)
     takes = largest.host_bytes
     if takes * together > available:

@@ -46,8 +46,8 @@ CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names for the directories
 ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
 STATE = "state.json"
-# Parts that have one file per learner. Such a file contains the learner's tensors, or its rows of
-# each tensor.
+# Parts that have one file per learner. Such a file contains some of the part's tensors, or the
+# learner's rows of them.
 OF_LEARNERS = ("policy", "optimizer")
 BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
@@ -92,7 +92,7 @@ class TrialState:
     state: dict[str, Any]  # plain data: counters, prompt indices, versions, config
     policy: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    groups: Sequence[RolloutGroup]  # scored but not yet trained on
+    groups: Sequence[RolloutGroup]  # scored; in the replay buffer
 
 
 def part_file(part: str, number: int = 1, of: int = 1) -> str:
@@ -637,7 +637,11 @@ def _reading(path: AnyPath) -> Iterator[Readable]:
 
 
 def _unread(path: AnyPath, error: OSError) -> CheckpointError:
-    """Return the error for a file: damaged if it is missing, or unreadable if it may be whole."""
+    """Return the error for a file that could not be opened or read.
+
+    A missing file or a directory is damage, and a link is foreign. With any other error, the file
+    may be whole, so it is unreadable.
+    """
     from grpo_trainable.storage.object_store import reason  # loads pyarrow, which is slow
 
     if isinstance(error, FileNotFoundError):

@@ -66,7 +66,7 @@ class TrialStorage:
         """Surround Tune's save, and yield the directory that the checkpoint is first written to.
 
         After an OSError, the copied part of the checkpoint is removed, and the error is raised
-        again.
+        again. In an object store, the part is removed later.
         """
         context = self._context
         assert context is not None

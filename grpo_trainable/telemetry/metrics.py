@@ -23,7 +23,7 @@ KL_TO = ("reference", "previous", "behaviour")
 # centre of a bin.
 RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 
-# The share of each stage in the round's time. callbacks/stage_timings.py adds these metrics to the
+# The share of each stage in the round's work. callbacks/stage_timings.py adds these metrics to the
 # rows of a Trainable.
 FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 

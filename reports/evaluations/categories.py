@@ -1,7 +1,7 @@
 """The table of categories and up to ten responses of each, as Markdown and as HTML.
 
 The categories apply to rewards of 0 or 1 for format and answer: both right, only the format right,
-or the format wrong. A model wrote the responses, so nothing in them may become markup.
+or both wrong. A model wrote the responses, so nothing in them may become markup.
 """
 
 from __future__ import annotations

@@ -757,7 +757,7 @@ def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_o
 
 def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
-    # one sample at a time: Tune creates the others when they start
+    # one trial at a time: Tune creates the others when they start
     callback.setup(total_num_samples=6)
     start([callback], trial)
     for round_ in range(1, 6):

@@ -1,4 +1,4 @@
-"""Replacement of a generator on a machine that turns out to have no room."""
+"""Replacement of a generator on a machine that has room, but accepts no files."""
 
 from __future__ import annotations
 

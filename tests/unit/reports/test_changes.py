@@ -130,7 +130,7 @@ def test_responses_are_measured_by_hand():
 
 
 def test_wording_is_compared_over_equally_many_runs():
-    same = [Response("once upon a time", 4, True)] * 4  # two runs per prompt, 8 in all
+    same = [Response("once upon a time", 4, True)] * 4  # two runs per response, 8 in all
     varied = [Response(f"once upon a {name}", 4, True) for name in ("dog", "cat")]
     first, last = measure(same, varied)
     assert first[WORDING.name] == 0.5  # two of its first four are distinct
