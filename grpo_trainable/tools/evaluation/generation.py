@@ -34,7 +34,7 @@ class Generation:
 
     @property
     def category(self) -> str | None:
-        """Return a key of `CATEGORIES`, or None if the rewards are not all 0 or 1."""
+        """Return a key of `CATEGORIES`, or None if the rewards are of no category."""
         match self.format_reward, self.answer_reward:
             case 1.0, 1.0:
                 return "correct"
