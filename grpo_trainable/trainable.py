@@ -13,10 +13,12 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.cluster.shipping import lay_down
 from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.stopping import RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.storage.object_store import reason
 from grpo_trainable.storage.ray_private import _TrainingResult
+from grpo_trainable.storage.stop_requests import TuneStopRequest
 
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
@@ -70,17 +72,30 @@ class GRPOTrainable(tune.Trainable):
         # does not need the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
-        self.trial = Trial(resolved(config), self._storage, inputs, shipped)
+        self.trial = Trial(
+            resolved(config), self._storage, inputs, shipped, stop_request=self._stop_request()
+        )
         self._looked_for_checkpoint = False
+
+    def _stop_request(self) -> TuneStopRequest | None:
+        """Return the request that `CheckpointOnInterrupt` may make, or None outside Tune."""
+        return None if self._storage is None else TuneStopRequest(self.trial_id)
 
     def step(self) -> dict[str, Any]:
         """Run one round and return its row of metrics.
 
         The first call restores the trial's newest checkpoint, unless `restore` has been called.
+
+        A call that abandons its round saves the last finished round and returns once Tune has
+        ended, without a row.
         """
         if not self._looked_for_checkpoint:
             self._restore_newest()
-        report = self.trial.run_round()
+        try:
+            report = self.trial.run_round()
+        except RoundAbandoned as abandoned:
+            self._stop(abandoned.lost_s)
+            return {RESULT_DUPLICATE: True}
         if report is None:
             # Tune restored the trial from its final checkpoint without knowing that no round
             # follows. The row of the last round stays valid.
@@ -91,6 +106,29 @@ class GRPOTrainable(tune.Trainable):
             "done": report.last,
             "should_checkpoint": self.trial.due,
         }
+
+    def _stop(self, lost_s: float) -> None:
+        """Save the last finished round unless it is saved, and wait for the end of Tune's run.
+
+        Tune cannot save a trial without a row, so the trial writes the checkpoint itself.
+
+        Args:
+            lost_s: Seconds spent on the round that was abandoned.
+        """
+        request = self._stop_request()
+        assert request is not None
+        checkpoint = self.save().checkpoint if self.trial.unsaved else None
+        request.say(
+            Stopped(
+                round=self.trial.rounds_trained,
+                saved=not self.trial.unsaved and self.trial.rounds_trained > 0,
+                lost_s=lost_s,
+                checkpoint=None if checkpoint is None else checkpoint.path,
+                notes=self.trial.take_notes(),
+            )
+        )
+        # If this call returned earlier, Tune would read its result and take the trial as done.
+        request.wait_until_released()
 
     def _extra(self, report: RoundReport) -> dict[str, Any]:
         """Return the entries of a row that are not metrics."""
@@ -123,12 +161,14 @@ class GRPOTrainable(tune.Trainable):
 
     def _save_to_storage(self) -> _TrainingResult:
         trial, ended = self.trial, self.trial.pipeline.ended
+        pauses_s = self.last_pauses_s if ended or trial.stoppable.stopped else ()
         try:
-            result = save_persistently(self._write_to_storage, self.last_pauses_s if ended else ())
+            result = save_persistently(self._write_to_storage, pauses_s)
         except OSError as error:
             # The disk is full, permission is missing, or an object store fails or does not answer.
-            # A trial that can continue must survive such a failure. A trial after its last round
-            # would silently lose its last policy, so it raises an error.
+            # A trial that can continue must survive such a failure, and a trial that was stopped
+            # tells the user of it. A trial after its last round would silently lose its last
+            # policy, so it raises an error.
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: the last policy, of round "
@@ -204,6 +244,7 @@ class GRPOTrainable(tune.Trainable):
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False
+        self.trial.stoppable.request = self._stop_request()
         return self.trial.reset(resolved(new_config), self._storage)
 
     def cleanup(self) -> None:
