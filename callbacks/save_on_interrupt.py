@@ -65,8 +65,8 @@ class CheckpointOnInterrupt(FailSafeCallback):
         CheckpointOnInterrupt.__init__(self)
         requested.clear()
         if threading.current_thread() is threading.main_thread():
-            forget_all()  # an earlier experiment of this process may have ended early
             self._former = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            forget_all()  # an earlier experiment of this process may have ended early
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if requested.is_set():

@@ -174,7 +174,7 @@ class Pipeline:
         round_ = self.gate.learner_round
         if self.ended:
             raise RuntimeError(f"this trial ended after round {round_} of {self.config.rounds}")
-        self._last_finished = self.checkpoint()
+        self._last_finished = (self.state(), self.buffer.groups())
         self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()

@@ -122,7 +122,7 @@ class Experiment:
             "engine": "own.py:Engine",
             "loss.type": "own.py:double_clip",
             "task.reward": "own.py:score",
-            "task.reward_deadline_s": "3600",
+            "task.reward_deadline_s": "300",
             "eval.every": "1000",  # before the first round and after the last one
         }
         settings = [part for key, value in own.items() for part in ("--set", f"{key}={value}")]
