@@ -236,7 +236,8 @@ def test_a_usable_directory_is_told_without_importing_torch_or_transformers(tmp_
     directory = write_json_files(tmp_path)
     (directory / "model.safetensors").touch()
     code = (
-        "import sys; from pathlib import Path; from grpo_trainable.models.hf import directory, json_files\n"
+        "import sys; from pathlib import Path\n"
+        "from grpo_trainable.models.hf import directory, json_files\n"
         f"model = Path({str(directory)!r})\n"
         "assert json_files.is_hugging_face(model)\n"
         "directory.refuse_unusable(model)\n"
