@@ -89,7 +89,7 @@ def main() -> None:
     trials = kept["trials"] if same_run(kept, origin, "workload") else []
     seeds = range(args.seed, args.seed + args.seeds)
     for seed, lr, arm in itertools.product(seeds, args.lrs or [None], args.arms):
-        key = {"arm": arm, "seed": seed, "asked_lr": lr}
+        key: dict[str, Any] = {"arm": arm, "seed": seed, "asked_lr": lr}
         if any(trial.items() >= key.items() for trial in trials):
             continue
         rate = [] if lr is None else ["--set", f"optim.lr={lr}"]

@@ -187,8 +187,9 @@ def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
 def _with_defaults_in_mix(filled: dict[str, Any]) -> dict[str, Any]:
     """Add the defaults that a Hugging Face model gives to the tasks of a mix."""
     task = filled.get("task")
-    entries = _entries(task.get("mix")) if isinstance(task, Mapping) else {}
-    added = False
+    if not isinstance(task, Mapping):
+        return filled
+    entries, added = _entries(task.get("mix")), False
     for entry in entries.values():
         alone = Given({**filled, "task": dict(entry)})
         for key in CHECKS:
