@@ -93,7 +93,7 @@ BANDS = (
         value=lambda row: row.get("response/truncated_fraction"),
         form="{:.0%}",
         high=lambda start: min(0.9, start + 0.25),
-        told="at most 90% and at most 25 points above the {start} of the first rounds",
+        told="at most 25 points above the {start} of the first rounds, and never above 90%",
         advice="raise rollout.max_new_tokens if the reward needs the end of a response",
         judges=_answers_once,
     ),
