@@ -88,7 +88,8 @@ def evaluation_config(
         set_dotted(base, key, value)
     if is_reference(name):
         _refuse_unnamed_code(base, declared_settings(name), named)
-    fetch_small_files(given.get("model.path"))
+    if "model.path" in given:
+        fetch_small_files(flatten(base)["model.path"])
     config = with_task_settings(GRPOConfig.from_dict(base), directory)
     if trained is not None:
         _refuse_changed(config, trained, given, checks)

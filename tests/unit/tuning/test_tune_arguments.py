@@ -18,6 +18,7 @@ import ray
 from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.models import directory as directory_module
 from grpo_trainable.models.directory import SHIPPED_POLICY
+from grpo_trainable.models.hf import json_files
 from grpo_trainable.models.hf.directory import NotOnTheHub
 from launch import report, tune
 from reports import EXPERIMENT_FILE
@@ -674,6 +675,17 @@ def test_defaults_of_a_model_on_the_hub_need_its_small_files(monkeypatch, tmp_pa
     assert fetched == ["org/name"]
     tune.plan_of(tune.parse_arguments(["--preset", "course_math", "--storage", str(tmp_path)]))
     assert fetched == ["org/name", "Qwen/Qwen2.5-Math-1.5B"]
+
+
+@pytest.mark.slow
+def test_a_trial_of_another_program_fetches_the_small_files_too(monkeypatch):
+    from grpo_trainable import trial
+
+    fetched = []
+    monkeypatch.setattr(trial, "fetch_small_files", fetched.append)
+    monkeypatch.setattr(json_files, "downloaded", lambda hub_id: None)
+    assert trial.resolved({"model": {"path": "org/name"}}).model.path == "org/name"
+    assert fetched == ["org/name"]
 
 
 def test_help_lists_the_presets(capsys):
