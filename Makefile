@@ -7,6 +7,8 @@ ARGS ?=
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 READY := .venv/.ready-for-development
+READY_EXTRAS := .venv/.ready-for-extras
+READY_DOCS := .venv/.ready-for-docs
 EXTRAS := tests/integration/extras
 # Keep the order of collection: by default xdist would start the slowest files last.
 # Three processes for two cores: tests with Ray mostly wait.
@@ -24,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help tune test test-extras test-vllm test-adapters test-cluster check unit docs fresh
+.PHONY: help tune test extras test-extras test-vllm test-adapters test-cluster check unit docs fresh
 .PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-faults bench-cluster-faults
 .PHONY: bench-off-policy bench-real-model bench-control
@@ -41,9 +43,10 @@ test: fresh ## Make .venv and run all tests that need no extra.
 	@touch $(READY)
 	$(BIN)/python -m pytest $(IN_ORDER) --ignore $(EXTRAS) $(ARGS)
 
+extras: $(READY_EXTRAS) $(READY_DOCS) ## Install what test-extras and docs need.
+
 # Hugging Face models, mathematics, reasoning-gym, RLlib, an object store and the how-to pages.
-test-extras: $(READY) ## Test the extras, and execute every how-to page.
-	$(PIP_INSTALL) -e '.[hf,math,gym,rllib,control,test-extras]'
+test-extras: $(READY_EXTRAS) ## Test the extras, and execute every how-to page.
 	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
 
 # vLLM pins versions of nearly everything, so it has a separate environment, which is kept. If vLLM
@@ -76,8 +79,7 @@ check: $(READY) ## Check format, style, types and English: ruff, pyright, test_e
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/unit/test_english.py
 
-docs: $(READY) ## Build the site in site/; a dead link is an error.
-	$(PIP_INSTALL) -e '.[docs]'
+docs: $(READY_DOCS) ## Build the site in site/; a dead link is an error.
 	$(BIN)/python -m mkdocs build --strict
 
 unit: $(READY) ## Run the quick unit tests (30 seconds).
@@ -145,6 +147,14 @@ fresh: ## Make an empty .venv.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(READY_EXTRAS): $(READY)
+	$(PIP_INSTALL) -e '.[hf,math,gym,rllib,control,test-extras]'
+	@touch $@
+
+$(READY_DOCS): $(READY)
+	$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 $(READY_ADAPTERS): pyproject.toml

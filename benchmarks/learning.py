@@ -2,22 +2,27 @@
 
     python benchmarks/learning.py                    stories with a keyword
     python benchmarks/learning.py --task arithmetic  word problems
+    python benchmarks/learning.py --set model.path=DIRECTORY --set rounds=20 --lrs 1e-6 1e-5 --out …
 
 Runs arms of `async_vs_sync` with several seeds and one gradient step per round, and compares the
 held-out responses before and after training.
 
-For stories, the benchmark reports the inclusion rate, tokens, sentences, and the likelihood of the
-text under the reference.
+For stories, the benchmark reports the inclusion rate, tokens, sentences, the likelihood of the text
+under the reference, the share of repeated text, and a story to the same prompt before and after.
 
 For word problems, the benchmark reports the rise in the share of right answers, with an interval
 over problems. The rise is divided into two parts. One part is due to the share of responses in the
 right format, and the other to the share of right answers among the responses in that format. The
 benchmark also reports the share of the right answers whose steps are all right. If the policy
 learned to guess, this share would fall.
+
+If the command is interrupted, the same command continues it, unless the commit has changed. A
+command with other learning rates or seeds adds its trials to the file.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections import defaultdict
@@ -34,11 +39,14 @@ from measure import (
     overhead,
     parser_of,
     provenance,
+    read,
     rows_of,
     run_benchmark,
+    same_run,
     write,
 )
 
+from grpo_trainable.command_line import number
 from grpo_trainable.tasks.answers import tagged_answer
 from grpo_trainable.tools.pretraining.stories import count_sentences
 from reports.intervals import over_prompts, over_seeds
@@ -65,21 +73,33 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial"
     )
+    parser.add_argument(
+        "--lrs", nargs="+", type=number(float, 0), metavar="RATE", help="learning rates (default)"
+    )
     parser.add_argument("--out", type=Path, help="JSON file (learning.json or arithmetic.json)")
     args = parser.parse_args()
     settings, summarise, file = TASKS[args.task]
     options = [word for setting in (*settings, *args.set) for word in ("--set", setting)]
-    trials = []
-    for seed in range(args.seed, args.seed + args.seeds):
-        for arm in args.arms:
-            with finished_trial(arm, seed=seed, options=options) as directory:
-                rows, (before, after) = rows_of(directory), held_out(directory)
-                trial = {**of_rows(rows), **summarise(rows, before, after)}
-            trials.append({"arm": arm, "seed": seed, **trial})
-            print(show(trials[-1]), flush=True)
-    workload = {"space": "async_vs_sync", "options": options, "rounds": trials[0]["rounds"]}
-    result = {**provenance(args), "workload": workload, "rise": rises(trials)}
-    write(args.out or file, {**result, "trials": trials})
+    out: Path = args.out or file
+    origin = {
+        **provenance(args),
+        "workload": {"space": "async_vs_sync", "options": options},
+    }
+    kept = read(out)
+    trials = kept["trials"] if same_run(kept, origin, "workload") else []
+    seeds = range(args.seed, args.seed + args.seeds)
+    for seed, lr, arm in itertools.product(seeds, args.lrs or [None], args.arms):
+        key: dict[str, Any] = {"arm": arm, "seed": seed, "asked_lr": lr}
+        if any(trial.items() >= key.items() for trial in trials):
+            continue
+        rate = [] if lr is None else ["--set", f"optim.lr={lr}"]
+        with finished_trial(arm, seed=seed, options=[*options, *rate]) as directory:
+            rows, (before, after) = rows_of(directory), held_out(directory)
+            trials.append({**key, **of_rows(rows), **summarise(rows, before, after)})
+        print(show(trials[-1]), flush=True)
+        write(out, {**origin, "rise": rises(trials), "trials": trials}, quiet=True)
+    for arm, rise in rises(trials).items():
+        print(f"{arm}: rise {shown(rise)}")
 
 
 def held_out(directory: Path) -> tuple[Responses, Responses]:
@@ -97,7 +117,9 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "held_out": {int(row["eval/round"]): row["reward/eval_mean"] for row in rows},
         "first": rows[0]["reward/eval_first"],
         "last": rows[-1]["reward/eval_mean"],
+        "lr": rows[-1]["optim/lr"],
         "kl_reference_last": rows[-1]["kl/reference_nats"],
+        "kl_per_token_last": rows[-1]["kl/reference_nats"] / rows[-1]["response/length_mean"],
         "entropy": [rows[0]["policy/entropy_nats"], rows[-1]["policy/entropy_nats"]],
         "wall_clock_s": rows[-1]["time/wall_clock_s"],
         **overhead(rows),
@@ -110,10 +132,7 @@ def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for trial in trials:
         if "rise_of_problems" in trial:
             of_arm[trial["arm"]].append(trial["rise_of_problems"])
-    found = {arm: asdict(over_prompts(np.array(own))[0]) for arm, own in of_arm.items()}
-    for arm, rise in found.items():
-        print(f"{arm}: rise {shown(rise)}")
-    return found
+    return {arm: asdict(over_prompts(np.array(own))[0]) for arm, own in of_arm.items()}
 
 
 # ---- Stories with a keyword --------------------------------------------------------------------
@@ -128,6 +147,8 @@ def stories(
         "after": {**lengths(after), "sentences": sentences(after)},
         "reference_nll_first": nll[0],
         "reference_nll_last": statistics.mean(nll[-LAST_ROUNDS:]),
+        "repeated": [row["response/repeated_fraction"] for row in (rows[0], rows[-1])],
+        "example": [responses[0]["response"] for responses in (before, after)],
     }
 
 
@@ -224,9 +245,10 @@ def show(trial: Mapping[str, Any]) -> str:
         if name != "right"
     )
     return (
-        f"{trial['arm']:<13} seed {trial['seed']}: held-out {trial['first']:.3f} -> "
-        f"{trial['last']:.3f}, {changes}, KL {trial['kl_reference_last']:.1f} nats, largest lag "
-        f"{trial['largest_lag']:.0f}, wall-clock {trial['wall_clock_s']:.1f} s"
+        f"{trial['arm']:<13} seed {trial['seed']} lr {trial['lr']:g}: held-out "
+        f"{trial['first']:.3f} -> {trial['last']:.3f}, {changes}, "
+        f"KL {trial['kl_reference_last']:.1f} nats ({trial['kl_per_token_last']:.2f} per token), "
+        f"largest lag {trial['largest_lag']:.0f}, wall-clock {trial['wall_clock_s']:.1f} s"
     )
 
 

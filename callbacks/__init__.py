@@ -26,9 +26,9 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         verbose: Print more lines, such as every change of version.
         console: Include the callback that shows the trials on the console.
     """
+    from callbacks.bands import BandsCallback
     from callbacks.checkpoints import CheckpointCallback
     from callbacks.console import ConsoleCallback
-    from callbacks.kl import KLCallback
     from callbacks.mirror import MirrorCallback
     from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
     from callbacks.round_files import (
@@ -45,7 +45,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     set_verbose(verbose)
     return [
         CheckpointCallback(),
-        KLCallback(),
+        BandsCallback(),
         StageTimingsCallback(),  # adds to the row, so it comes before callbacks that write rows
         VersionLogCallback(),
         RolloutsCallback(),

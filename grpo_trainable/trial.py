@@ -17,9 +17,10 @@ from typing import Any
 
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
-from grpo_trainable.config import GRPOConfig, make_absolute, resources, schedule
+from grpo_trainable.config import GRPOConfig, flatten, make_absolute, resources, schedule
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import policy_tokenizer
+from grpo_trainable.models.hf.directory import fetch_small_files
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
 from grpo_trainable.protocol.calls import Actor, ActorFailed
 from grpo_trainable.protocol.messages import LearnerState
@@ -466,7 +467,13 @@ def resolved(config: Mapping[str, Any]) -> GRPOConfig:
     """Return a trial's config with absolute paths.
 
     Relative paths refer to the directory in which Ray was started, not to the directory to which
-    Tune moves a trial's process.
+    Tune moves a trial's process. Defaults depend on the small files of a model on the hub, so these
+    are downloaded first.
+
+    Raises:
+        ValueError: The files of the model cannot be downloaded. The message is one line.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
-    return with_task_settings(GRPOConfig.from_dict(make_absolute(config, started)), started)
+    settings = make_absolute(config, started)
+    fetch_small_files(flatten(settings).get("model.path"))
+    return with_task_settings(GRPOConfig.from_dict(settings), started)

@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from grpo_trainable.config import (
@@ -93,7 +93,12 @@ class SearchSpace:
         concerning = {arm: self._concerning(arm, arms, fixed) for arm in arms}
         trials = [self._trial(arm, seed, concerning[arm]) for arm in arms for seed in seeds]
         if samples is not None:
-            trials = at_equal_samples(trials, samples, evaluate="eval.every" not in fixed)
+            lengths = at_equal_samples(trials, samples, evaluate="eval.every" not in fixed)
+            # Build the trials again, because defaults may depend on the number of rounds.
+            trials = [
+                self._trial(trial.arm, trial.seed, {**concerning[trial.arm], **length})
+                for trial, length in zip(trials, lengths, strict=True)
+            ]
         merged: dict[str, GRPOConfig] = {}
         for trial in trials:
             same = {**flatten(trial.to_dict()), "arm": None}
@@ -139,8 +144,8 @@ class SearchSpace:
 
 def at_equal_samples(
     trials: Sequence[GRPOConfig], samples: int, *, evaluate: bool
-) -> list[GRPOConfig]:
-    """Return the trials, cut to `samples` responses each.
+) -> list[dict[str, int]]:
+    """Return the settings that give each trial `samples` responses.
 
     Args:
         trials: The trials to cut.
@@ -169,13 +174,10 @@ def at_equal_samples(
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)
     between = math.ceil(samples / evaluations / common) * common
     return [
-        replace(
-            trial,
-            rounds=samples // schedule.responses_per_round(trial),
-            eval=replace(trial.eval, every=between // schedule.responses_per_round(trial))
-            if evaluate
-            else trial.eval,
-        )
+        {
+            "rounds": samples // schedule.responses_per_round(trial),
+            **({"eval.every": between // schedule.responses_per_round(trial)} if evaluate else {}),
+        }
         for trial in trials
     ]
 

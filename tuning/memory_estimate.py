@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.models.directory import policy_directory, read_config
-from grpo_trainable.models.hf.directory import is_hugging_face, refuse_unusable
+from grpo_trainable.models.hf.directory import refuse_unusable
+from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS, ModelConfig
 from grpo_trainable.models.shape import HELD, PolicySettings
 from tuning.model_dimensions import KNOWN, Dimensions, dimensions_of, stored_parameters

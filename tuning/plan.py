@@ -9,7 +9,7 @@ import platform
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
+from grpo_trainable.models.hf.directory import fetch_small_files
 from grpo_trainable.plugins import PluginError, is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
@@ -355,6 +356,9 @@ class Plan:
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
         """Return the trials in the order in which they run."""
+        for model in {{**arm, **self.fixed}.get("model.path") for arm in self.space.arms.values()}:
+            with suppress(ValueError):  # `check` reports a model that cannot be downloaded
+                fetch_small_files(model)
         try:
             trials = self.space.trials(
                 self.fixed, list(seeds), without=self.not_available, samples=self.options.samples

@@ -20,7 +20,7 @@ from ray.tune import schedulers
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from grpo_trainable.config import GRPOConfig, flatten, set_dotted
+from grpo_trainable.config import GRPOConfig, flatten, follow_from_model, set_dotted
 
 
 class Limited(TrialScheduler):
@@ -89,6 +89,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
 
 # Dotted key -> its minimum and maximum. For the clip range, these are factors of its default.
 MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
+OF_MODEL = (0.2, 2.0)  # factors of the learning rate that follows from a Hugging Face model
 
 Bounds = Mapping[str, tuple[float, float]]
 
@@ -99,6 +100,9 @@ def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
     if "loss.clip" in bounds:
         low, high = bounds["loss.clip"]
         bounds["loss.clip"] = (low * trial.clip_low, high * trial.clip_low)
+    if "optim.lr" in follow_from_model(trial):
+        low, high = OF_MODEL
+        bounds["optim.lr"] = (low * trial.optim.lr, high * trial.optim.lr)
     return bounds
 
 

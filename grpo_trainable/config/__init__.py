@@ -26,7 +26,7 @@ from grpo_trainable.config.parsing import (
 from grpo_trainable.config.resources import threads
 from grpo_trainable.config.schema import CHECKS, OF_TRAINING, of_other_placement
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
-from grpo_trainable.config.trial import GRPOConfig, defaults_with
+from grpo_trainable.config.trial import GRPOConfig, defaults_with, follow_from_model
 from grpo_trainable.config.values import (
     Check,
     ConfigError,
@@ -67,6 +67,7 @@ __all__ = [
     "defaults_with",
     "flag",
     "flatten",
+    "follow_from_model",
     "fresh_wanted",
     "integer",
     "make_absolute",

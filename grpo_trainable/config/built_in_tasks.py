@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from grpo_trainable.config.conditions import CONTROL, Config, Conflict, none_given, one_of
-from grpo_trainable.config.defaults import where_none
+from grpo_trainable.config.defaults import by_model, where_none
 from grpo_trainable.config.foreign_names import verl
 from grpo_trainable.config.values import (
     Settings,
@@ -19,10 +19,15 @@ from grpo_trainable.config.values import (
     task_mix,
     text,
 )
+from grpo_trainable.models.hf.json_files import ModelFacts
 
 MIX = "mix"  # the name of the task in a trial with several tasks
 # Tasks whose prompts only make sense in the environment of the same name.
 GAMES = ("guess", "calculator")
+
+# Tasks that read an answer in a response, and the templates whose prompts begin the response.
+ANSWERED = ("math", "reasoning_gym")
+BEGIN_RESPONSE = ("short", "r1_zero")
 
 _KEYWORD = one_of("task.name", "keyword")
 _REASONING_GYM = one_of("task.name", "reasoning_gym")
@@ -41,6 +46,15 @@ def _default_equality(
 ) -> str | None:
     compares = name == "math" and reward is None
     return settled_equality("auto", train_file, eval_file) if compares else None
+
+
+def _default_template(model: ModelFacts, answer_in: str) -> str:
+    """Return the template for a Hugging Face model.
+
+    A chat model answers a message, so its prompt cannot begin the response as `r1_zero` does.
+    """
+    boxed = answer_in == "boxed" or (answer_in == "auto" and model.has_chat_template)
+    return "boxed" if boxed else "r1_zero"
 
 
 def _is_options(text: str) -> bool:
@@ -104,13 +118,19 @@ class AnswerSettings(Settings):
         ("short", "r1_zero", "boxed", "question_only"),
         "Template that turns a question into a prompt. In your own file, {question} marks the "
         "place of the question.",
-        read_if=one_of("task.name", "math", "reasoning_gym"),
+        read_if=one_of("task.name", *ANSWERED),
+        default_by=by_model(
+            "asks for the answer in the form that the reward reads",
+            _default_template,
+            keys=("task.answer_in",),
+            told="`boxed` for a model with a chat template or `answer_in=boxed`, else `r1_zero`",
+        ),
     )
     answer_in: str = choice(
         ("auto", "tags", "boxed"),
         r"Location of the answer in a response: in answer tags after the reasoning (tags), or in "
         r"\boxed{} (boxed). `auto` follows the template.",
-        read_if=one_of("task.name", "math", "reasoning_gym"),
+        read_if=one_of("task.name", *ANSWERED),
     )
 
 

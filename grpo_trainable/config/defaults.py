@@ -1,8 +1,8 @@
-"""Defaults that depend on other settings: on the task, the loss or the kind of engine.
+"""Defaults that depend on other settings: on the task, the model, the loss or the kind of engine.
 
-A field declares such a default as `default_by`. The default applies at one of three moments:
+A field declares such defaults as `default_by`. Each applies at one of three moments:
 
-- `absent`: the key is not given. `GRPOConfig.from_dict` fills in the default.
+- `absent`: the key is not given. `GRPOConfig.from_dict` fills in the first default that applies.
 - `none`: the key has its general default, usually none. `GRPOConfig` replaces that value when the
   config is constructed, so a trial's files show the replacement.
 - `read`: the key is none and stays none. Code that reads the key computes the default.
@@ -18,24 +18,58 @@ from grpo_trainable.config.conditions import Readable
 
 Moment = Literal["absent", "none", "read"]
 
+# Two things that a default can depend on besides settings.
+TASKS = "the tasks"  # the names of the tasks, several in a mix
+MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
+
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultBy:
     """Default of a key that depends on the values of other keys."""
 
-    keys: tuple[str, ...]  # the settings that the default depends on
-    value: Callable[..., Any]  # takes the values of `keys`; returns None for the general default
+    keys: tuple[str, ...]  # the settings that the default depends on, `TASKS` or `MODEL`
+    value: Callable[..., Any]  # takes the values of `keys`; returns None if it does not apply
     moment: Moment
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
+    because: str = ""  # the reason, if the model decides
+    told: str = ""  # the default in words, if the model decides
 
     def beside(self, settings: Readable) -> Any:
-        """Return the default for these settings, or None to keep the general default."""
+        """Return the default for these settings, or None if it does not apply."""
         return self.value(*(settings[key] for key in self.keys))
 
 
 def by_task(**defaults: Any) -> DefaultBy:
-    """Return a default for each of these tasks. docs/defaults.md gives the reasons."""
-    return DefaultBy(keys=("task.name",), value=defaults.get, moment="absent", of_tasks=defaults)
+    """Return a default for each of these tasks. docs/defaults.md gives the reasons.
+
+    It applies to a mix if all tasks of the mix have the same name.
+    """
+
+    def value(tasks: frozenset[str]) -> Any:
+        return defaults.get(*tasks) if len(tasks) == 1 else None
+
+    return DefaultBy(keys=(TASKS,), value=value, moment="absent", of_tasks=defaults)
+
+
+def by_model(
+    because: str, value: Callable[..., Any], *, keys: tuple[str, ...] = (), told: str
+) -> DefaultBy:
+    """Return a default for Hugging Face models. docs/defaults.md gives the reasons.
+
+    Args:
+        because: The reason, which `--dry-run` shows.
+        value: Takes the model's `ModelFacts` and the values of `keys`. Returns None if the default
+            does not apply.
+        keys: Settings that the default also depends on.
+        told: The default in words, for the reference of all keys.
+    """
+
+    def of_model(facts: Any, *values: Any) -> Any:
+        return None if facts is None else value(facts, *values)
+
+    return DefaultBy(
+        keys=(MODEL, *keys), value=of_model, moment="absent", because=because, told=told
+    )
 
 
 def where_none(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from grpo_trainable.config.schema import CHECKS, SECTIONS
 from grpo_trainable.config.values import ConfigError, shown
 
+HUGGING_FACE = "Hugging Face model"
 COMMAND = "python -m grpo_trainable.config > docs/config.md"
 
 INTRODUCTION = f"""\
@@ -17,8 +18,10 @@ INTRODUCTION = f"""\
 
 All settings of a trial. `python launch/tune.py --set KEY=VALUE` sets a key in all trials.
 `GRPOConfig.from_dict` takes settings as nested dicts, such as `{{"optim": {{"lr": 1e-4}}}}`.
-If a task has a different default, the default column lists it after the task's name. The last
-column says when a key is read. A key that is not read must keep its default.
+If a task has a different default, the default column lists it after the task's name. If a Hugging
+Face model has one, the column lists it after `{HUGGING_FACE}`. The default of a model takes
+precedence over that of a task. The last column says when a key is read. A key that is not read must
+keep its default.
 """
 
 HEADER = "| key | type | default | must be | meaning | read when |\n|---|---|---|---|---|---|"
@@ -54,9 +57,12 @@ def _row(key: str) -> str:
 
 
 def _defaults(key: str) -> str:
-    """Return the default of a key, and the defaults of those tasks that have a different one."""
-    own = (f"{task}: `{shown(default)}`" for task, default in CHECKS[key].of_tasks.items())
-    return "; ".join([f"`{shown(CHECKS[key].default)}`", *own])
+    """Return the default of a key, and the other defaults of some tasks and models."""
+    check = CHECKS[key]
+    own = (f"{task}: `{shown(default)}`" for task, default in check.of_tasks.items())
+    of_models = ", else ".join(default.told for default in check.of_models)
+    last = (f"{HUGGING_FACE}: {of_models}",) if of_models else ()
+    return "; ".join([f"`{shown(check.default)}`", *own, *last])
 
 
 def settings(word: str = "") -> str:
@@ -78,6 +84,9 @@ def _entry(key: str) -> str:
         text += f" Only read with {_needs(key)}."
     for task, default in check.of_tasks.items():
         text += f" With task.name={task} the default is {shown(default)}."
+    if check.of_models:
+        told = ", else ".join(default.told for default in check.of_models).replace("`", "")
+        text += f" With a {HUGGING_FACE} the default is {told}."
     indent = " " * 4
     body = textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
     return f"{key}={shown(check.default)}\n{body}"

@@ -67,10 +67,8 @@ _WHOLE_LAW = (
     "responses are sampled from the whole distribution, because the loss needs its log-probs"
 )
 _NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is refused"
-_NO_WARMUP = "optim.schedule has no warm-up"
 
 NOTHING_ALIKE = (
-    *(trl(name, _NO_WARMUP) for name in ("warmup_ratio", "warmup_steps")),
     *(trl(name, _WHOLE_LAW) for name in ("top_p", "top_k", "min_p", "repetition_penalty")),
     *(verl(name, _WHOLE_LAW) for name in ("rollout.top_p", "rollout.top_k")),
     trl("logging_steps", "every round is logged"),

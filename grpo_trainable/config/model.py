@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from grpo_trainable.config.built_in_tasks import ANSWERED, BEGIN_RESPONSE
 from grpo_trainable.config.conditions import (
     CONTROL,
     OF_TEXT,
@@ -16,7 +17,7 @@ from grpo_trainable.config.conditions import (
     none_given,
     one_of,
 )
-from grpo_trainable.config.defaults import by_task
+from grpo_trainable.config.defaults import by_model, by_task
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import (
     Settings,
@@ -29,6 +30,7 @@ from grpo_trainable.config.values import (
     path_or_hub_id,
     text,
 )
+from grpo_trainable.models.hf.json_files import ModelFacts
 
 _HUGGING_FACE = given("model.path", "a Hugging Face model")
 _LORA = given("model.lora_rank")
@@ -37,6 +39,11 @@ _CHAT = Condition(
     needs="model.chat_template=on or a file",
     holds=lambda template: template != "off",
 )
+
+
+def _default_chat_template(model: ModelFacts, task: str, template: str) -> str | None:
+    begun = task in ANSWERED and template in BEGIN_RESPONSE
+    return "on" if model.has_chat_template and not begun else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,12 @@ class ModelSettings(Settings):
         "with (on), or a jinja file. With `off`, the policy continues the text of the prompt.",
         what="jinja file",
         read_if=OF_TEXT,
+        default_by=by_model(
+            "the model has a chat template",
+            _default_chat_template,
+            keys=("task.name", "task.template"),
+            told="`on` if the model has one and task.template does not begin the response",
+        ),
     )
     system: str | None = text(
         None,

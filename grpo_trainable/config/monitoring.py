@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from grpo_trainable.config.conditions import Config, Conflict, is_true
-from grpo_trainable.config.defaults import by_task
+from grpo_trainable.config.defaults import by_model, by_task
 from grpo_trainable.config.foreign_names import IN_ROUNDS, trl, verl
 from grpo_trainable.config.values import Settings, flag, integer, number, pair
+
+KL_PER_TOKEN = 0.2  # nats a token by which a Hugging Face model may move without a warning
 
 _KL_IS_MEASURED = is_true("loss.kl_monitor", ", which measures the KL")
 
@@ -82,6 +84,12 @@ class CallbackSettings(Settings):
         expected="two numbers, 0 <= low < high",
         valid=lambda low, high: 0 <= low < high,
         read_if=_KL_IS_MEASURED,
+        default_by=by_model(
+            f"{KL_PER_TOKEN:g} nats for each of rollout.max_new_tokens tokens",
+            lambda model, longest: (0.0, round(KL_PER_TOKEN * longest, 6)),
+            keys=("rollout.max_new_tokens",),
+            told=f"from 0 to {KL_PER_TOKEN:g} × rollout.max_new_tokens",
+        ),
     )
     kl_stop: float | None = number(
         None,

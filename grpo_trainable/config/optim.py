@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from grpo_trainable.config.conditions import Config, Conflict, none_given, one_of
-from grpo_trainable.config.defaults import by_task
-from grpo_trainable.config.foreign_names import MICROBATCH, trl, verl
+from grpo_trainable.config.defaults import by_model, by_task
+from grpo_trainable.config.foreign_names import IN_ROUNDS, MICROBATCH, trl, verl
 from grpo_trainable.config.values import Settings, choice, integer, number, pair
+
+FULL_LR, LORA_LR = 5e-6, 5e-5  # of Hugging Face models
+NOT_A_SHARE = "a number of rounds, not a share of the steps"
+WARMUP_PART, LONGEST_WARMUP = 20, 5  # a twentieth of the rounds, at most 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,20 @@ class OptimSettings(Settings):
         3e-4,
         "Learning rate of AdamW. 0 makes a control run that never learns.",
         minimum=0,
-        default_by=by_task(math=0.0001, control=0.003, guess=0.0005, calculator=0.0005),
+        default_by=(
+            by_model(
+                "adapters of a Hugging Face model",
+                lambda model, rank: None if rank is None else LORA_LR,
+                keys=("model.lora_rank",),
+                told=f"`{LORA_LR:g}` with LoRA",
+            ),
+            by_model(
+                "all weights of a Hugging Face model",
+                lambda model: FULL_LR,
+                told=f"`{FULL_LR:g}`",
+            ),
+            by_task(math=0.0001, control=0.003, guess=0.0005, calculator=0.0005),
+        ),
         also_called=(trl("learning_rate"), verl("actor.optim.lr")),
     )
     betas: tuple[float, float] = pair(
@@ -80,13 +97,28 @@ class OptimSettings(Settings):
     )
     schedule: str = choice(
         ("constant", "linear", "cosine"),
-        "Schedule of the learning rate over all gradient steps. `linear` and `cosine` decrease to "
-        "0.",
+        "Schedule of the learning rate over all gradient steps after the warm-up. `linear` and "
+        "`cosine` decrease to 0.",
         also_called=(
-            trl(
-                "lr_scheduler_type",
-                "only constant, linear and cosine, over all gradient steps and without warm-up",
-            ),
+            trl("lr_scheduler_type", "only constant, linear and cosine, over all gradient steps"),
+        ),
+    )
+    warmup_rounds: int = integer(
+        0,
+        "Number of rounds at the start in which the learning rate rises linearly, with each "
+        "gradient step, to lr.",
+        minimum=0,
+        default_by=by_model(
+            "AdamW's first steps damage a pretrained model most easily",
+            lambda model, rounds: min(LONGEST_WARMUP, -(-rounds // WARMUP_PART)),
+            keys=("rounds",),
+            told=f"a twentieth of the rounds, at most {LONGEST_WARMUP}",
+        ),
+        also_called=(
+            trl("warmup_steps", IN_ROUNDS),
+            trl("warmup_ratio", NOT_A_SHARE),
+            verl("actor.optim.lr_warmup_steps", IN_ROUNDS),
+            verl("actor.optim.lr_warmup_steps_ratio", NOT_A_SHARE),
         ),
     )
     max_skipped_steps: int = integer(

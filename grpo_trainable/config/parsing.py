@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from grpo_trainable.config.built_in_tasks import MIX
+from grpo_trainable.config.defaults import MODEL, TASKS
 from grpo_trainable.config.foreign_names import PAGE
-from grpo_trainable.config.mix import mix_of, with_absolute_paths
+from grpo_trainable.config.mix import Entry, mix_of, mix_text, with_absolute_paths
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TRL, VERL
-from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path, shown
+from grpo_trainable.config.values import Check, ConfigError, converted, is_hub_id, is_path, shown
+from grpo_trainable.models.hf.json_files import ModelFacts, facts_of
 
 
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
@@ -160,32 +164,100 @@ def advice_for(key: str) -> str | None:
     return None
 
 
-def with_task_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested plain data in which missing keys have the defaults of the task.
+def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested plain data in which missing keys have defaults of task and model.
 
-    A mix gets the defaults of a task if all of its entries name that task.
+    A missing key that no such default applies to stays missing.
     """
     filled = dict(data)
     task = data.get("task")
-    task = dict(task) if isinstance(task, Mapping) else {}
-    if task.get("mix") is not None and task.get("name") is None:
+    if isinstance(task, Mapping) and task.get("mix") is not None and task.get("name") is None:
         filled["task"] = {**task, "name": MIX}
-    name = _task_of(task)
-    for key, check in CHECKS.items():
-        if name in check.of_tasks:
+    given = Given(dict(filled))
+    for key in CHECKS:
+        section, _, leaf = key.rpartition(".")
+        own = filled.get(section, {})
+        if not given.has(key) and isinstance(own, Mapping):
+            default = given.default_of(key)
+            if default is not None:
+                filled[section] = {leaf: default[0], **own}
+    return _with_defaults_in_mix(filled)
+
+
+def _with_defaults_in_mix(filled: dict[str, Any]) -> dict[str, Any]:
+    """Add the defaults that a Hugging Face model gives to the tasks of a mix."""
+    task = filled.get("task")
+    if not isinstance(task, Mapping):
+        return filled
+    entries, added = _entries(task.get("mix")), False
+    for entry in entries.values():
+        alone = Given({**filled, "task": dict(entry)})
+        for key in CHECKS:
             section, _, leaf = key.rpartition(".")
-            given = filled.get(section, {})
-            if isinstance(given, Mapping):
-                filled[section] = {leaf: check.of_tasks[name], **given}
-    return filled
+            if section == "task" and leaf not in entry and CHECKS[key].of_models:
+                default = alone.default_of(key)
+                if default is not None:
+                    entry[leaf], added = default[0], True
+    return {**filled, "task": {**task, "mix": mix_text(entries)}} if added else filled
 
 
-def _task_of(task: Mapping[str, Any]) -> str:
-    name = task.get("name")
+def _entries(mix: Any) -> dict[str, Entry]:
+    """Return the entries of a mix. An invalid mix has none: its check refuses it later."""
     try:
-        mixed = {entry["name"] for entry in mix_of(task.get("mix")).values()}
+        return mix_of(mix)
     except (TypeError, ValueError, RecursionError):
-        mixed = set()  # the check of `task.mix` refuses the value later
-    if len(mixed) == 1:
-        (name,) = mixed
-    return name if isinstance(name, str) else CHECKS["task.name"].default
+        return {}
+
+
+class Given:
+    """Settings that are given as nested plain data, with the default of each key that is not.
+
+    An invalid value counts as not given. The check of its key refuses it later.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a dotted key, the tasks (`TASKS`) or the model's facts (`MODEL`)."""
+        if key == TASKS:
+            return self._tasks()
+        if key == MODEL:
+            return self._facts
+        if self.has(key):
+            with contextlib.suppress(ConfigError):
+                return converted(key, self._section_of(key)[key.rpartition(".")[2]], CHECKS[key])
+        default = self.default_of(key)
+        return CHECKS[key].default if default is None else default[0]
+
+    def has(self, key: str) -> bool:
+        """Return True if the key is given, even if its value is invalid."""
+        return key.rpartition(".")[2] in self._section_of(key)
+
+    def default_of(self, key: str) -> tuple[Any, str] | None:
+        """Return the default that depends on other things, and the reason if that is the model.
+
+        The first default that applies counts. If none applies, the key has its general default.
+        """
+        check = CHECKS[key]
+        for default in check.default_by:
+            if default.moment != "absent" or (default.because and check.unmet(self)):
+                continue
+            value = default.beside(self)
+            if value is not None:
+                return value, default.because
+        return None
+
+    @cached_property
+    def _facts(self) -> ModelFacts | None:
+        path = self["model.path"]
+        return None if path is None else facts_of(path)
+
+    def _section_of(self, key: str) -> Mapping[str, Any]:
+        section = key.rpartition(".")[0]
+        found = self._data.get(section, {}) if section else self._data
+        return found if isinstance(found, Mapping) else {}
+
+    def _tasks(self) -> frozenset[str]:
+        mixed = _entries(self._section_of("task.mix").get("mix")).values()
+        return frozenset(entry["name"] for entry in mixed) or frozenset({self["task.name"]})

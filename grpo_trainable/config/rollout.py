@@ -9,14 +9,25 @@ from typing import ClassVar
 
 from grpo_trainable.config import schedule
 from grpo_trainable.config.advantage import COMPARE_A_GROUP, compares_a_group
+from grpo_trainable.config.built_in_tasks import ANSWERED
 from grpo_trainable.config.conditions import NOT_PLAYED, OF_TEXT, Config, Conflict, is_true, one_of
-from grpo_trainable.config.defaults import by_task, when_read
+from grpo_trainable.config.defaults import TASKS, by_model, by_task, when_read
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import Settings, choice, flag, integer, number, text, texts
+from grpo_trainable.models.hf.json_files import ModelFacts
+
+REASONING = 256  # tokens in which a Hugging Face model solves a problem step by step
 
 _RESAMPLED = one_of("rollout.zero_advantage", "resample")
 _INTERRUPTED = one_of("rollout.overlong", "interrupt")
 _ENABLED = is_true("pools.enabled")
+
+
+def _default_max_new_tokens(model: ModelFacts, tasks: frozenset[str]) -> int | None:
+    if tasks.isdisjoint(ANSWERED):
+        return None
+    context = model.context_length
+    return REASONING if context is None else min(REASONING, max(1, context // 2))
 
 
 def _is_stop(text: str) -> bool:
@@ -77,7 +88,15 @@ class RolloutSettings(Settings):
         60,
         "Maximum number of tokens in a response. Longer responses are cut off.",
         minimum=1,
-        default_by=by_task(math=64, control=500, guess=40, calculator=40),
+        default_by=(
+            by_model(
+                "room for reasoning within the model's context",
+                _default_max_new_tokens,
+                keys=(TASKS,),
+                told="`256` for mathematics, but at most half the context",
+            ),
+            by_task(math=64, control=500, guess=40, calculator=40),
+        ),
         also_called=(
             trl("max_completion_length"),
             verl("data.max_response_length"),

@@ -29,10 +29,16 @@ from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.config.loss import TO_THE_SAMPLER, samples_as_it_learns
 from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.model import ModelSettings
-from grpo_trainable.config.parsing import flatten, unknown_key, with_task_defaults
+from grpo_trainable.config.parsing import (
+    Given,
+    flatten,
+    set_dotted,
+    unknown_key,
+    with_defaults,
+)
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, SOMETIMES_READ, TrialSettings
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
-from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
+from grpo_trainable.config.values import ConfigError, checks_of, converted, section_expected, shown
 from grpo_trainable.plugins import is_reference
 
 # Checks for settings that contradict each other. Only the first conflict found is reported.
@@ -111,7 +117,8 @@ class GRPOConfig(TrialSettings):
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
         """Return the config that nested plain data describes.
 
-        A missing key gets the default of the task if the task has one, else the general default.
+        A missing key gets the default of the model or the task if there is one, else the general
+        default. The model's small JSON files are read if a default depends on them.
 
         Raises:
             ConfigError: A key is unknown, or the settings are invalid.
@@ -119,7 +126,7 @@ class GRPOConfig(TrialSettings):
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
-        for name, value in with_task_defaults(data).items():
+        for name, value in with_defaults(data).items():
             if name not in DEFAULTS:
                 if name in CHECKS:
                     raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")
@@ -291,6 +298,19 @@ class GRPOConfig(TrialSettings):
     def importance_cap(self) -> float | None:
         """Largest importance weight, or None without importance weights."""
         return self.loss.importance_cap or None
+
+
+def follow_from_model(config: GRPOConfig) -> dict[str, str]:
+    """Return the keys that have the default for the config's model, each with the reason."""
+    flat, found = flatten(config.to_dict()), {}
+    for key in [key for key in flat if key in CHECKS and CHECKS[key].of_models]:
+        others: dict[str, Any] = {}
+        for other in flat.keys() - {key}:
+            set_dotted(others, other, flat[other])
+        value, reason = Given(others).default_of(key) or (None, "")
+        if reason and converted(key, value, CHECKS[key]) == config[key]:
+            found[key] = reason
+    return found
 
 
 def defaults_with(task_name: str) -> dict[str, Any]:

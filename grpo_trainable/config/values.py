@@ -73,8 +73,12 @@ class Check:
     @property
     def of_tasks(self) -> Mapping[str, Any]:
         """Default of each task whose default differs from the general default."""
-        absent = self.default_at("absent")
-        return absent.of_tasks if absent else {}
+        return next((default.of_tasks for default in self.default_by if default.of_tasks), {})
+
+    @property
+    def of_models(self) -> list[DefaultBy]:
+        """Defaults for Hugging Face models, which come before those of tasks."""
+        return [default for default in self.default_by if default.because]
 
     @property
     def unremarkable(self) -> tuple[Any, ...]:

@@ -62,12 +62,21 @@ class PolicyOptimizer:
         return self._scheduled(self._config.optim.lr)
 
     def _scheduled(self, lr: float) -> float:
-        done = self.steps / (self._config.rounds * self._config.k)
-        match self._config.optim.schedule:
+        """Return the rate after a linear warm-up, and after the decay that follows it.
+
+        The first of w warm-up steps has the rate lr / (w + 1), and the first step after them has
+        the rate lr.
+        """
+        k, optim = self._config.k, self._config.optim
+        warmup, total = optim.warmup_rounds * k, self._config.rounds * k
+        if self.steps < warmup:
+            return lr * (self.steps + 1) / (warmup + 1)
+        done = min(1.0, (self.steps - warmup) / max(1, total - warmup))
+        match optim.schedule:
             case "linear":
-                return lr * (1 - min(1.0, done))
+                return lr * (1 - done)
             case "cosine":
-                return lr * (1 + math.cos(math.pi * min(1.0, done))) / 2
+                return lr * (1 + math.cos(math.pi * done)) / 2
         return lr
 
     def step(self, loss: float) -> StepTaken:

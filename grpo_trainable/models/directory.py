@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 
 from grpo_trainable.models.hf import directory as hf_directory
 from grpo_trainable.models.hf.directory import (
-    is_hugging_face,
     local_directory,
     refuse_unknown_targets,
 )
+from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.model_config import (
     PRESETS,
     ModelConfig,

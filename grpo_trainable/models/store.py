@@ -22,7 +22,7 @@ from grpo_trainable.models.directory import (
     refuse_settings_of_hugging_face,
 )
 from grpo_trainable.models.hf import directory as hf_directory
-from grpo_trainable.models.hf.directory import is_hugging_face
+from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.policy import ActingPolicy, NamedWeights, Policy

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 import torch
 
 from grpo_trainable.protocol.rollout import RolloutGroup, extents
+
+RUN_TOKENS = 4  # length of the runs of tokens that a response may repeat
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
@@ -27,6 +30,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
         "reward/train_std": float(rewards.std()) if rewards.numel() > 1 else 0.0,
         "response/length_mean": float(lengths.mean()),
         "response/truncated_fraction": float(1 - finished.mean()),
+        "response/repeated_fraction": repeated_fraction(groups),
         "group/zero_advantage_fraction": float(equal.mean()),
         "lag/max": float(max(first_uses, default=0)),
         "lag/mean": sum(first_uses) / max(len(first_uses), 1),
@@ -35,6 +39,20 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
         "buffer/uses_mean": sum(group.uses for group in groups) / len(groups),
         **_turns(groups),
     }
+
+
+def repeated_fraction(groups: Sequence[RolloutGroup]) -> float:
+    """Return the share of a response's four-token runs that repeat an earlier run, on average.
+
+    The mean is over the responses with at least four tokens; 0 if there are none.
+    """
+    runs = [
+        [tuple(ids[i : i + RUN_TOKENS]) for i in range(len(ids) - RUN_TOKENS + 1)]
+        for group in groups
+        for ids in group.responses()
+    ]
+    shares = [1 - len(set(own)) / len(own) for own in runs if own]
+    return statistics.fmean(shares) if shares else 0.0
 
 
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:

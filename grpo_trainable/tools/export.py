@@ -13,12 +13,13 @@ from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.directory import policy_directory
-from grpo_trainable.models.hf.directory import is_hugging_face, one_line
+from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.hf.llama import write_llama
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.store import build_policy, build_trained_policy, load_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.plugins import one_line
 from grpo_trainable.storage.atomic import new_directory, refuse_occupied
 from grpo_trainable.storage.checkpointing import (
     CheckpointError,

@@ -66,6 +66,8 @@ def ray_cluster(
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
+        # At Ray's default of 15, trials would wait for every other process of this machine.
+        "RAY_worker_niceness": "0",
         **environment,
     }
     # Ray's sockets need a short path.

@@ -16,10 +16,10 @@ from transformers.cache_utils import DynamicLayer
 
 from grpo_trainable.engines.engine import EngineSetup
 from grpo_trainable.engines.local import LocalEngine, PromptBatch
-from grpo_trainable.models.hf.directory import one_line
 from grpo_trainable.models.hf.policy import HFPolicy
 from grpo_trainable.models.store import build_adapted_policy, build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.plugins import one_line
 from grpo_trainable.protocol.rollout import PolicyWeights
 
 

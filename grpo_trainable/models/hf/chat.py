@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable.models.directory import SHIPPED_POLICY
-from grpo_trainable.models.hf.directory import INSTALL, is_hugging_face, local_directory, one_line
+from grpo_trainable.models.hf.directory import INSTALL, local_directory
+from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
+from grpo_trainable.plugins import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,17 +15,25 @@ from typing import Any
 
 import tokenizers
 
+from grpo_trainable.models.hf.json_files import (
+    CONTEXT_LENGTH,
+    HUB_ID,
+    JSON_FILES,
+    context_length,
+    downloaded,
+    is_count,
+    read_json,
+    text_config,
+)
 from grpo_trainable.models.safetensors_header import tensor_shapes
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer, read_backend
+from grpo_trainable.plugins import one_line
 
 INSTALL = "pip install -e '.[hf]'"
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# Keys of the maximum sequence length in the configs of different architectures.
-CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 # ---- Location --------------------------------------------------------------------------------
@@ -35,10 +43,14 @@ class NotOnTheHub(ValueError):
     """A model named by hub id cannot be downloaded. The message is one line."""
 
 
-def local_directory(path: str) -> Path:
+def local_directory(path: str, *, weights: bool = True) -> Path:
     """Return `path` if it is a directory, or else download the model with this hub id.
 
     A complete earlier download is used without asking the hub.
+
+    Args:
+        path: A directory or a hub id.
+        weights: False downloads only the small files.
 
     Raises:
         NotOnTheHub: `path` is not a directory, and the hub cannot be reached or has no such model.
@@ -58,21 +70,14 @@ def local_directory(path: str) -> Path:
             f"{path}: no such directory; to use a model from the Hugging Face hub, run: {INSTALL}"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    # Subdirectories hold other formats of the same weights.
-    wanted: dict[str, Any] = {
-        "allow_patterns": ["*.json", "*.jinja", "*.safetensors"],
-        "ignore_patterns": ["*/*"],
-    }
-    try:
-        there = Path(snapshot_download(path, local_files_only=True, **wanted))
-        model_files(there)  # raises for an incomplete download
+    there = downloaded(path)
+    if there is not None and _is_complete(there, weights=weights):
         return there
-    except (LocalEntryNotFoundError, ValueError):
-        pass
+    wanted = [*JSON_FILES, *(("*.safetensors",) if weights else ())]
     try:
-        return Path(snapshot_download(path, **wanted))
+        # Subdirectories hold other formats of the same weights.
+        return Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # a network fails in many ways
         raise NotOnTheHub(
             f"{path}: no such directory, and it cannot be downloaded from the Hugging Face hub "
@@ -80,15 +85,31 @@ def local_directory(path: str) -> Path:
         ) from error
 
 
-def is_hugging_face(directory: Path) -> bool:
-    """Return True if config.json can be read and describes a Hugging Face model."""
+def _is_complete(directory: Path, *, weights: bool) -> bool:
+    if not weights:
+        names = ("config.json", "tokenizer_config.json")
+        return all((directory / name).is_file() for name in names)
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        model_files(directory)
+        return True
+    except ValueError:
         return False
-    return isinstance(config, dict) and not config.keys().isdisjoint(
-        {"model_type", "architectures"}
-    )
+
+
+def fetch_small_files(path: Any) -> None:
+    """Download the small files of the model that `model.path` names, because defaults need them.
+
+    If `path` is not a hub id, nothing happens.
+
+    Raises:
+        ValueError: The files cannot be downloaded. The message is one line.
+    """
+    if not isinstance(path, str) or not HUB_ID.fullmatch(path):
+        return
+    try:
+        local_directory(path, weights=False)
+    except ValueError as error:
+        raise ValueError(f"model.path={error}") from error
 
 
 def model_files(directory: Path) -> list[str]:
@@ -116,7 +137,7 @@ def weight_files(directory: Path) -> list[str]:
         return [WEIGHTS]
     if not (directory / SHARDS).is_file():
         raise ValueError(f"{directory}: {_why_no_weights(directory)}")
-    places = _read_json(directory / SHARDS).get("weight_map")
+    places = read_json(directory / SHARDS).get("weight_map")
     names = sorted(set(places.values())) if isinstance(places, dict) else []
     for name in names:
         if Path(name).name != name or not (directory / name).is_file():
@@ -157,15 +178,15 @@ def read_shape(directory: Path) -> PolicyShape:
     Raises:
         ValueError: config.json lacks one of these numbers. The message is one line.
     """
-    config = _text_config(directory)
-    lengths = [config[name] for name in CONTEXT_LENGTH if _is_count(config.get(name))]
-    if not lengths:
+    config = text_config(directory)
+    length = context_length(config)
+    if length is None:
         raise ValueError(
             f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]} (the longest context)"
         )
-    if not _is_count(config.get("vocab_size")):
+    if not is_count(config.get("vocab_size")):
         raise ValueError(f"{directory / 'config.json'}: no vocab_size")
-    return PolicyShape(context_length=lengths[0], vocab_size=config["vocab_size"])
+    return PolicyShape(context_length=length, vocab_size=config["vocab_size"])
 
 
 def refuse_unusable(directory: Path) -> None:
@@ -177,7 +198,7 @@ def refuse_unusable(directory: Path) -> None:
             line and says what to do.
     """
     refuse_missing_library(str(directory), "transformers")
-    config = _read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     if "auto_map" in config:
         raise ValueError(
             f"{directory}: config.json names custom code of the model (auto_map), which is never "
@@ -240,11 +261,11 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     vocab_size = read_shape(directory).vocab_size
     backend = read_backend(directory / "tokenizer.json")
     named = {
-        name: _read_json(directory / f"{name}.json", missing={})
+        name: read_json(directory / f"{name}.json", missing={})
         for name in ("tokenizer_config", "generation_config")
     }
     of_tokenizer, of_generation = named["tokenizer_config"], named["generation_config"]
-    config = _text_config(directory)
+    config = text_config(directory)
     listed = _ids(of_generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
     ends = [*_token(backend, of_tokenizer.get("eos_token")), *listed]
     pads = [
@@ -281,44 +302,6 @@ def _token(backend: tokenizers.Tokenizer, named: Any) -> Iterator[int]:
 def _ids(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [value]
     return [item for item in values if type(item) is int]
-
-
-# ---- JSON ------------------------------------------------------------------------------------
-
-
-def _text_config(directory: Path) -> dict[str, Any]:
-    """Return config.json. In a multimodal model, the entries about text take precedence."""
-    config = _read_json(directory / "config.json")
-    part = config.get("text_config")
-    return {**config, **part} if isinstance(part, dict) else config
-
-
-def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the content of the file.
-
-    If there is no file, return `missing`, or raise a ValueError if `missing` is None.
-    """
-    if missing is not None and not path.is_file():
-        return missing
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({one_line(error)})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: not a JSON object")
-    return content
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
-
-
-def one_line(error: BaseException) -> str:
-    """Return the error in one line of at most 300 characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 300 else text[:299] + "…"
 
 
 # ---- model.lora_targets --------------------------------------------------------------------------

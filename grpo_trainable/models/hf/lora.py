@@ -12,9 +12,10 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear, LoraLayer
 from torch import Tensor, nn
 
-from grpo_trainable.models.hf.directory import ALL_LINEAR, names_in, one_line
+from grpo_trainable.models.hf.directory import ALL_LINEAR, names_in
 from grpo_trainable.models.hf.policy import HFPolicy
 from grpo_trainable.models.policy import Policy, widened
+from grpo_trainable.plugins import one_line
 
 ADAPTER = "default"  # peft's name for the only adapter
 

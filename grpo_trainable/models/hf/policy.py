@@ -16,10 +16,11 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from grpo_trainable.models.hf.directory import one_line, read_shape, refuse_unusable
+from grpo_trainable.models.hf.directory import read_shape, refuse_unusable
 from grpo_trainable.models.packing import pack
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicyShape
+from grpo_trainable.plugins import one_line
 
 PROBE_TOKENS = 16  # length of the sequence on which a model is compared with its parts
 # Factor by which hidden states are magnified for a second comparison. With random weights, logits

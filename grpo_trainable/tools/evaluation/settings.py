@@ -17,6 +17,7 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
+from grpo_trainable.models.hf.directory import fetch_small_files
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_settings
 from grpo_trainable.tasks.input_files import input_digests
@@ -68,7 +69,8 @@ def evaluation_config(
         ConfigError: If a key is unknown or not read, if the settings contradict each other, or if
             the checkpoint names code that the user does not name.
         PluginError: If a user's task cannot be loaded.
-        ValueError: If a file that the trial used can no longer be read.
+        ValueError: If a file that the trial used can no longer be read, or if a model cannot be
+            downloaded.
         InputChanged: If a file that the trial read has changed.
     """
     asked = {OPTIONS[name]: value for name, value in options.items() if value is not None}
@@ -86,6 +88,8 @@ def evaluation_config(
         set_dotted(base, key, value)
     if is_reference(name):
         _refuse_unnamed_code(base, declared_settings(name), named)
+    if "model.path" in given:
+        fetch_small_files(flatten(base)["model.path"])
     config = with_task_settings(GRPOConfig.from_dict(base), directory)
     if trained is not None:
         _refuse_changed(config, trained, given, checks)

@@ -205,14 +205,16 @@ def test_a_request_has_the_prompt_as_the_template_writes_it(path):
     for stream in ("train", "eval"):
         assert list(prompts.request(stream, 3).prompt_ids) == of_transformers(path, messages)
     assert prompts.text("train", 3) == chat_of(path).render(messages)
-    off = prompts_of(path, "Who ran?\n")
+    by_default = prompts_of(path, "Who ran?\n", system="Be brief.")
+    assert by_default.request("train", 3) == prompts.request("train", 3)
+    off = prompts_of(path, "Who ran?\n", chat_template="off")
     assert list(off.request("train", 3).prompt_ids) == read_tokenizer(path).encode("Who ran?\n")
 
 
 def test_a_conversation_needs_a_template(path):
     on = prompts_of(path, CONVERSATION, chat_template="on")
     assert list(on.request("train", 0).prompt_ids) == of_transformers(path, CONVERSATION)
-    off = prompts_of(path, CONVERSATION)
+    off = prompts_of(path, CONVERSATION, chat_template="off")
     assert off.text("train", 0).startswith("system: Be brief.\nuser: Who ran home?\n")
     with pytest.raises(ValueError, match=r"^model.chat_template=off: a prompt of the task is a li"):
         off.request("train", 0)

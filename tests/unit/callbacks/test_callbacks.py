@@ -25,10 +25,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trials import FakeTrial, details, held_out, row
 
 from callbacks import grpo_callbacks, save_on_interrupt
+from callbacks.bands import BandsCallback
 from callbacks.checkpoints import CheckpointCallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line, seconds_left
 from callbacks.fail_safe import HOOKS, FailSafeCallback
-from callbacks.kl import KLCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
 from callbacks.round_files import RolloutsCallback, VersionLogCallback, lag_histogram
 from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
@@ -494,11 +494,11 @@ def test_progress_csv_keeps_the_columns_of_its_first_row(tmp_path):
     assert [float(entry["version/learner"]) for entry in rows] == [1, 2, 3]
 
 
-# ---- KL ----------------------------------------------------------------------------------------
+# ---- Bands -------------------------------------------------------------------------------------
 
 
-def follow(nats: list[float], tmp_path: Path, **settings: Any) -> KLCallback:
-    trial, callback = FakeTrial(tmp_path / "trial", callbacks=settings), KLCallback()
+def follow(nats: list[float], tmp_path: Path, **settings: Any) -> BandsCallback:
+    trial, callback = FakeTrial(tmp_path / "trial", callbacks=settings), BandsCallback()
     for round_, value in enumerate(nats, start=1):
         report([callback], trial, row(round_, **{"kl/reference_nats": value}))
     return callback
@@ -549,8 +549,141 @@ def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path,
 def test_trials_without_kl_are_not_judged(tmp_path):
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     without = {name: value for name, value in row(1).items() if not name.startswith("kl/")}
-    report([callback := KLCallback()], trial, without)
-    assert callback._nats == {}
+    report([callback := BandsCallback()], trial, without)
+    assert callback._nats == {trial.trial_id: 0.0}
+
+
+TEXT = {"kl/reference_nats": 1.0, "response/length_mean": 40.0, "response/truncated_fraction": 0.1}
+
+
+def watched(tmp_path: Path, rounds: dict[str, list[float]], **settings: Any) -> None:
+    """Report the rounds of one trial, in which all figures but those in `rounds` stay equal."""
+    trial, callback = FakeTrial(tmp_path / "trial", **settings), BandsCallback()
+    for i, values in enumerate(zip(*rounds.values(), strict=True)):
+        report([callback], trial, row(i + 1, **{**TEXT, **dict(zip(rounds, values, strict=True))}))
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+# A round has 64 responses, so each mean is over two rounds.
+LEFT = {
+    # 24 nats for 40 tokens
+    "KL": (
+        {"kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0]},
+        "sync/0, round 5: KL per token 0.53 nats is outside its band, at most 0.5 nats; lower "
+        "optim.lr or set loss.kl_coef",
+    ),
+    "short": (
+        {"response/length_mean": [38.0, 42.0, 30.0, 12.0, 6.0, 6.0]},
+        "sync/0, round 5: response length 9 tokens is outside its band, half to twice the 40 "
+        "tokens of the first rounds; read rollouts/*.parquet",
+    ),
+    "long": (
+        {"response/length_mean": [38.0, 42.0, 79.0, 81.0, 82.0, 90.0]},
+        "sync/0, round 5: response length 82 tokens is outside its band, half to twice the 40 "
+        "tokens of the first rounds; read rollouts/*.parquet",
+    ),
+    "truncated": (
+        {"response/truncated_fraction": [0.1, 0.3, 0.4, 0.4, 0.6, 0.6]},
+        "sync/0, round 5: share of truncated responses 50% is outside its band, at most 25 "
+        "points above the 20% of the first rounds, and never above 90%; raise "
+        "rollout.max_new_tokens if the reward needs the end of a response",
+    ),
+    "always truncated": (
+        {"response/truncated_fraction": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]},
+        "sync/0, round 4: share of truncated responses 100% is outside its band, at most 25 "
+        "points above the 100% of the first rounds, and never above 90%; raise "
+        "rollout.max_new_tokens if the reward needs the end of a response",
+    ),
+    "repeated": (
+        {"response/repeated_fraction": [0.0, 0.04, 0.1, 0.12, 0.2, 0.9]},
+        "sync/0, round 5: share of repeated text 16% is outside its band, at most 10 points above "
+        "the 2% of the first rounds; read rollouts/*.parquet, and lower optim.lr if the text has "
+        "collapsed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_figure_that_leaves_its_band_warns_once(caplog, tmp_path, name):
+    rounds, warning = LEFT[name]
+    watched(tmp_path, rounds)
+    assert messages(caplog) == [warning]
+
+
+@pytest.mark.parametrize(
+    ("figure", "edges"),
+    [
+        ("kl/reference_nats", [0.0, 0.0, 20.0, 20.0]),
+        ("response/length_mean", [40.0, 40.0, 20.0, 20.0, 80.0, 80.0]),
+        ("response/truncated_fraction", [0.25, 0.25, 0.5, 0.5, 0.0, 0.0]),
+        ("response/repeated_fraction", [0.5, 0.5, 0.6, 0.6, 0.0, 0.0]),
+    ],
+)
+def test_figure_at_the_edge_of_its_band_does_not_warn(caplog, tmp_path, figure, edges):
+    watched(tmp_path, {figure: edges})
+    assert messages(caplog) == []
+
+
+def test_few_responses_never_warn(caplog, tmp_path):
+    """A round has 8 responses, so a mean covers 16 rounds. The second mean ends at round 32."""
+    wild = {
+        "response/repeated_fraction": [0.0] * 16 + [1.0] * 16,
+        "response/length_mean": [5.0, 60.0] * 16,
+    }
+    few = {"prompts": 2, "group_size": 4}
+    watched(tmp_path / "two", {name: values[15:17] for name, values in wild.items()}, rollout=few)
+    watched(tmp_path / "some", {name: values[:31] for name, values in wild.items()}, rollout=few)
+    assert messages(caplog) == []
+    watched(tmp_path / "many", wild, rollout=few)
+    assert [message.split(" is")[0] for message in messages(caplog)] == [
+        "sync/0, round 32: share of repeated text 100%"
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"task": {"name": "control"}}, {"task": {"name": "guess"}}],
+    ids=["control", "episodes"],
+)
+def test_episodes_may_change_completely(caplog, tmp_path, settings):
+    watched(
+        tmp_path,
+        {figure: values for rounds, _ in LEFT.values() for figure, values in rounds.items()},
+        **settings,
+    )
+    assert messages(caplog) == []
+
+
+def test_length_that_the_reward_controls_is_not_judged(caplog, tmp_path):
+    task = {"length_penalty": 0.01, "length_target": 9}
+    watched(tmp_path, LEFT["short"][0], task=task)
+    assert messages(caplog) == []
+
+
+@pytest.mark.parametrize("restart", [3, 6])
+def test_warning_is_not_repeated_by_a_new_driver(caplog, tmp_path, restart):
+    """The text collapses in round 5. A new driver continues after round `restart`."""
+    trial = FakeTrial(tmp_path / "trial")
+    repeated = [0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+    warned = []
+    for first, last in ((1, 6), (restart + 1, 8)):
+        callbacks = [BandsCallback(), ResultJsonCallback()]
+        start(callbacks, trial, first - 1 or None)
+        for round_ in range(first, last + 1):
+            value = {"response/repeated_fraction": repeated[round_ - 1]}
+            report(callbacks, trial, row(round_, **{**TEXT, **value}))
+        warned.append([message.split(":")[0] for message in messages(caplog)])
+        caplog.clear()
+    assert warned == [["sync/0, round 5"], ["sync/0, round 5"] if restart == 3 else []]
+
+
+def test_rows_of_a_running_trial_are_not_pickled(tmp_path):
+    callback = BandsCallback()
+    report([callback], FakeTrial(tmp_path / "trial"), row(1))
+    assert pickle.loads(pickle.dumps(callback)).__dict__ == {"_nats": {}, "_watches": {}}
 
 
 # ---- Stage timings -----------------------------------------------------------------------------

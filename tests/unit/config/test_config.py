@@ -182,6 +182,7 @@ DEFAULTS = {
         "microbatch_tokens": None,
         "epochs": 1,
         "schedule": "constant",
+        "warmup_rounds": 0,
         "max_skipped_steps": 3,
     },
     "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8},

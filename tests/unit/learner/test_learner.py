@@ -24,6 +24,7 @@ from grpo_trainable.algo import (
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import BatchWithLogProbs
+from grpo_trainable.learner.optimizer import PolicyOptimizer
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.parameters import unique_parameters
@@ -1092,6 +1093,46 @@ def test_learning_rate_is_a_function_of_the_gradient_steps_done(
     pair.sync()
     rates = [s.lr for _ in range(3) for s in pair.learner.update([pair.rollouts()]).steps]
     assert rates == [pytest.approx(1e-3 * factor(i / 6), rel=1e-12) for i in range(6)]
+
+
+def rates(optimizer: PolicyOptimizer, weight: torch.Tensor, steps: int) -> list[float]:
+    taken = []
+    for _ in range(steps):
+        weight.grad = torch.ones(1)
+        taken.append(optimizer.step(loss=0.0).lr)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("schedule", "decay"),
+    [
+        ("constant", [3e-3, 3e-3, 3e-3, 3e-3]),
+        ("linear", [3e-3, 2.25e-3, 1.5e-3, 0.75e-3]),
+        # 3e-3 (1 + cos(π i / 4)) / 2, where cos(π / 4) = √½
+        ("cosine", [3e-3, 1.5e-3 * (1 + 0.5**0.5), 1.5e-3, 1.5e-3 * (1 - 0.5**0.5)]),
+    ],
+)
+def test_learning_rate_rises_with_each_step_of_the_warm_up_then_decays(
+    schedule: str, decay: list[float]
+) -> None:
+    optim = {"lr": 3e-3, "warmup_rounds": 1, "schedule": schedule}
+    config = GRPOConfig.from_dict({"rounds": 3, "k": 2, "optim": optim})
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = PolicyOptimizer({"w": weight}, config)
+    expected = [1e-3, 2e-3, *decay]
+    assert rates(optimizer, weight, 1) == [pytest.approx(expected[0], rel=1e-12)]
+
+    resumed = PolicyOptimizer({"w": weight}, config)  # in the middle of round 1
+    resumed.load_state(optimizer.tensors(), optimizer.counters())
+    assert rates(resumed, weight, 5) == [pytest.approx(rate, rel=1e-12) for rate in expected[1:]]
+
+
+def test_warm_up_longer_than_the_trial_never_reaches_the_learning_rate() -> None:
+    optim = {"lr": 1e-3, "warmup_rounds": 4, "schedule": "linear"}
+    config = GRPOConfig.from_dict({"rounds": 2, "optim": optim})
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = PolicyOptimizer({"w": weight}, config)
+    assert rates(optimizer, weight, 2) == [pytest.approx(2e-4), pytest.approx(4e-4)]
 
 
 # ---- Checkpoints -------------------------------------------------------------------------------

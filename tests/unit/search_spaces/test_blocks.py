@@ -124,3 +124,11 @@ def test_evaluations_that_the_user_fixes_stay_as_they_are():
 
 def test_samples_leave_a_spaces_own_trials_as_they_are():
     assert SPACE.trials({}, [0], samples=6144) == SPACE.trials({}, [0])
+
+
+def test_defaults_follow_the_number_of_rounds(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    model = {"model.path": str(tmp_path), "arm": "sync"}
+    assert [t.optim.warmup_rounds for t in SPACE.trials(model, [0])] == [5]
+    (trial,) = SPACE.trials(model, [0], samples=1024)
+    assert (trial.rounds, trial.optim.warmup_rounds) == (16, 1)

@@ -9,7 +9,11 @@ import pytest
 import torch
 from virtual_time import one_token_group
 
-from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
+from grpo_trainable.pipeline.rollout_metrics import (
+    interrupted_fraction,
+    repeated_fraction,
+    rollout_metrics,
+)
 from grpo_trainable.telemetry.metrics import BY_TASK, NAMES, ActorSpan, rllib_metrics, stage_seconds
 from grpo_trainable.telemetry.stages import WORK
 from grpo_trainable.telemetry.timers import Span
@@ -45,6 +49,7 @@ def test_rollout_metrics_by_hand() -> None:
             "reward/train_std": std,
             "response/length_mean": (1 + 1 + 3 + 2 + 1 + 1) / 6,
             "response/truncated_fraction": 1 / 6,
+            "response/repeated_fraction": 0.0,  # no response has four tokens
             "group/zero_advantage_fraction": 1 / 3,
             "lag/max": 2.0,  # first uses only; round 0 of the hole does not count
             "lag/mean": 1.0,
@@ -55,6 +60,20 @@ def test_rollout_metrics_by_hand() -> None:
     )
     assert all(type(value) is float for value in row.values())
     assert row.keys() <= NAMES
+
+
+def test_runs_of_four_tokens_that_occurred_before_count_as_repeated() -> None:
+    ids = torch.tensor(
+        [
+            [7, 7, 7, 7, 7, 7],  # three equal runs: 2/3
+            [1, 2, 3, 4, 5, 6],  # three different runs: 0
+            [1, 2, 3, 4, 0, 0],  # one run, then padding: 0
+            [1, 1, 1, 0, 0, 0],  # no run, so the response does not count
+        ]
+    )
+    mask = torch.tensor([[True] * n + [False] * (6 - n) for n in (6, 6, 4, 3)])
+    group = replace(one_token_group(0, rewards=(1.0, 0.0, 0.0, 0.0), uses=1), response_ids=ids)
+    assert repeated_fraction([replace(group, response_mask=mask)]) == pytest.approx(2 / 9)
 
 
 def test_a_response_with_a_hole_was_interrupted() -> None:

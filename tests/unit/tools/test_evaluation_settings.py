@@ -9,6 +9,7 @@ import pytest
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig
 from grpo_trainable.tasks.input_files import InputChanged, input_digests
+from grpo_trainable.tools.evaluation import settings as settings_module
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 from grpo_trainable.tools.evaluation.settings import READ, evaluation_config, is_among
 
@@ -52,6 +53,15 @@ def test_options_stand_for_keys():
     assert (config.eval.prompts, config.eval.samples, config.eval.temperature) == (3, 5, 1.5)
     assert config.seed == 9
     assert settled(task="keyword") == GRPOConfig()
+
+
+def test_small_files_of_a_model_on_the_hub_are_fetched_first(monkeypatch):
+    fetched = []
+    monkeypatch.setattr(settings_module, "fetch_small_files", fetched.append)
+    settled(model="org/name")
+    settled("model.path=org/other")
+    settled(of=trained())
+    assert fetched == ["org/name", "org/other"]
 
 
 def test_paths_mean_the_callers_directory():

@@ -59,6 +59,25 @@ def test_what_follows_from_other_settings_is_shown_as_a_number():
     assert {"critic.lr=0.0015", "rollout.overlong_buffer=12"} <= set(defaults.split())
 
 
+def test_defaults_of_a_model_stand_apart_with_their_reasons(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    model = {"path": str(tmp_path)}
+    text = preview(trials({"model": model, "rounds": 20}, {"model": model, "rounds": 40}))
+    table, chosen, of_model, defaults = text.split("\n\n")
+    assert table.splitlines()[0].split() == ["arm", "seed", "rounds", "optim.warmup_rounds"]
+    assert chosen == f"the same in every trial:\n  model.path={tmp_path}"
+    assert of_model.splitlines() == [
+        "defaults that follow from the model:",
+        "  model.chat_template=on (the model has a chat template)",
+        "  optim.lr=5e-06 (all weights of a Hugging Face model)",
+        "  optim.warmup_rounds (AdamW's first steps damage a pretrained model most easily)",
+        "  callbacks.kl_band=[0.0,12.0] (0.2 nats for each of rollout.max_new_tokens tokens)",
+    ]
+    assert "optim.betas=[0.9,0.95]" in defaults
+    assert "optim.lr" not in defaults
+
+
 def test_in_short_it_says_how_many_trials_differ_in_what():
     assert in_short(trials({"seed": 3})) == "1 trial: arm arm0, seed 3"
     assert in_short(trials({}, {"k": 2, "optim": {"lr": 1e-3}})) == (

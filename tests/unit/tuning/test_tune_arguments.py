@@ -18,6 +18,7 @@ import ray
 from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.models import directory as directory_module
 from grpo_trainable.models.directory import SHIPPED_POLICY
+from grpo_trainable.models.hf import json_files
 from grpo_trainable.models.hf.directory import NotOnTheHub
 from launch import report, tune
 from reports import EXPERIMENT_FILE
@@ -490,6 +491,16 @@ def test_pbt_varies_what_the_loss_reads_around_its_default():
     assert bounds(type="cispo") == bounds(type="reinforce_with_baseline") == lr
 
 
+@pytest.mark.parametrize(("rank", "bounds"), [(None, (1e-6, 1e-5)), (8, (1e-5, 1e-4))])
+def test_pbt_keeps_the_learning_rate_near_that_of_a_hugging_face_model(tmp_path, rank, bounds):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    model = {"path": str(tmp_path), "lora_rank": rank}
+    found = pbt_bounds(GRPOConfig.from_dict({"model": model}))["optim.lr"]
+    assert found == pytest.approx(bounds)
+    given = GRPOConfig.from_dict({"model": model, "optim": {"lr": 1e-4}})
+    assert pbt_bounds(given)["optim.lr"] == (1e-5, 1e-3)
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_storage_is_refused(command, tmp_path):
     (tmp_path / "storage").mkdir(mode=0o500)
@@ -654,6 +665,27 @@ def test_a_dry_run_tells_the_memory_that_a_trial_takes(command):
 
     (line,) = [line for line in out.splitlines() if line.startswith("memory of a trial: about ")]
     assert "sampling weights 4 MB" in line
+
+
+def test_defaults_of_a_model_on_the_hub_need_its_small_files(monkeypatch, tmp_path):
+    fetched = []
+    monkeypatch.setattr(plan_module, "fetch_small_files", fetched.append)
+    arguments = ["--space", "async_vs_sync", "--storage", str(tmp_path)]
+    tune.plan_of(tune.parse_arguments([*arguments, "--set", "model.path=org/name"]))
+    assert fetched == ["org/name"]
+    tune.plan_of(tune.parse_arguments(["--preset", "course_math", "--storage", str(tmp_path)]))
+    assert fetched == ["org/name", "Qwen/Qwen2.5-Math-1.5B"]
+
+
+@pytest.mark.slow
+def test_a_trial_of_another_program_fetches_the_small_files_too(monkeypatch):
+    from grpo_trainable import trial
+
+    fetched = []
+    monkeypatch.setattr(trial, "fetch_small_files", fetched.append)
+    monkeypatch.setattr(json_files, "downloaded", lambda hub_id: None)
+    assert trial.resolved({"model": {"path": "org/name"}}).model.path == "org/name"
+    assert fetched == ["org/name"]
 
 
 def test_help_lists_the_presets(capsys):

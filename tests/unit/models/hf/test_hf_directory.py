@@ -19,7 +19,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.directory import SHIPPED_POLICY, check_policy, policy_files
 from grpo_trainable.models.hf.directory import (
     INSTALL,
-    is_hugging_face,
+    fetch_small_files,
     local_directory,
     model_files,
     read_shape,
@@ -28,6 +28,7 @@ from grpo_trainable.models.hf.directory import (
     revision_file,
     weight_files,
 )
+from grpo_trainable.models.hf.json_files import ModelFacts, facts_of, is_hugging_face
 from grpo_trainable.models.tokenizer import read_backend
 
 EOS, PAD = tokenizer().eos_id, tokenizer().pad_id
@@ -235,9 +236,10 @@ def test_a_usable_directory_is_told_without_importing_torch_or_transformers(tmp_
     directory = write_json_files(tmp_path)
     (directory / "model.safetensors").touch()
     code = (
-        "import sys; from pathlib import Path; from grpo_trainable.models.hf import directory\n"
+        "import sys; from pathlib import Path\n"
+        "from grpo_trainable.models.hf import directory, json_files\n"
         f"model = Path({str(directory)!r})\n"
-        "assert directory.is_hugging_face(model)\n"
+        "assert json_files.is_hugging_face(model)\n"
         "directory.refuse_unusable(model)\n"
         "directory.read_shape(model), directory.read_tokenizer(model)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
@@ -366,4 +368,44 @@ def test_a_model_of_the_hub_is_taken_from_where_it_was_downloaded_to(tmp_path: P
         ValueError, match=r"^org/other: no such directory, and it cannot be downloaded"
     ) as error:
         local_directory("org/other")
+    one_line(error)
+
+
+@pytest.mark.slow
+@needs_transformers
+def test_only_small_files_are_fetched_before_trials_are_planned(tmp_path: Path, monkeypatch):
+    hub = importlib.import_module("huggingface_hub")
+    asked = []
+
+    def download(name: str, *, local_files_only: bool = False, **wanted: Any) -> str:
+        if local_files_only and not (tmp_path / "config.json").exists():
+            raise FileNotFoundError(name)
+        if not local_files_only:
+            asked.append((name, wanted["allow_patterns"]))
+            write_json_files(tmp_path, tokenizer_config={"chat_template": "{{ messages }}"})
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    for path in (None, 3, str(tmp_path), "missing/a/b"):
+        fetch_small_files(path)
+    assert asked == []
+    assert facts_of("org/name") == ModelFacts()
+    fetch_small_files("org/name")
+    fetch_small_files("org/name")  # the files are here now
+    assert asked == [("org/name", ["*.json", "*.jinja"])]
+    facts = ModelFacts(has_chat_template=True, context_length=CONTEXT_LENGTH)
+    assert facts_of("org/name") == facts
+    # The weights are still missing.
+    assert local_directory("org/name") == tmp_path
+    assert asked[1:] == [("org/name", ["*.json", "*.jinja", "*.safetensors"])]
+
+
+@pytest.mark.slow
+@needs_transformers
+def test_small_files_that_cannot_be_fetched_are_refused_with_the_setting(monkeypatch):
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"^model\.path=org/none: no such directory, and") as error:
+        fetch_small_files("org/none")
     one_line(error)

@@ -1,0 +1,225 @@
+"""Warn when the KL, the length or the text of a trial's responses leaves its band.
+
+`BANDS` lists the bands that hold for every trial. `callbacks.kl_band` adds one for the KL.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from callbacks.fail_safe import FailSafeCallback
+from callbacks.trial_files import config_of, continued_file, label, read_rows
+from grpo_trainable.config import GRPOConfig, schedule
+from grpo_trainable.config.conditions import CONTROL
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
+
+logger = logging.getLogger(__name__)
+
+Row = Mapping[str, Any]
+
+# A band compares the mean of the latest rounds with that of the first rounds. Each mean covers at
+# least so many responses and rounds, because a few responses say little.
+RESPONSES = 128
+ROUNDS = 2
+
+
+# ---- The bands of every trial ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The range in which a figure of a trial should stay.
+
+    Each limit is a function of the figure's mean over the first rounds, the start.
+    """
+
+    figure: str  # in words
+    value: Callable[[Row], float | None]  # None if a row lacks the figure
+    form: str  # format of a value
+    high: Callable[[float], float]
+    low: Callable[[float], float] = lambda start: -math.inf
+    told: str  # the band in words, with `{start}`
+    advice: str
+    judges: Callable[[GRPOConfig], bool]  # True for trials in which leaving the band is a bad sign
+
+    def warning(self, latest: float, start: float) -> str | None:
+        """Return a clause about a mean outside the band, or None for one inside."""
+        if self.low(start) <= latest <= self.high(start):
+            return None
+        told = self.told.format(start=self.form.format(start))
+        return (
+            f"{self.figure} {self.form.format(latest)} is outside its band, {told}; {self.advice}"
+        )
+
+
+def _kl_per_token(row: Row) -> float | None:
+    nats, tokens = row.get("kl/reference_nats"), row.get("response/length_mean")
+    return None if nats is None or not tokens else nats / tokens
+
+
+def _answers_once(config: GRPOConfig) -> bool:
+    """Return True unless responses are episodes, which learning a game may change completely."""
+    return config.task.name != CONTROL and not config.env.plays
+
+
+BANDS = (
+    Band(
+        figure="KL per token",
+        value=_kl_per_token,
+        form="{:.2g} nats",
+        high=lambda start: 0.5,
+        told="at most 0.5 nats",
+        advice="lower optim.lr or set loss.kl_coef",
+        judges=_answers_once,
+    ),
+    Band(
+        figure="response length",
+        value=lambda row: row.get("response/length_mean"),
+        form="{:.0f} tokens",
+        high=lambda start: 2 * start,
+        low=lambda start: start / 2,
+        told="half to twice the {start} of the first rounds",
+        advice="read rollouts/*.parquet",
+        judges=lambda config: _answers_once(config) and config.task.length_penalty == 0,
+    ),
+    Band(
+        figure="share of truncated responses",
+        value=lambda row: row.get("response/truncated_fraction"),
+        form="{:.0%}",
+        high=lambda start: min(0.9, start + 0.25),
+        told="at most 25 points above the {start} of the first rounds, and never above 90%",
+        advice="raise rollout.max_new_tokens if the reward needs the end of a response",
+        judges=_answers_once,
+    ),
+    Band(
+        figure="share of repeated text",
+        value=lambda row: row.get("response/repeated_fraction"),
+        form="{:.0%}",
+        high=lambda start: start + 0.1,
+        told="at most 10 points above the {start} of the first rounds",
+        advice="read rollouts/*.parquet, and lower optim.lr if the text has collapsed",
+        judges=_answers_once,
+    ),
+)
+
+
+class Watch:
+    """Judges one figure of a trial, and warns at most once."""
+
+    def __init__(self, band: Band, rounds: int) -> None:
+        """Begin without a row.
+
+        Args:
+            band: The band of the figure.
+            rounds: Number of rounds in a mean.
+        """
+        self._band, self._rounds = band, rounds
+        self._first: list[float] = []
+        self._latest: deque[float] = deque(maxlen=rounds)
+        self._warned = False
+
+    def take(self, row: Row) -> str | None:
+        """Take the row of the next round, and return a warning if the figure has left its band."""
+        value = self._band.value(row)
+        if value is None or self._warned:
+            return None
+        if len(self._first) < self._rounds:
+            self._first.append(value)
+            return None
+        self._latest.append(value)
+        if len(self._latest) < self._rounds:
+            return None
+        warning = self._band.warning(fmean(self._latest), fmean(self._first))
+        self._warned = warning is not None
+        return warning
+
+
+def watches_of(config: GRPOConfig) -> list[Watch]:
+    """Return a watch for each band that judges a trial."""
+    rounds = max(ROUNDS, -(-RESPONSES // schedule.responses_per_round(config)))
+    return [Watch(band, rounds) for band in BANDS if band.judges(config)]
+
+
+# ---- The callback ------------------------------------------------------------------------------
+
+
+class BandsCallback(FailSafeCallback):
+    """Compares the rows of each trial with its bands.
+
+    - `BANDS`: the callback warns at most once for each band of a trial.
+    - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
+      falls below the band after having been inside. The callback prints a line when the KL is back
+      in the band.
+    - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The callback does not end
+      the trial: the trial does so itself, after a last evaluation and a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._nats: dict[str, float] = {}  # trial -> kl/reference_nats of its last round
+        self._watches: dict[str, list[Watch]] = {}
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Forget all rows: the trial may start from an earlier round."""
+        self._nats.pop(trial.trial_id, None)
+        self._watches.pop(trial.trial_id, None)
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Compare a row with the bands and the limit."""
+        config, round_ = config_of(trial), result["training_iteration"]
+        if trial.trial_id not in self._watches:
+            self._take_earlier(trial, config, round_)
+        for watch in self._watches[trial.trial_id]:
+            if warning := watch.take(result):
+                logger.warning("%s, round %d: %s", label(trial), round_, warning)
+        if "kl/reference_nats" in result:
+            before, nats = self._nats[trial.trial_id], result["kl/reference_nats"]
+            self._nats[trial.trial_id] = nats
+            _judge_kl(label(trial), config, round_, before, nats)
+
+    def _take_earlier(self, trial: Any, config: GRPOConfig, round_: int) -> None:
+        """Take the rows before `round_` from a trial's `result.json`, without warnings."""
+        watches = self._watches[trial.trial_id] = watches_of(config)
+        nats = 0.0  # the KL of the initial policy
+        for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ():
+            if row["training_iteration"] < round_:
+                for watch in watches:
+                    watch.take(row)
+                nats = row.get("kl/reference_nats", nats)
+        self._nats[trial.trial_id] = nats
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles callbacks with the experiment. After a resume, the rows are read again.
+        return {"_nats": {}, "_watches": {}}
+
+
+def _judge_kl(trial: str, config: GRPOConfig, round_: int, before: float, nats: float) -> None:
+    """Report that the KL has left or entered `callbacks.kl_band`, or ends the trial."""
+    band, limit = config.callbacks.kl_band, config.callbacks.kl_stop
+    if band is not None and (place := _place(nats, *band)) != _place(before, *band):
+        told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g} is"
+        named = f"callbacks.kl_band [{band[0]:g}, {band[1]:g}]"
+        if place == "inside":
+            print(f"{told} in {named}", flush=True)
+        else:
+            logger.warning("%s %s %s", told, place, named)
+    if limit is not None and nats > limit:
+        logger.warning(
+            "%s ends after round %d: kl/reference_nats %.3g is above callbacks.kl_stop=%g",
+            *(trial, round_, nats, limit),
+        )
+
+
+def _place(nats: float, low: float, high: float) -> str:
+    """Return "below", "above" or "inside", the position of a KL relative to its band.
+
+    The estimate of the KL can be negative, so no value counts as below if `low` is 0.
+    """
+    return "below" if low > 0 and nats < low else "above" if nats > high else "inside"

@@ -1,0 +1,127 @@
+"""The small JSON files of a Hugging Face model, and the facts in them on which defaults depend.
+
+This module imports only the standard library, because the config reads these facts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_trainable.plugins import one_line
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
+# Keys of the maximum sequence length in the configs of different architectures.
+CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Facts about a Hugging Face model. A model that is not on this machine has the defaults."""
+
+    has_chat_template: bool = False
+    context_length: int | None = None  # maximum tokens of a prompt plus its response
+
+
+def facts_of(path: str) -> ModelFacts | None:
+    """Return the facts about a Hugging Face model, or None for any other directory.
+
+    Files that cannot be read count as missing, because the check of the model refuses them later.
+
+    Args:
+        path: A directory, or the name of a model on the hub. Nothing is downloaded.
+    """
+    if os.path.isdir(path):
+        directory: Path | None = Path(path)
+    elif HUB_ID.fullmatch(path):
+        directory = downloaded(path)
+    else:
+        return None
+    if directory is None:
+        return ModelFacts()
+    if not is_hugging_face(directory):
+        return None
+    return ModelFacts(
+        has_chat_template=has_chat_template(directory),
+        context_length=context_length(text_config(directory)),
+    )
+
+
+def downloaded(hub_id: str) -> Path | None:
+    """Return the directory to which files of a model were downloaded from the hub, or None."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, local_files_only=True))
+    except (OSError, ValueError):  # it is not here, or the name is invalid
+        return None
+
+
+def is_hugging_face(directory: Path) -> bool:
+    """Return True if config.json can be read and describes a Hugging Face model."""
+    try:
+        config = read_json(directory / "config.json")
+    except ValueError:
+        return False
+    return not config.keys().isdisjoint({"model_type", "architectures"})
+
+
+def has_chat_template(directory: Path) -> bool:
+    """Return True if transformers finds a chat template for this model's prompts.
+
+    tokenizer_config.json may contain one template, or several with names. The one named `default`
+    is used.
+    """
+    if (directory / "chat_template.jinja").is_file():
+        return True
+    try:
+        found = read_json(directory / "tokenizer_config.json", missing={}).get("chat_template")
+    except ValueError:
+        return False
+    if isinstance(found, list):
+        return any(isinstance(one, dict) and one.get("name") == "default" for one in found)
+    return isinstance(found, str)
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """Return the longest context that a config.json names, in tokens, or None."""
+    return next((config[name] for name in CONTEXT_LENGTH if is_count(config.get(name))), None)
+
+
+def text_config(directory: Path) -> dict[str, Any]:
+    """Return config.json. In a multimodal model, the entries about text take precedence."""
+    config = read_json(directory / "config.json")
+    part = config.get("text_config")
+    return {**config, **part} if isinstance(part, dict) else config
+
+
+def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the content of the file.
+
+    If there is no file, return `missing`, or raise a ValueError if `missing` is None.
+    """
+    if missing is not None and not path.is_file():
+        return missing
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({one_line(error)})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return content
+
+
+def is_count(value: Any) -> bool:
+    """Return True for an integer of at least 1."""
+    return type(value) is int and value >= 1

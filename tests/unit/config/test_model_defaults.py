@@ -1,0 +1,259 @@
+"""A Hugging Face model has defaults that follow from its small JSON files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_trainable.config import CHECKS, GRPOConfig, flatten, follow_from_model, mix_of, parsing
+from grpo_trainable.config.describe import page, settings
+from grpo_trainable.models.directory import SHIPPED_POLICY
+from grpo_trainable.models.hf import json_files
+from grpo_trainable.models.hf.json_files import ModelFacts, facts_of
+
+TEMPLATE = "{{ messages[0].content }}"
+CONTEXT_LENGTH = 8192
+OF_TEXT = {"optim.lr": 5e-6, "optim.warmup_rounds": 5, "callbacks.kl_band": (0.0, 12.0)}
+MATH = {"task": {"name": "math"}}
+
+Model = Callable[..., str]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    """Return a function that writes the small files of a model, and returns its directory."""
+
+    def write(*, context: int | None = CONTEXT_LENGTH, **tokenizer: Any) -> str:
+        config: dict[str, Any] = {"model_type": "llama", "vocab_size": 320}
+        if context is not None:
+            config["max_position_embeddings"] = context
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+        return str(tmp_path)
+
+    return write
+
+
+def config_of(path: str, **data: Any) -> GRPOConfig:
+    return GRPOConfig.from_dict({**data, "model": {"path": path, **data.get("model", {})}})
+
+
+def changed(config: GRPOConfig, **data: Any) -> dict[str, Any]:
+    """Return the settings that differ from those of the same trial without a model."""
+    without = {name: value for name, value in data.items() if name != "model"}
+    other = GRPOConfig.from_dict(without)
+    keys = flatten(config.to_dict()).keys() - {"model.path", "model.lora_rank"}
+    return {key: config[key] for key in keys if config[key] != other[key]}
+
+
+@pytest.mark.parametrize(
+    ("chat", "data", "defaults"),
+    [
+        (False, {}, OF_TEXT),
+        (True, {}, {**OF_TEXT, "model.chat_template": "on"}),
+        (False, {"model": {"lora_rank": 4}}, {**OF_TEXT, "optim.lr": 5e-5}),
+        (
+            True,
+            MATH,
+            {
+                **OF_TEXT,
+                "model.chat_template": "on",
+                "task.template": "boxed",
+                "rollout.max_new_tokens": 256,
+                "callbacks.kl_band": (0.0, 51.2),
+            },
+        ),
+        (
+            False,
+            {"task": {"name": "reasoning_gym", "dataset": "chain_sum"}},
+            {
+                **OF_TEXT,
+                "task.template": "r1_zero",
+                "rollout.max_new_tokens": 256,
+                "callbacks.kl_band": (0.0, 51.2),
+            },
+        ),
+    ],
+    ids=["base", "chat", "lora", "chat math", "base gym"],
+)
+def test_defaults_depend_on_the_model_and_the_task(model: Model, chat, data, defaults):
+    path = model(**({"chat_template": TEMPLATE} if chat else {}))
+    config = config_of(path, **data)
+    assert changed(config, **data) == defaults
+    assert follow_from_model(config).keys() == defaults.keys()
+    assert GRPOConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("chat", "task", "expected"),
+    [
+        (True, {"template": "r1_zero"}, ("r1_zero", "off")),
+        (True, {"template": "question_only"}, ("question_only", "on")),
+        (True, {"answer_in": "tags"}, ("r1_zero", "off")),
+        (False, {"answer_in": "boxed"}, ("boxed", "off")),
+        (False, {"answer_in": "tags"}, ("r1_zero", "off")),
+    ],
+)
+def test_the_prompt_asks_for_what_the_reward_reads(model: Model, chat, task, expected):
+    path = model(**({"chat_template": TEMPLATE} if chat else {}))
+    config = config_of(path, task={"name": "math", **task})
+    assert (config.task.template, config.model.chat_template) == expected
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens"), [(64, 32), (511, 255), (512, 256), (1, 1), (None, 256)]
+)
+def test_reasoning_has_at_most_half_the_context(model: Model, context, tokens):
+    config = config_of(model(context=context), **MATH)
+    assert config.rollout.max_new_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("rounds", "warmup"), [(1, 1), (20, 1), (21, 2), (96, 5), (100, 5), (10**9, 5)]
+)
+def test_the_warm_up_is_a_twentieth_of_the_rounds_at_most_five(model: Model, rounds, warmup):
+    assert config_of(model(), rounds=rounds).optim.warmup_rounds == warmup
+
+
+def test_given_values_go_before_those_of_the_model(model: Model):
+    given = {
+        "optim": {"lr": 1e-4, "warmup_rounds": 0},
+        "callbacks": {"kl_band": None},
+        "rollout": {"max_new_tokens": 100},
+        "task": {"name": "math", "template": "question_only"},
+    }
+    path = model(chat_template=TEMPLATE)
+    config = config_of(path, **given, model={"chat_template": "off"})
+    assert (config.optim.lr, config.optim.warmup_rounds) == (1e-4, 0)
+    assert config.callbacks.kl_band is None
+    assert config.rollout.max_new_tokens == 100
+    assert (config.task.template, config.model.chat_template) == ("question_only", "off")
+    assert follow_from_model(config) == {}
+    # The band follows the given length.
+    del given["callbacks"]
+    assert config_of(path, **given).callbacks.kl_band == (0.0, 20.0)
+
+
+def test_no_band_where_no_kl_is_measured(model: Model):
+    config = config_of(model(), loss={"kl_monitor": False})
+    assert config.callbacks.kl_band is None
+    assert "callbacks.kl_band" not in follow_from_model(config)
+
+
+def test_invalid_values_are_refused_by_their_own_check(model: Model):
+    path = model()
+    for data, words in (
+        ({"rollout": {"max_new_tokens": "many"}}, "rollout.max_new_tokens=many: must be"),
+        ({"rounds": 0}, "rounds=0: must be"),
+        ({"model": {"lora_rank": 0}}, "model.lora_rank=0: must be"),
+        ({"optim": 3}, "optim=3: must be a mapping"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            config_of(path, **data)
+
+
+def test_a_policy_of_this_package_keeps_the_defaults(tmp_path: Path):
+    own = tmp_path / "own"
+    shutil.copytree(SHIPPED_POLICY, own)
+    for path in (own, tmp_path / "missing"):
+        assert changed(config_of(str(path))) == {}
+
+
+def test_a_model_that_is_not_on_this_machine_has_the_defaults_of_its_kind(monkeypatch):
+    monkeypatch.setattr(json_files, "downloaded", lambda hub_id: None)
+    assert facts_of("org/name") == ModelFacts()
+    assert changed(config_of("org/name")) == OF_TEXT
+
+
+def test_files_of_a_download_decide(model: Model, monkeypatch):
+    directory = Path(model(chat_template=TEMPLATE))
+    monkeypatch.setattr(json_files, "downloaded", {"org/name": directory}.get)
+    assert config_of("org/name").model.chat_template == "on"
+
+
+def test_a_complete_config_reads_no_files(model: Model, monkeypatch):
+    complete = config_of(model(chat_template=TEMPLATE)).to_dict()
+    monkeypatch.setattr(parsing, "facts_of", lambda path: pytest.fail("reads the model"))
+    assert GRPOConfig.from_dict(complete).to_dict() == complete
+
+
+def test_tasks_of_a_mix_have_them_too(model: Model):
+    mix = {"math": 1, "easy": {"name": "math", "weight": 1, "template": "question_only"}}
+    config = config_of(model(chat_template=TEMPLATE), task={"mix": {**mix, "keyword": 1}})
+    templates = {label: entry.get("template") for label, entry in mix_of(config.task.mix).items()}
+    assert templates == {"math": "boxed", "easy": "question_only", "keyword": None}
+    assert config.model.chat_template == "on"
+    assert config.rollout.max_new_tokens == 256
+    assert GRPOConfig.from_dict(config.to_dict()) == config
+
+
+def test_reasons_name_what_decided(model: Model):
+    full, lora = (
+        follow_from_model(config_of(model(), model=settings))["optim.lr"]
+        for settings in ({}, {"lora_rank": 2})
+    )
+    assert (full, lora) == (
+        "all weights of a Hugging Face model",
+        "adapters of a Hugging Face model",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "has"),
+    [
+        ({}, False),
+        ({"chat_template.jinja": TEMPLATE}, True),
+        ({"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})}, True),
+        ({"tokenizer_config.json": json.dumps({"chat_template": None})}, False),
+        (
+            {
+                "tokenizer_config.json": json.dumps(
+                    {"chat_template": [{"name": "default", "template": TEMPLATE}]}
+                )
+            },
+            True,
+        ),
+        (
+            {
+                "tokenizer_config.json": json.dumps(
+                    {"chat_template": [{"name": "tool_use", "template": TEMPLATE}, 3]}
+                )
+            },
+            False,
+        ),
+        ({"tokenizer_config.json": "[1, 2"}, False),
+    ],
+)
+def test_where_a_chat_template_is_found(tmp_path: Path, files, has):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "n_positions": 128}')
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    facts = ModelFacts(has_chat_template=has, context_length=128)
+    assert facts_of(str(tmp_path)) == facts
+
+
+@pytest.mark.parametrize("config", ["[1, 2", "{}", '{"vocab_size": 3}', None])
+def test_other_directories_have_no_facts(tmp_path: Path, config):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert facts_of(str(tmp_path)) is None
+
+
+def test_the_reference_shows_them():
+    (row,) = (line for line in page().splitlines() if line.startswith("| `optim.lr` |"))
+    assert "; Hugging Face model: `5e-05` with LoRA, else `5e-06` |" in row
+    shown = " ".join(settings("warmup_rounds").split())
+    assert "With a Hugging Face model the default is a twentieth of the rounds" in shown
+
+
+def test_every_default_of_a_model_tells_its_reason_and_its_value():
+    declared = [default for check in CHECKS.values() for default in check.of_models]
+    assert len(declared) == 7
+    for default in declared:
+        assert default.told
+        assert len(default.because) <= 60
