@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -195,7 +196,9 @@ def finishing(answer: Finishing) -> str:
     text = f"round {answer.round} has begun its gradient steps and is finished first: "
     if answer.left_s is None:
         return text + "no earlier round shows how long that takes"
-    return text + f"about {answer.left_s:.0f} s, judging by earlier rounds"
+    if answer.left_s == 0:
+        return text + "that already takes longer than in earlier rounds"
+    return text + f"about {math.ceil(answer.left_s)} s, judging by earlier rounds"
 
 
 def stopped(answer: Stopped, rounds: int, saved: int) -> str:

@@ -129,7 +129,7 @@ def test_tune_ends_once_every_running_trial_has_stopped(experiment, store, numbe
     assert store.asked == [first.trial_id, second.trial_id]
     store.answers = {
         first.trial_id: stopped_after(6, 48.2),
-        second.trial_id: Finishing(round=5, left_s=12.4),
+        second.trial_id: Finishing(round=5, left_s=11.2),
     }
     experiment.step()
     experiment.step()
@@ -338,5 +338,15 @@ def test_messages_say_what_is_saved_and_what_is_lost():
     assert stopped(stopped_after(6, 0.2), rounds=9, saved=6) == "saved after round 6 of 9"
     assert continues(6, 6, []) == "continues from round 6"
     assert continues(5, 6, []) == "continues from round 5; lost: round 6"
-    unknown = finishing(Finishing(round=1, left_s=None))
-    assert unknown.endswith("no earlier round shows how long that takes")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "told"),
+    [
+        (None, "no earlier round shows how long that takes"),
+        (0.0, "that already takes longer than in earlier rounds"),
+        (0.1, "about 1 s, judging by earlier rounds"),
+    ],
+)
+def test_a_round_that_is_finished_first_says_how_long_that_takes(left_s, told):
+    assert finishing(Finishing(round=1, left_s=left_s)).endswith(f"is finished first: {told}")
