@@ -75,7 +75,7 @@ def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
 
 
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
-    if task.train_file is None and task.eval_file is None:
+    if task.train_file is None:
         yield "task.keywords_file", task.keywords_file or NOUNS_FILE
     for key, path in (("task.train_file", task.train_file), ("task.eval_file", task.eval_file)):
         if path is not None:

@@ -10,7 +10,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
-from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, split_files
+from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, sources_of, split_files
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
@@ -26,9 +26,14 @@ MARK = "####"  # stands before the final answer in a GSM8K solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """Return setting -> file to read: the files that are set, or else both shipped files."""
+    """Return setting -> file to read.
+
+    A shipped file replaces a missing `train_file`. If both settings are missing, both files are
+    shipped ones.
+    """
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
-    return {key: path for key, path in given.items() if path is not None} or SHIPPED_PROBLEMS
+    files = {key: path for key, path in given.items() if path is not None}
+    return files if "train_file" in files else SHIPPED_PROBLEMS | files
 
 
 def parse_problem(row: Mapping[str, Any]) -> Example:
@@ -99,8 +104,7 @@ def _final_answer(worked: str) -> str | None:
 class MathTask:
     """Problems from JSONL files, or the shipped problems.
 
-    If both `train_file` and `eval_file` are set, they are used as they are. A single file is split
-    by a hash of the question.
+    `eval_file` is held out as a whole. Without it, a hash of each question splits `train_file`.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or if math-verify is needed but not
@@ -115,10 +119,13 @@ class MathTask:
         self._form_note = form_note(settings)
         self._files = files = problem_files(settings)
         self._train, self._heldout = split_files(
-            files.get("train_file"),
+            files["train_file"],
             files.get("eval_file"),
             parse_problem,
             strict=settings.strict,
+        )
+        self.sources = sources_of(
+            settings.train_file, settings.eval_file, "from the problems that ship"
         )
 
     def train_example(self, prompt_index: int) -> Example:

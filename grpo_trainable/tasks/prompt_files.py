@@ -92,33 +92,47 @@ def json_object(line: bytes) -> Mapping[str, Any]:
 
 
 def split_files(
-    train_file: str | Path | None, eval_file: str | Path | None, parse: ParseRow, *, strict: bool
+    train_file: str | Path, eval_file: str | Path | None, parse: ParseRow, *, strict: bool
 ) -> tuple[Rows, Rows]:
     """Return the training examples and the held-out examples.
 
-    Two files are used as they are. A single file is split by a hash of each prompt.
+    `eval_file` is held out as a whole. Without it, a hash of each prompt splits `train_file`.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or too small to split.
     """
-    if train_file is not None and eval_file is not None:
-        return (
-            Rows(read_examples("train_file", train_file, parse, strict=strict)),
-            Rows(read_examples("eval_file", eval_file, parse, strict=strict)),
-        )
-    key, path = ("eval_file", eval_file) if train_file is None else ("train_file", train_file)
-    assert path is not None
-    rows = read_examples(key, path, parse, strict=strict)
+    rows = read_examples("train_file", train_file, parse, strict=strict)
+    if eval_file is not None:
+        return Rows(rows), Rows(read_examples("eval_file", eval_file, parse, strict=strict))
     train = [row for row in rows if not is_held_out(row.prompt)]
     heldout = [row for row in rows if is_held_out(row.prompt)]
     if not train or not heldout:
-        other = "train_file" if key == "eval_file" else "eval_file"
         raise ValueError(
-            f"task.{key}={path}: too few prompts; the hash assigns {len(train)} to training and "
-            f"{len(heldout)} to evaluation, but each side needs one; add prompts or set "
-            f"task.{other}"
+            f"task.train_file={train_file}: too few prompts; the hash assigns {len(train)} to "
+            f"training and {len(heldout)} to evaluation, but each side needs one; add prompts or "
+            "set task.eval_file"
         )
     return Rows(train), Rows(heldout)
+
+
+def sources_of(
+    train_file: str | None, eval_file: str | None, otherwise: str
+) -> tuple[str, str] | None:
+    """Return the sources of the training and the held-out examples, as text for people.
+
+    Return None if neither file is set.
+
+    Args:
+        train_file: The setting of this name.
+        eval_file: The setting of this name.
+        otherwise: Source of the training examples without `train_file`.
+    """
+    if train_file is None and eval_file is None:
+        return None
+    train = otherwise if train_file is None else f"from {Path(train_file).name}"
+    if eval_file is None:
+        return train, "by a hash of each prompt; task.eval_file=FILE holds out a file as a whole"
+    return train, f"all of {Path(eval_file).name}"
 
 
 def is_held_out(prompt: Prompt) -> bool:

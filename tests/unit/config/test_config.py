@@ -855,8 +855,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(task__keywords_file="w", task__train_file="t"),
-            "task.keywords_file=w: not read with task.train_file=t and task.eval_file=none; needs "
-            "task.train_file=none and task.eval_file=none",
+            "task.keywords_file=w: not read with task.train_file=t; needs task.train_file=none",
         ),
     ],
 )

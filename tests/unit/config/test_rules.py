@@ -107,17 +107,17 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     },
     "task.keywords_file": (
         "/w",
+        {"task.train_file": "/t"},
+        "task.train_file=/t",
+        "task.train_file=none",
         {"task.eval_file": "/e"},
-        "task.train_file=none and task.eval_file=/e",
-        "task.train_file=none and task.eval_file=none",
-        REWARD,
     ),
     "task.keywords_per_prompt": (
         2,
         {"task.train_file": "/t"},
-        "task.train_file=/t and task.eval_file=none",
-        "task.train_file=none and task.eval_file=none",
-        REWARD,
+        "task.train_file=/t",
+        "task.train_file=none",
+        {"task.eval_file": "/e"},
     ),
     **{
         f"task.{name}": ("/t", GYM, "task.name=reasoning_gym", "task.name=keyword or math", MATH)

@@ -207,7 +207,8 @@ def test_a_response_that_is_cut_off_says_so(policy):
 
 
 def test_all_prompts_are_those_of_one_pass(policy):
-    own = with_all_prompts(config(policy))
+    own = config(policy)
+    own = with_all_prompts(own, build_task(own))
     examples = build_task(own).eval_examples(own.eval.prompts + 1)
     assert len({example.prompt for example in examples}) == own.eval.prompts
     assert examples[-1].prompt in {example.prompt for example in examples[:-1]}
