@@ -120,6 +120,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         f"or {_temperatures()})",
     )
     add(
+        "--top-p",
+        metavar="P",
+        type=number(float, 0, 1),
+        help="sample from the most likely tokens whose probabilities add up to P (default: the "
+        "trial's, or 1, which is all tokens)",
+    )
+    add(
         "--seed",
         metavar="N",
         type=number(int, 0, 2**32 - 1),
@@ -180,12 +187,12 @@ def _main(argv: list[str]) -> int:
         plan = _plan(args)
     if args.dry_run:
         print(json.dumps(plan.config.to_dict()))
-        for line in plan.numbers:
+        for line in plan.told:
             print(line, file=sys.stderr)  # standard output is for programs
         return OK
     with _one_line_mistakes():
         evaluator = _evaluator(args, plan)
-    for line in plan.numbers:
+    for line in plan.told:
         print(line, flush=True)
     with closing(evaluator):
         return _evaluate(plan, evaluator, argv)
@@ -209,7 +216,7 @@ class _Plan:
     """The policy to evaluate, its settings, and the directory for the result."""
 
     config: GRPOConfig
-    numbers: Sequence[str]  # lines with the numbers of prompts
+    told: Sequence[str]  # lines about the policy and its prompts
     trained: TrainedPolicy | None
     out: Path
     against: EvaluationRecord | None
@@ -221,6 +228,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
     from grpo_trainable.tools.evaluation.evaluator import with_all_prompts
     from grpo_trainable.tools.evaluation.settings import evaluation_config
     from reports.evaluations.files import read_evaluation
+    from tuning.checks import about_adapter
     from tuning.prompt_notes import numbers_of_prompts
 
     trained = None
@@ -232,6 +240,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
         "--prompts": None if args.prompts == "all" else args.prompts,
         "--samples": args.samples,
         "--temperature": args.temperature,
+        "--top-p": args.top_p,
         "--seed": args.seed,
     }
     config = evaluation_config(trained, args.assignments, options, os.getcwd())
@@ -255,8 +264,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     if args.against is not None:
         against = read_evaluation(_directory("--against", args.against))
     out = _directory("--out", args.out or time.strftime("evaluation-%Y%m%d-%H%M%S"))
-    numbers = list(numbers_of_prompts(task))
-    return _Plan(config=config, numbers=numbers, trained=trained, out=out, against=against)
+    told = [*about_adapter(config.model), *numbers_of_prompts(config, task)]
+    return _Plan(config=config, told=told, trained=trained, out=out, against=against)
 
 
 def _any_path(option: str, text: str) -> AnyPath:

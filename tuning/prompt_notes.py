@@ -19,9 +19,9 @@ OPEN_REASONING = "<think>"  # end of a prompt that has already begun the respons
 
 def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> Iterator[str]:
     """Yield lines with the numbers of prompts, and notes about possible mistakes."""
-    asked = Counter(prompts.label("eval", index) for index in range(trial.eval.prompts))
+    asked = _asked(trial, task)
     for label, part in _parts(task).items():
-        yield from _numbers(part, _of(label))
+        yield from _numbers(part, asked[label], _of(label))
         yield from _repeats(part, asked[label], trial.eval.prompts, _of(label))
         yield from notes_of(part)
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
@@ -33,10 +33,11 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
         )
 
 
-def numbers_of_prompts(task: Task | MixTask) -> Iterator[str]:
+def numbers_of_prompts(trial: GRPOConfig, task: Task | MixTask) -> Iterator[str]:
     """Yield a line with the numbers of prompts of each task that states them."""
+    asked = _asked(trial, task)
     for label, part in _parts(task).items():
-        yield from _numbers(part, _of(label))
+        yield from _numbers(part, asked[label], _of(label))
 
 
 def _parts(task: Task | MixTask) -> Mapping[str | None, Task]:
@@ -44,19 +45,27 @@ def _parts(task: Task | MixTask) -> Mapping[str | None, Task]:
     return getattr(task, "parts", {None: task})
 
 
+def _asked(trial: GRPOConfig, task: Task | MixTask) -> Mapping[str | None, int]:
+    """Return how many held-out prompts of each task an evaluation requests, by label."""
+    label_of = getattr(task, "label", lambda stream, index: None)
+    return Counter(label_of("eval", index) for index in range(trial.eval.prompts))
+
+
 def _of(label: str | None) -> str:
     """Return a phrase that names a task of a mix, or "" for a single task."""
     return "" if label is None else f" of {label}"
 
 
-def _numbers(task: Task, of: str) -> Iterator[str]:
+def _numbers(task: Task, asked: int, of: str) -> Iterator[str]:
     to_train_on = train_size(task)
     if to_train_on is None:  # the task generates its prompts, and counting them may take long
         return
     held_out, sources = eval_size(task), sources_of(task)
     from_train, from_eval = ("", "") if sources is None else (f" ({source})" for source in sources)
     known = "" if held_out is None else f", {held_out:,} held out{from_eval}"
-    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{from_train}{known}"
+    some = held_out is not None and sources is not None and asked < held_out
+    used = f"; an evaluation uses {asked:,} of them" if some else ""
+    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{from_train}{known}{used}"
 
 
 def _repeats(task: Task, asked: int, total: int, of: str) -> Iterator[str]:

@@ -27,6 +27,7 @@ GAMES = ("guess", "calculator")
 _KEYWORD = one_of("task.name", "keyword")
 _REASONING_GYM = one_of("task.name", "reasoning_gym")
 _NO_TRAIN_FILE = none_given("task.train_file")
+_DATA = "a JSONL file, a Parquet file, or a directory that Dataset.save_to_disk wrote"
 
 
 def settled_equality(equality: str, train_file: str | None, eval_file: str | None) -> str:
@@ -57,17 +58,17 @@ class PromptFileSettings(Settings):
 
     train_file: str | None = path(
         None,
-        "JSONL file of training prompts, in one of the task's formats (docs/howto). Without "
-        "eval_file, a hash of each prompt holds out a fifth of them.",
+        f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without eval_file, "
+        "a hash of each prompt holds out a fifth of them.",
         read_if=one_of("task.name", "keyword", "math"),
-        also_called=(verl("data.train_files", "a JSONL file"),),
+        also_called=(verl("data.train_files", _DATA),),
     )
     eval_file: str | None = path(
         None,
-        "JSONL file of held-out prompts, which is held out as a whole. Without train_file, training "
+        f"Held-out prompts: {_DATA}. The file is held out as a whole. Without train_file, training "
         "uses the prompts that ship with the task.",
         read_if=one_of("task.name", "keyword", "math"),
-        also_called=(verl("data.val_files", "a JSONL file"),),
+        also_called=(verl("data.val_files", _DATA),),
     )
 
 

@@ -15,11 +15,11 @@ from grpo_trainable.tasks.messages import is_text, mistake_in_prompt
 from grpo_trainable.tasks.order import Rows, permutation
 from grpo_trainable.tasks.prompt_files import (
     hash_fraction,
-    numbered_lines,
     read_examples,
     sources_of,
     split_files,
 )
+from grpo_trainable.tasks.row_files import numbered_lines
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
@@ -125,7 +125,7 @@ def read_keywords(path: str | Path) -> list[str]:
 
 
 def parse_example(row: Mapping[str, Any]) -> Example:
-    """Parse a JSONL line with `prompt` and either `keywords` (a list) or `answer` (text).
+    """Parse a row with `prompt` and either `keywords` (a list) or `answer` (text).
 
     A text prompt gets a final newline if it has none, because the response follows directly.
 
@@ -172,12 +172,12 @@ class _Words:
 
 
 class KeywordTask:
-    """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from JSONL files.
+    """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from data files.
 
     `split_of` splits words into training and held-out words. `train_file` replaces all of these
     prompts, and a hash of each prompt splits the file. `eval_file` replaces the held-out prompts,
-    and is held out as a whole. With `strict`, a malformed JSONL line raises an error; otherwise it
-    is skipped.
+    and is held out as a whole. With `strict`, a malformed row raises an error; otherwise it is
+    skipped.
 
     Raises:
         ValueError: If a file is missing, empty or malformed. The message is one line.

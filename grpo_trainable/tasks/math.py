@@ -10,7 +10,8 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
-from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, sources_of, split_files
+from grpo_trainable.tasks.prompt_files import sources_of, split_files
+from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
@@ -37,7 +38,7 @@ def problem_files(settings: TaskSettings) -> dict[str, str]:
 
 
 def parse_problem(row: Mapping[str, Any]) -> Example:
-    r"""Return the question and the true answer of a JSONL line in the layout of MATH or GSM8K.
+    r"""Return the question and the true answer of a row in the layout of MATH or GSM8K.
 
     `problem` or `question` holds the question. `answer`, or else `solution`, holds the true answer
     after its last `####` or in its last \boxed{}. An `answer` without either mark is itself the
@@ -64,9 +65,9 @@ def parse_problem(row: Mapping[str, Any]) -> Example:
 
 
 def unmarked_answers(key: str, path: str) -> str | None:
-    """Return a note if most lines of a file mark their answers with ####, but some do not.
+    """Return a note if most rows of a file mark their answers with ####, but some do not.
 
-    The whole solution of an unmarked line becomes its true answer.
+    The whole solution of an unmarked row becomes its true answer.
 
     Args:
         key: Setting that names the file, without `task.`.
@@ -76,23 +77,22 @@ def unmarked_answers(key: str, path: str) -> str | None:
         ValueError: If the file cannot be read.
     """
     marked, unmarked = 0, []
-    for number, line in numbered_lines(key, path):
+    for place, row in rows_in(key, path):
         try:
-            answer = json_object(line).get("answer")
-        except ValueError:  # `read_examples` reports such a line
+            answer = row().get("answer")
+        except ValueError:  # `read_examples` reports such a row
             continue
         if not isinstance(answer, str):
             continue
         if MARK in answer:
             marked += 1
         elif boxed_answer(answer) is None:
-            unmarked.append(number)
+            unmarked.append(place)
     if not unmarked or marked <= len(unmarked):
         return None
     return (
-        f"note: task.{key}={path}: line {unmarked[0]} has no {MARK} before its answer, so its "
-        f"whole text becomes the true answer ({marked:,} lines have the mark, {len(unmarked):,} do "
-        "not)"
+        f"note: task.{key}={path}: {unmarked[0]} has no {MARK} before its answer, so its whole "
+        f"text becomes the true answer ({marked:,} rows have the mark, {len(unmarked):,} do not)"
     )
 
 
@@ -102,7 +102,7 @@ def _final_answer(worked: str) -> str | None:
 
 
 class MathTask:
-    """Problems from JSONL files, or the shipped problems.
+    """Problems from data files, or the shipped problems.
 
     `eval_file` is held out as a whole. Without it, a hash of each question splits `train_file`.
 

@@ -303,8 +303,8 @@ def test_many_bad_lines_are_one_warning_and_a_file_of_them_one_error(tmp_path, c
         keyword_task(seed=0, train_file=some)
     (record,) = caplog.records
     assert "line 1: `answer` must be" in record.getMessage()
-    assert "and 29 more such lines; skipped" in record.getMessage()
-    with pytest.raises(ValueError, match=r"has no valid line; line 1: `answer` must be"):
+    assert "and 29 more such rows; skipped" in record.getMessage()
+    with pytest.raises(ValueError, match=r"has no valid row; line 1: `answer` must be"):
         keyword_task(seed=0, train_file=write_jsonl(tmp_path / "all.jsonl", bad))
 
 
@@ -315,7 +315,7 @@ def test_a_line_that_is_not_utf8_is_a_bad_line(tmp_path):
         keyword_task(seed=0, train_file=str(path), strict=True)
 
 
-@pytest.mark.parametrize(("rows", "message"), [([], "no valid line"), (stories(1), "too few")])
+@pytest.mark.parametrize(("rows", "message"), [([], "no valid row"), (stories(1), "too few")])
 def test_too_few_rows_are_an_error(tmp_path, rows, message):
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     with pytest.raises(ValueError, match=message):

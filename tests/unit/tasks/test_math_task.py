@@ -403,7 +403,7 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
     odd = gsm8k(tmp_path / "odd.jsonl", [*marked, "It is 2.", r"So \boxed{2}.", "Two."])
     assert unmarked_answers("train_file", odd) == (
         f"note: task.train_file={odd}: line 5 has no #### before its answer, so its whole text "
-        "becomes the true answer (4 lines have the mark, 2 do not)"
+        "becomes the true answer (4 rows have the mark, 2 do not)"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
     # Bare answers, a few of them with a calculation, are another layout.
