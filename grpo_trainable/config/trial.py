@@ -29,7 +29,7 @@ from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.config.loss import TO_THE_SAMPLER, samples_as_it_learns
 from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.model import ModelSettings
-from grpo_trainable.config.parsing import flatten, unknown_key, with_task_defaults
+from grpo_trainable.config.parsing import flatten, unknown_key, with_adapter, with_task_defaults
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, SOMETIMES_READ, TrialSettings
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
@@ -112,6 +112,7 @@ class GRPOConfig(TrialSettings):
         """Return the config that nested plain data describes.
 
         A missing key gets the default of the task if the task has one, else the general default.
+        If `model.path` is a directory of LoRA adapters, `model.adapter` is set (`with_adapter`).
 
         Raises:
             ConfigError: A key is unknown, or the settings are invalid.
@@ -119,7 +120,7 @@ class GRPOConfig(TrialSettings):
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
-        for name, value in with_task_defaults(data).items():
+        for name, value in with_task_defaults(with_adapter(data)).items():
             if name not in DEFAULTS:
                 if name in CHECKS:
                     raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")
