@@ -88,6 +88,25 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         )
         for name, value in (("dtype", "bfloat16"), ("lora_rank", 8))
     },
+    "eval.top_p": (
+        0.9,
+        {"eval.temperature": 0.0, "eval.samples": 1},
+        "eval.temperature=0.0",
+        "eval.temperature > 0",
+        {},
+    ),
+    "model.adapter": (
+        "/a",
+        {},
+        "model.path=none",
+        "a Hugging Face model as model.path",
+        {
+            "model.path": "/p",
+            "model.lora_rank": 8,
+            "model.lora_alpha": 16.0,
+            "model.lora_targets": "q_proj",
+        },
+    ),
     "model.head_fp32": (
         False,
         {"model.path": "/p"},
