@@ -206,7 +206,7 @@ def with_adapter(data: Mapping[str, Any]) -> dict[str, Any]:
         key, directory, base = "model.path", base, None
     elif base is None or complete or not isinstance(directory, str):
         return dict(data)  # nothing to fill in, or a mistake that a check reports later
-    told = f"{key}={shown(directory)}"
+    told = f"{key}={directory}"
     config = _adapter_config(told, directory)
     found = _lora_settings(told, config)
     for name, value in found.items():
@@ -264,7 +264,7 @@ def _base_of(told: str, directory: str, named: Any) -> str:
     if isinstance(named, str) and is_hub_id(named):
         return named
     raise ConfigError(
-        f"{told}: holds LoRA adapters for the model {shown(named)}, which this machine does not "
+        f"{told}: holds LoRA adapters for the model {named or 'none'}, which this machine does not "
         f"have; set model.path to that model, and model.adapter={directory}"
     )
 

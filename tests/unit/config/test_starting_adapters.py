@@ -90,7 +90,7 @@ def test_the_settings_of_the_adapters_may_be_repeated_but_not_changed(tmp_path, 
     assert refused(path=directory, lora_rank=8) == (
         f"model.lora_rank=8: must be 4, as in the adapters {directory}; leave model.lora_rank out"
     )
-    assert "model.lora_targets=o_proj: must be q_proj,v_proj" in refused(
+    assert 'model.lora_targets=o_proj: must be "q_proj,v_proj"' in refused(
         path=directory, lora_targets="o_proj"
     )
 
@@ -111,7 +111,7 @@ def test_a_model_that_is_not_here_is_one_line_with_the_settings_that_name_it(tmp
         ("{}", "adapter_config.json must give r, lora_alpha, and target_modules as a list"),
         (
             json.dumps({"r": 2, "lora_alpha": 2, "target_modules": ".*_proj"}),
-            "must give r, lora_alpha, and target_modules as a list of names",
+            "adapter_config.json must give r, lora_alpha, and target_modules as a list of names",
         ),
     ],
 )

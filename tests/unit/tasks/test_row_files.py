@@ -34,15 +34,21 @@ def write_jsonl(path: Path, rows: Sequence[Any]) -> str:
     return str(path)
 
 
+def table_of(rows: Sequence[Any]) -> pa.Table:
+    """Return a table in which a missing key is a null, as `datasets` makes it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+
 def write_parquet(path: Path, rows: Sequence[Any]) -> str:
-    parquet.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=7)
+    parquet.write_table(table_of(rows), path, row_group_size=7)
     return str(path)
 
 
 def write_dataset(directory: Path, rows: Sequence[Any], shards: int = 2) -> str:
     """Write the files that `datasets.Dataset.save_to_disk` writes."""
     directory.mkdir(parents=True)
-    table, names = pa.Table.from_pylist(list(rows)), []
+    table, names = table_of(rows), []
     size = -(-len(table) // shards)
     for shard in range(shards):
         names.append(f"data-{shard:05d}-of-{shards:05d}.arrow")
