@@ -160,7 +160,7 @@ def test_an_evaluation_begins_with_the_numbers_of_prompts(command, problems):
         (["--samples", "9", "--batch", "8"], ["--batch 8: must be >= 9, because all responses"]),
         (["--prompts", "some"], ["--prompts", "must be an integer >= 1, got some; or all"]),
         (["--temperature", "-1"], ["--temperature", ">= 0"]),
-        (["--top-p", "2"], ["--top-p", "must be a number in [0, 1], got 2"]),
+        (["--top-p", "2"], ["--top-p", "must be a number in [0, 1]"]),
         (["--top-p", "0"], ["eval.top_p=0.0: must be a number > 0 and <= 1"]),
         (["--temperature", "0", "--samples", "2"], ["eval.samples=2: must be 1"]),
         (["--set", "rollout.max_new_tokens=300"], ["context is 128 tokens", "valid: at most"]),
