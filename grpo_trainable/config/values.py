@@ -430,7 +430,8 @@ def converted(key: str, value: Any, check: Check) -> Any:
 
 def _nearest_choice(value: Any, check: Check) -> str | None:
     """Return `did you mean NAME?` with the choice that the user probably meant, or None."""
-    switch = {"true": "on", "false": "off"}.get(str(value).lower())
+    text = value if isinstance(value, str | bool) else ""
+    switch = {"true": "on", "false": "off"}.get(str(text).lower())
     if switch in check.choices:
         return f"did you mean {switch}?"
     return did_you_mean(value, check.choices) if isinstance(value, str) else None

@@ -145,9 +145,8 @@ def test_adapters_of_another_model_are_one_line(base, tmp_path):
         check_policy(config_of(other, adapter=adapters).model)
     assert str(error.value).startswith(adapters)
     assert "\n" not in str(error.value)
-    fewer = written_by_peft(
-        base, tmp_path / "fewer", layers_to_transform=[1], layers_pattern="layers"
-    )
+    some = {"target_modules": ["q_proj"], "layers_to_transform": [1]}
+    fewer = written_by_peft(base, tmp_path / "fewer", **some)
     with pytest.raises(ValueError, match=r"has no adapter for model\.layers\.0"):
         check_policy(config_of(fewer).model)
 
