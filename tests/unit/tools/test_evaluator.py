@@ -203,9 +203,9 @@ def test_greedy_responses_do_not_depend_on_the_seed(policy):
 @pytest.mark.slow
 def test_a_nucleus_is_sampled_in_evaluations_alone(policy):
     tail = {"prompts": 4, "samples": 3, "temperature": 1.0}
-    own = config(policy, eval={**tail, "top_p": 0.01})
+    own = config(policy, eval={**tail, "top_p": 1e-6})
     greedy = config(policy, eval={**tail, "samples": 1, "temperature": 0.0})
-    # A nucleus of one percent contains only the most likely token, which then has probability 1.
+    # So small a nucleus contains only the most likely token, which then has probability 1.
     nucleus = evaluated(own)
     assert [g.response for g in nucleus[::3]] == [g.response for g in evaluated(greedy)]
     assert {g.log_prob for g in nucleus} == {0.0}
@@ -214,7 +214,7 @@ def test_a_nucleus_is_sampled_in_evaluations_alone(policy):
     )
     prompts = Prompts(own, build_task(own), read_tokenizer(policy))
     limits = [prompts.request(stream, 0).limits.top_p for stream in ("train", "eval")]
-    assert limits == [1.0, 0.01]
+    assert limits == [1.0, 1e-6]
 
 
 def test_a_response_that_is_cut_off_says_so(policy):
