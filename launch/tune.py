@@ -22,7 +22,7 @@ from grpo_trainable.config.describe import settings
 from grpo_trainable.text import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
-from tuning.checks import Missing
+from tuning.checks import ADAPTERS, Missing
 from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
@@ -346,8 +346,8 @@ def notes(plan: Plan) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return the notes, except those that only state numbers of prompts."""
-    return [note for note in notes(plan) if not note.startswith(NUMBERS)]
+    """Return the notes, except those that only state facts about prompts and adapters."""
+    return [note for note in notes(plan) if not note.startswith((NUMBERS, ADAPTERS))]
 
 
 def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> int:

@@ -13,12 +13,14 @@ from tuning.prompt_notes import about_prompts
 from tuning.schedulers import pbt_bounds
 
 if TYPE_CHECKING:
+    from grpo_trainable.models.shape import PolicySettings
     from grpo_trainable.tasks.prompts import Prompts
 
 # Limits on checking the lengths of a trial's prompts: the number of prompts in each stream, and the
 # time in seconds. A file may have millions of prompts, and applying a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
+ADAPTERS = "adapters"  # first word of a line about the adapters that a policy starts from
 
 
 class Missing(UsageError):
@@ -122,7 +124,7 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
             seen += prompts.check_lengths(stream, most, context, until)
-        told = list(about_prompts(trial, task, prompts))
+        told = [*about_adapter(trial.model), *about_prompts(trial, task, prompts)]
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked = sum(of_streams.values())
@@ -132,6 +134,15 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
             f"model's context of {context:,} tokens"
         )
     return told
+
+
+def about_adapter(model: PolicySettings) -> Iterator[str]:
+    """Yield a line about the adapters that a policy starts from, if there are any."""
+    if model.adapter is not None:
+        yield (
+            f"{ADAPTERS}: the policy starts from the LoRA adapters in {model.adapter} (rank "
+            f"{model.lora_rank}), on the model {model.path}"
+        )
 
 
 def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:

@@ -42,6 +42,7 @@ class EngineRecord:
     refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
     gpus: bool = True  # True: may sample on a GPU
     lowest_temperature: float = 0.0  # lowest above 0; 0 chooses the most likely token
+    top_p: bool = False  # True: supports `eval.top_p`
     plays: bool = False  # True: can add an environment's answers to a response
     interrupts: bool = False  # True: can insert text in the middle of a response
     queues: bool = False  # True: with `rollout.slots`, some responses of a call wait for others
@@ -75,6 +76,7 @@ ENGINES: dict[str, EngineRecord] = {
             samples=("ours",),
             same_bits=True,
             log_prob_error=1e-4,
+            top_p=True,
             plays=True,
             interrupts=True,
             queues=True,
@@ -86,6 +88,7 @@ ENGINES: dict[str, EngineRecord] = {
             samples=("hugging_face",),
             same_bits=True,
             log_prob_error=1e-4,
+            top_p=True,
             interrupts=True,
             libraries=("transformers",),
             install="pip install -e '.[hf]'",
@@ -101,6 +104,7 @@ ENGINES: dict[str, EngineRecord] = {
             refuses_two_sided="vLLM has its own collective group in its process",
             gpus=False,
             lowest_temperature=0.01,
+            top_p=True,
             libraries=("vllm", "transformers"),
             install="pip install -e '.[vllm]' (Python >= 3.11)",
         ),

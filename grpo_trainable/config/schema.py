@@ -282,6 +282,11 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
         f"does not work with engine={config.engine}, which cannot insert text into a response; "
         "needs engine=torch or hf",
     )
+    yield (
+        config.eval.top_p < 1 and config.engine != "auto" and not record.top_p,
+        "eval.top_p",
+        f"must be 1 with engine={config.engine}; needs engine=torch, hf or vllm",
+    )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]
         yield (

@@ -163,7 +163,7 @@ class CommonTaskSettings(Settings):
     )
     strict: bool = flag(
         False,
-        "End the trial at the first failed reward, and treat a malformed line of a prompt file as "
+        "End the trial at the first failed reward, and treat a malformed row of a prompt file as "
         "an error.",
         read_if=_HAS_FILES_OR_MAY_FAIL,
     )

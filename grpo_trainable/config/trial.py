@@ -23,6 +23,7 @@ from grpo_trainable.config import (
     schema,
     task,
 )
+from grpo_trainable.config.adapters import with_adapter
 from grpo_trainable.config.advantage import compares_a_group
 from grpo_trainable.config.built_in_tasks import MIX
 from grpo_trainable.config.conditions import CONTROL
@@ -118,7 +119,8 @@ class GRPOConfig(TrialSettings):
         """Return the config that nested plain data describes.
 
         A missing key gets the default of the model or the task if there is one, else the general
-        default. The model's small JSON files are read if a default depends on them.
+        default. The model's small JSON files are read if a default depends on them. If `model.path`
+        is a directory of LoRA adapters, `model.adapter` is set (`with_adapter`).
 
         Raises:
             ConfigError: A key is unknown, or the settings are invalid.
@@ -126,7 +128,7 @@ class GRPOConfig(TrialSettings):
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
-        for name, value in with_defaults(data).items():
+        for name, value in with_defaults(with_adapter(data)).items():
             if name not in DEFAULTS:
                 if name in CHECKS:
                     raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")

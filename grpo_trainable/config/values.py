@@ -427,9 +427,18 @@ def converted(key: str, value: Any, check: Check) -> Any:
     try:
         return check.convert(value)
     except (TypeError, ValueError, OverflowError):
-        near = did_you_mean(value, check.choices) if isinstance(value, str) else None
+        near = _nearest_choice(value, check)
         hint = f"; {near or check.advice}" if near or check.advice else ""
         raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None
+
+
+def _nearest_choice(value: Any, check: Check) -> str | None:
+    """Return `did you mean NAME?` with the choice that the user probably meant, or None."""
+    text = value if isinstance(value, str | bool) else ""
+    switch = {"true": "on", "false": "off"}.get(str(text).lower())
+    if switch in check.choices:
+        return f"did you mean {switch}?"
+    return did_you_mean(value, check.choices) if isinstance(value, str) else None
 
 
 class Settings:

@@ -48,9 +48,10 @@ class HeldOut:
 
 
 def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
-    """Return all held-out prompts in chunks of at most `responses` responses.
+    """Return all held-out prompts in chunks of at most `responses` responses, or of one prompt.
 
-    By default, `responses` is the number of responses in the largest training chunk.
+    The responses to one prompt are sampled together, even if there are more than `responses` of
+    them. By default, `responses` is the number of responses in the largest training chunk.
     """
     if responses is None:
         responses = schedule.chunk_responses(config)

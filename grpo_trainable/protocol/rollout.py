@@ -39,7 +39,8 @@ class SamplingLimits:
     """Settings that define how a response is sampled and when it ends.
 
     Temperature 1 samples from the model's own distribution. Temperature 0 selects the most likely
-    token, but log-probs are still those of temperature 1.
+    token, but log-probs are still those of temperature 1. `top_p` below 1, which only evaluations
+    use, samples from the most likely tokens whose probabilities add up to `top_p`.
 
     A response is finished after the first token that is one of `end_ids` or completes one of
     `stop_strings` in the text. Otherwise the response is cut off after `max_new_tokens`. A response
@@ -50,6 +51,7 @@ class SamplingLimits:
     min_new_tokens: int
     max_new_tokens: int
     temperature: float
+    top_p: float = 1.0
     end_ids: tuple[int, ...]  # these include the tokenizer's end ids
     stop_strings: tuple[str, ...] = ()  # a stop string stays in the text of the response
     interruption: Interruption | None = None  # inserted tokens count towards `max_new_tokens`

@@ -84,13 +84,14 @@ class Prompts:
                 min_new_tokens=rollout.min_new_tokens,
                 max_new_tokens=rollout.max_new_tokens,
                 temperature=temperature,
+                top_p=top_p,
                 end_ids=tokenizer.end_ids_with(rollout.stop),
                 stop_strings=stop_strings(config, tokenizer, task),
                 interruption=interrupted,
             )
-            for stream, temperature, interrupted in (
-                ("train", rollout.temperature, interruption(config, tokenizer)),
-                ("eval", config.eval.temperature, None),
+            for stream, temperature, top_p, interrupted in (
+                ("train", rollout.temperature, 1.0, interruption(config, tokenizer)),
+                ("eval", config.eval.temperature, config.eval.top_p, None),
             )
         }
         self._eval_examples = task.eval_examples(config.eval.prompts)

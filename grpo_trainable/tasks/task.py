@@ -158,6 +158,14 @@ def eval_size(task: object) -> int | None:
     return getattr(task, "eval_size", None)
 
 
+def sources_of(task: object) -> tuple[str, str] | None:
+    """Return the sources of the training and the held-out examples, or None if not stated.
+
+    A task states the sources, as text for people, in its attribute `sources`.
+    """
+    return getattr(task, "sources", None)
+
+
 def notes_of(task: object) -> Sequence[str]:
     """Return one line for each likely mistake in the settings or files of a task.
 

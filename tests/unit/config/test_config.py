@@ -85,6 +85,7 @@ DEFAULTS = {
         "sampler_dtype": "float32",
         "gradient_checkpointing": False,
         "packing": False,
+        "adapter": None,
         "lora_rank": None,
         "lora_alpha": None,
         "lora_targets": "all-linear",
@@ -185,7 +186,7 @@ DEFAULTS = {
         "warmup_rounds": 0,
         "max_skipped_steps": 3,
     },
-    "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8},
+    "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8, "top_p": 1.0},
     "buffer": {"sample_batches": 1, "max_age": None, "fresh_fraction": 0.5},
     "checkpoint": {"every": 10, "keep": 2},
     "callbacks": {
@@ -403,6 +404,15 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(rollout__temperature=0), "rollout.temperature=0: must be a number > 0"),
         (nested(rollout__temperature=-1.5), "rollout.temperature=-1.5: must be a number > 0"),
         (nested(eval__temperature=-1), "eval.temperature=-1: must be a number >= 0"),
+        (nested(eval__top_p=1.5), "eval.top_p=1.5: must be a number > 0 and <= 1"),
+        *(
+            (
+                nested(model__chat_template=value),
+                f"model.chat_template={shown(value)}: must be one of off, on, or the path of a "
+                f"jinja file (./NAME if it has no extension); did you mean {meant}?",
+            )
+            for value, meant in ((True, "on"), ("true", "on"), ("False", "off"))
+        ),
         (nested(eval__prompts=0), "eval.prompts=0: must be an integer >= 1"),
         (nested(eval__samples=0), "eval.samples=0: must be an integer >= 1"),
         (nested(loss__clip=1), "loss.clip=1: must be none or a number > 0 and < 1"),
@@ -439,7 +449,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         ),
         (
             {"eval": 3},
-            "eval=3: must be a mapping with keys from every, prompts, samples, temperature",
+            "eval=3: must be a mapping with keys from every, prompts, samples, temperature, top_p",
         ),
         (
             {"checkpoint": None},
@@ -569,6 +579,10 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART | nested(engine="vllm", resources__generator_gpus=1),
             "resources.generator_gpus=1.0: must be 0 with engine=vllm, which samples on CPUs",
+        ),
+        (
+            nested(engine="my:Engine", eval__top_p=0.9),
+            "eval.top_p=0.9: must be 1 with engine=my:Engine; needs engine=torch, hf or vllm",
         ),
         (
             APART | nested(engine="vllm", eval__temperature=0.001),
@@ -856,8 +870,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(task__keywords_file="w", task__train_file="t"),
-            "task.keywords_file=w: not read with task.train_file=t and task.eval_file=none; needs "
-            "task.train_file=none and task.eval_file=none",
+            "task.keywords_file=w: not read with task.train_file=t; needs task.train_file=none",
         ),
     ],
 )

@@ -128,6 +128,23 @@ def test_one_file_is_split_by_question_whatever_the_template(sums):
     assert len(held_out[0] | trained[0]) == 200
 
 
+def test_an_eval_file_is_held_out_whole_with_and_without_a_training_file(sums, tmp_path):
+    rows = [{"question": f"How many, {i}?", "answer": str(i)} for i in range(12)]
+    held_out = write_jsonl(tmp_path / "test.jsonl", rows)
+    shipped = math_task()
+    for settings, size, source in (
+        ({}, shipped.train_size, "from the problems that ship"),
+        ({"train_file": sums}, 200, "from sums.jsonl"),
+    ):
+        task = math_task(eval_file=held_out, **settings)
+        assert (task.train_size, task.eval_size) == (size, 12)
+        assert {e.ground_truth for e in task.eval_examples(12)} == {str(i) for i in range(12)}
+        assert task.sources == (source, "all of test.jsonl")
+    alone = math_task(eval_file=held_out)
+    assert alone.train_example(3) == shipped.train_example(3)
+    assert shipped.sources is None
+
+
 def test_two_files_are_used_whole_and_the_order_follows_from_the_seed(sums, tmp_path):
     other = write_jsonl(tmp_path / "e.jsonl", [{"question": "One?", "answer": "1"}])
     task = math_task(train_file=sums, eval_file=other)
@@ -386,7 +403,7 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
     odd = gsm8k(tmp_path / "odd.jsonl", [*marked, "It is 2.", r"So \boxed{2}.", "Two."])
     assert unmarked_answers("train_file", odd) == (
         f"note: task.train_file={odd}: line 5 has no #### before its answer, so its whole text "
-        "becomes the true answer (4 lines have the mark, 2 do not)"
+        "becomes the true answer (4 rows have the mark, 2 do not)"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
     # Bare answers, a few of them with a calculation, are another layout.

@@ -118,7 +118,7 @@ def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: 
     (tmp_path / "keys.jsonl").write_text('{"text": "a"}\n' * 1000)
     for task, words in (("keyword", "prompt must be"), ("math", "`problem` or `question` must be")):
         found = command(*SPACE, "--set", f"task.name={task}", "--set", "task.train_file=keys.jsonl")
-        refused(found, "task.train_file=", "keys.jsonl: has no valid line; line 1: ", words)
+        refused(found, "task.train_file=", "keys.jsonl: has no valid row; line 1: ", words)
 
 
 @pytest.mark.slow

@@ -216,7 +216,11 @@ def test_an_index_cannot_lead_out_of_the_directory(tmp_path: Path):
         ),
         ({"model_type": None}, ["model.safetensors"], "know the architecture model_type=null"),
         ({"quantization_config": {}}, ["model.safetensors"], "the weights are quantized"),
-        ({}, ["model.safetensors", "adapter_config.json"], "adapters for another model"),
+        (
+            {},
+            ["model.safetensors", "adapter_config.json"],
+            "holds a whole model and adapter_config.json",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_starts(
