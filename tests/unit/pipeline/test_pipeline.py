@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from virtual_time import long_tailed_durations, one_token_group
+from virtual_time import (
+    all_prompt_indices,
+    long_tailed_durations,
+    of_stream,
+    one_token_group,
+    used_after_release,
+)
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
@@ -109,7 +115,7 @@ def all_prompts(config: GRPOConfig) -> list[int]:
 
 
 def trained_prompts(*trials: VirtualTrial) -> list[int]:
-    return [index for w in trials for call in w.trained for index in call.all_prompt_indices]
+    return [index for w in trials for call in w.trained for index in all_prompt_indices(call)]
 
 
 def rollout_batches(
@@ -133,7 +139,9 @@ def steps_a_batch(config: GRPOConfig) -> int:
 
 def overlaps(w: VirtualTrial) -> bool:
     """Return True if a generator sampled for training while the learner updated."""
-    return any(g.start < t.end and t.start < g.end for g in w.of_stream("train") for t in w.trained)
+    return any(
+        g.start < t.end and t.start < g.end for g in of_stream(w, "train") for t in w.trained
+    )
 
 
 def assert_counts_close(report: RoundReport, w: VirtualTrial) -> None:
@@ -157,7 +165,7 @@ def assert_evaluated(w: VirtualTrial) -> None:
     config = w.config
     due = {0, config.rounds, *range(config.eval.every, config.rounds, config.eval.every)}
     seen: dict[int, list[int]] = {}
-    for call in w.of_stream("eval"):
+    for call in of_stream(w, "eval"):
         seen.setdefault(call.weights_round, []).extend(call.prompt_indices)
     assert seen.keys() == due
     assert all(sorted(c) == list(range(config.eval.prompts)) for c in seen.values())
@@ -192,7 +200,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     scored = [index for index in all_prompts(config) if not fails("train", index)]
     assert trained_prompts(w) == scored
-    assert not w.used_after_release()
+    assert not used_after_release(w)
     # A batch is left out when all its groups failed, and a round is skipped without batches.
     left = rollout_batches(config, scored)
     assert [call.prompt_indices for call in w.trained] == left
@@ -248,7 +256,7 @@ def test_every_generator_samples_in_every_synchronous_round_by_default(
     w = virtual_trial(config)
     w.run(3)
     # This includes the first round, which begins when all generators have evaluated.
-    calls = Counter((call.actor, call.weights_round) for call in w.of_stream("train"))
+    calls = Counter((call.actor, call.weights_round) for call in of_stream(w, "train"))
     assert calls.keys() == {(f"generator-{i}", r) for i in range(generators) for r in range(3)}
     assert len(set(calls.values())) == 1  # all have the same number of chunks
     assert trained_prompts(w) == all_prompts(config)
@@ -524,7 +532,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
                 assert age <= (config.lag if use == 1 else schedule.max_age(config))
                 assert end - window <= index < end
         # No group is in two steps of the same round.
-        assert len(set(call.all_prompt_indices)) == len(call.all_prompt_indices)
+        assert len(set(all_prompt_indices(call))) == len(all_prompt_indices(call))
     for report in reports:
         row = {name: report.metrics[f"count/{name}"] for name in
                ("requested", "trained", "dropped", "waiting", "in_flight")}  # fmt: skip
@@ -604,7 +612,7 @@ def test_generators_work_while_the_learner_trains_when_lag_allows_it(lag: int) -
     w.run(8)
     # During the last updates nothing is left to sample.
     for call in w.trained[:-lag]:
-        assert any(g.start < call.end and call.start < g.end for g in w.of_stream("train"))
+        assert any(g.start < call.end and call.start < g.end for g in of_stream(w, "train"))
 
 
 def test_generators_have_work_between_two_rounds_when_lag_allows_it() -> None:
@@ -978,7 +986,9 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
     # Each round is evaluated once, due or not.
     assert measured == [0, 1, 2, 3, 4, 5]
     seen = [
-        (call.weights_round, index) for call in w.of_stream("eval") for index in call.prompt_indices
+        (call.weights_round, index)
+        for call in of_stream(w, "eval")
+        for index in call.prompt_indices
     ]
     assert sorted(seen) == [(round_, index) for round_ in measured for index in range(3)]
     assert trained_prompts(w) == all_prompts(config)
@@ -1108,8 +1118,8 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     assert not w.runtime.uncollected
-    assert not w.used_after_release()
-    for call in w.of_stream("eval"):
+    assert not used_after_release(w)
+    for call in of_stream(w, "eval"):
         assert call.weights_round == sum(t.end <= call.start for t in w.trained)
     assert counts["waiting"] == counts["in_flight"] == counts["dropped"] == 0
     asked = [index for stream, index in w.requests.asked if stream == "train"]
@@ -1211,7 +1221,7 @@ def test_replacement_has_the_newest_weights_before_it_samples() -> None:
     config = config_of(rounds=4)
     w = virtual_trial(config, dies=lambda name, stage, n: (stage, n) == ("rollout", 3))
     w.run(4)
-    rounds = [call.weights_round for call in w.of_stream("train")]
+    rounds = [call.weights_round for call in of_stream(w, "train")]
     assert rounds == [0, 1, 2, 3]
 
 
