@@ -18,6 +18,7 @@ import tokenizers
 from grpo_trainable.models.safetensors_header import tensor_shapes
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer, read_backend
+from grpo_trainable.plugins import missing_library
 
 INSTALL = "pip install -e '.[hf]'"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
@@ -200,10 +201,9 @@ def refuse_unusable(directory: Path) -> None:
 
 def refuse_missing_library(source: str, name: str) -> None:
     """Raise a ValueError if the library `name`, which `source` needs, is not installed."""
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(
-            f"{source}: needs the library {name}, which is not installed; run: {INSTALL}"
-        )
+    missing = missing_library(name, INSTALL)
+    if missing is not None:
+        raise ValueError(f"{source}: {missing}")
 
 
 def _known_to_transformers(model_type: Any) -> bool:
