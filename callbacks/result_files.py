@@ -18,7 +18,7 @@ from ray.tune.utils import flatten_dict
 
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.storage.atomic import append
 from grpo_trainable.storage.ray_private import (
     EXPR_PROGRESS_FILE,
@@ -28,10 +28,10 @@ from grpo_trainable.storage.ray_private import (
 
 
 class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
-    """Writes `result.json`, and removes the details from the row.
+    """Writes `result.json`.
 
-    So neither `result.json` nor Tune's snapshot, which contains each trial's last row, contains the
-    details. This callback comes after every callback that reads the details.
+    Tune keeps the last row of each trial. After a step of Tune, no callback needs the details of a
+    row any more, so this callback removes the details from memory.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,14 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
         self.update_config(trial, trial.config)
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Remove the details from the row, and return a copy of the row."""
-        result.pop(DETAILS, None)
+        """Return a copy of the row."""
         return dict(result)
+
+    def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
+        """Remove the details from the rows that Tune keeps."""
+        for trial in trials:
+            if isinstance(trial.last_result, Row):
+                trial.last_result.details = None
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the rows after round `last`."""
@@ -72,8 +77,8 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
         self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty without a header
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return the row without the config and the details."""
-        return {k: v for k, v in result.items() if k not in ("config", DETAILS)}
+        """Return the row without the config."""
+        return {k: v for k, v in result.items() if k != "config"}
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the rows after round `last`."""

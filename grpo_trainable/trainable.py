@@ -12,7 +12,7 @@ from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.cluster.shipping import lay_down
 from grpo_trainable.config import GRPOConfig, resources
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.storage.object_store import reason
@@ -20,6 +20,7 @@ from grpo_trainable.storage.ray_private import _TrainingResult
 
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
+    from grpo_trainable.protocol.round_records import RoundDetails
 
 NAME = "GRPO"
 
@@ -85,16 +86,11 @@ class GRPOTrainable(tune.Trainable):
             # Tune restored the trial from its final checkpoint without knowing that no round
             # follows. The row of the last round stays valid.
             return {RESULT_DUPLICATE: True, "done": True}
-        return {
-            **report.metrics,
-            **self._extra(report),
-            "done": report.last,
-            "should_checkpoint": self.trial.due,
-        }
+        self._ran(report)
+        return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
 
-    def _extra(self, report: RoundReport) -> dict[str, Any]:
-        """Return the entries of a row that are not metrics."""
-        return {}
+    def _ran(self, report: RoundReport) -> None:
+        """Use the report of a round, before `step` returns the row."""
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
@@ -113,13 +109,8 @@ class GRPOTrainable(tune.Trainable):
         """
         with self.trial.checkpointing():
             if checkpoint_dir is None and self._storage is not None:
-                result = self._save_to_storage()
-            else:
-                result = super().save(checkpoint_dir)
-        # Tune stores the last row with every checkpoint, in every snapshot of the experiment, so
-        # the row must not contain the details.
-        result.metrics.pop(DETAILS, None)
-        return result
+                return self._save_to_storage()
+            return super().save(checkpoint_dir)
 
     def _save_to_storage(self) -> _TrainingResult:
         trial, ended = self.trial, self.trial.pipeline.ended
@@ -212,16 +203,25 @@ class GRPOTrainable(tune.Trainable):
 
 
 class DetailedGRPO(GRPOTrainable):
-    """A GRPOTrainable whose rows contain, under `DETAILS`, the data that callbacks write to files.
+    """A GRPOTrainable whose rows bring along the data that callbacks write to files.
 
-    Run it with `callbacks.grpo_callbacks`. Without these callbacks, Tune logs each row with its
-    details, and an object store keeps every checkpoint that is newer than the rows stored there.
+    Run it with `callbacks.grpo_callbacks`. Without these callbacks, an object store keeps every
+    checkpoint that is newer than the rows stored there.
     """
 
     followed = True
+    _details: RoundDetails | None = None
 
-    def _extra(self, report: RoundReport) -> dict[str, Any]:
-        return {DETAILS: self.trial.details(report)}
+    def train(self) -> Row:
+        """Run one round, and return its complete row with the details of the round."""
+        row = super().train()
+        details, self._details = self._details, None
+        # Tune stores the row that `super().train` keeps with every checkpoint, in every snapshot of
+        # the experiment, so that row has no details.
+        return Row.of(row, details)
+
+    def _ran(self, report: RoundReport) -> None:
+        self._details = self.trial.details(report)
 
 
 def register(

@@ -34,6 +34,7 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
+from grpo_trainable.telemetry.metrics import stage_fractions
 
 # The first examples of a run build the first torch tensors, which takes a while.
 bounded = settings(
@@ -999,6 +1000,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
         # The first round has no evaluation left to do.
         undisturbed[0]["time/step_s"] -= undisturbed[0]["time/eval_s"]
         undisturbed[0]["time/eval_s"] = 0.0
+        undisturbed[0] |= stage_fractions(undisturbed[0])
         others = ("reward/eval_", "eval/", "time/generator_idle", "time/learner_idle")
         for row, expected in zip(rows, undisturbed, strict=True):
             assert {k: v for k, v in row.items() if not k.startswith(others)} == {
