@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
 from ray.tune.registry import register_trainable
-from ray.tune.result import RESULT_DUPLICATE
+from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
 from grpo_trainable.config import GRPOConfig, resources
@@ -16,7 +17,7 @@ from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.storage.object_store import reason
-from grpo_trainable.storage.ray_private import _TrainingResult
+from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResult
 
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
@@ -83,9 +84,10 @@ class GRPOTrainable(tune.Trainable):
             self._restore_newest()
         report = self.trial.run_round()
         if report is None:
-            # Tune restored the trial from its final checkpoint without knowing that no round
-            # follows. The row of the last round stays valid.
-            return {RESULT_DUPLICATE: True, "done": True}
+            # The trial was restored from its final checkpoint, and no round follows. To Tune, the
+            # row of the last round stays valid. Outside Tune, this row says how far the trial came.
+            ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
+            return {RESULT_DUPLICATE: True, "done": True, **ended}
         self._ran(report)
         return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
 
@@ -146,11 +148,18 @@ class GRPOTrainable(tune.Trainable):
     def restore(self, checkpoint_path: Any) -> None:
         """Restore a checkpoint. If it is damaged, restore the trial's newest intact checkpoint.
 
+        The next row continues the count of rounds and the total time of the checkpoint.
+
+        Args:
+            checkpoint_path: A path, a `tune.Checkpoint`, or a result with a checkpoint: what
+                `save` has returned, or a `tune.Result`.
+
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
                 damaged.
         """
-        self._go_on(checkpoint_path)
+        is_path = isinstance(checkpoint_path, Path)
+        self._go_on(str(checkpoint_path) if is_path else checkpoint_path)
 
     def _restore_newest(self) -> None:
         """Restore the newest intact checkpoint of the trial, if there is one.
@@ -161,10 +170,13 @@ class GRPOTrainable(tune.Trainable):
 
     def _go_on(self, noted: Any) -> None:
         """Restore a checkpoint with `TrialStorage.go_on`, and set Tune's counters to match."""
-        self._looked_for_checkpoint = True
         notes = self.trial.stored.go_on(noted, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
-        # Tune's counters may belong to another checkpoint, or to none.
+        self._follow_trial()
+
+    def _follow_trial(self) -> None:
+        """Set Tune's counters to those of the trial, which has just been restored or has begun."""
+        self._looked_for_checkpoint = True
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
@@ -189,6 +201,7 @@ class GRPOTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Continue from a checkpoint. Raises the errors of `Trial.load`."""
         self.trial.load(checkpoint)
+        self._follow_trial()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start over with another config, or return False if it needs other resources."""
