@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
+from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
@@ -235,6 +236,26 @@ class DetailedGRPO(GRPOTrainable):
 
     def _ran(self, report: RoundReport) -> None:
         self._details = self.trial.details(report)
+
+
+_tunes_name: Any = TuneTrial._trainable_name
+
+
+def _name(self: Any, include_trial_id: bool = False) -> str:
+    """Return Tune's name of a trial, which also begins the name of its directory.
+
+    Tune adds `config["env"]` to the name, because RLlib's config has the name of an environment
+    there. Our config has a section of settings there, which is left out.
+    """
+    if self.custom_trial_name or not isinstance(self.config.get("env"), Mapping):
+        return _tunes_name(self, include_trial_id)
+    name = self.trainable_name.replace("/", "_")
+    return f"{name}_{self.trial_id}" if include_trial_id else name
+
+
+# Tune has no public way to change the default name, and a user need not set
+# `tune.TuneConfig.trial_dirname_creator`.
+TuneTrial._trainable_name = _name
 
 
 def register(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from checkpoints import write_checkpoint
 from ray import tune
+from ray.tune.experiment import Trial
 from trials import details
 
 import grpo_trainable.trial
@@ -133,3 +135,23 @@ def test_details_travel_beside_the_row_and_are_not_saved(tmp_path):
     saved = trainable.save(str(tmp_path / "saved"))
     assert type(saved.metrics) is dict
     assert saved.metrics == row
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"lag": 1, "env": {"name": "guess", "max_turns": 3}}, "GRPO_7_2_lag=1"),
+        ({"env": {}}, "GRPO_7_2_lag=1"),
+        ({"env": "CartPole-v1"}, "GRPO_CartPole-v1_7_2_lag=1"),  # of RLlib
+        ({"lag": 1}, "GRPO_7_2_lag=1"),
+    ],
+)
+def test_directories_of_trials_are_named_without_the_section_env(config, name):
+    trial = Trial("GRPO", config=config, trial_id="7", experiment_tag="2_lag=1", stub=True)
+    assert re.fullmatch(rf"{name}_\d{{4}}-[-_\d]+", trial._generate_dirname())
+    assert str(trial) == repr(trial) == name.removesuffix("_2_lag=1")
+
+
+def test_names_that_a_user_chooses_stay(tmp_path):
+    trial = Trial("GRPO", config={"env": {}}, stub=True, trial_name_creator=lambda trial: "mine")
+    assert str(trial) == "mine"
