@@ -22,7 +22,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from callbacks import summaries
 from callbacks.round_writer import RoundWriter
-from callbacks.trial_files import continued_files, mixed_tasks, names_of, trial_directory
+from callbacks.trial_files import continued_files, metrics_in, mixed_tasks, trial_directory
 from grpo_trainable.protocol.round_records import SCHEMAS, RoundDetails, Row, details_of
 from grpo_trainable.storage.atomic import append
 from grpo_trainable.telemetry.metrics import KL_TO, RATIO_EDGES
@@ -92,7 +92,7 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
 
     def write(self, trial: Any, iteration: int, content: dict[str, Any]) -> None:
         """Write the scalars, histograms and examples of a round."""
-        scalars = {name: float(content[name]) for name in sorted(names_of(trial) & content.keys())}
+        scalars = metrics_in(trial, content)
         self._latest[trial.trial_id] = scalars
         parts = [
             summaries.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)

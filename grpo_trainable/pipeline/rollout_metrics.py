@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -35,6 +36,16 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
         "buffer/uses_mean": sum(group.uses for group in groups) / len(groups),
         **_turns(groups),
     }
+
+
+def info_means(groups: Sequence[RolloutGroup], names: Iterable[str]) -> dict[str, float]:
+    """Return the means, over all episodes, of the named numbers in the environments' `info`.
+
+    A number that an episode lacks counts as 0, because the numbers of an episode are sums.
+    """
+    infos = [group.info or {} for group in groups]
+    # fsum is exact, so the order of the groups does not matter.
+    return {name: math.fsum(i.get(name, 0.0) for i in infos) / len(infos) for name in names}
 
 
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:

@@ -106,6 +106,21 @@ BY_TASK = (
     *("eval/LABEL/reward_mean", "eval/LABEL/reward_first", "eval/LABEL/unscored"),
 )
 
+# A metric for each number in the `info` of environments; NAME stands for the number's name. A trial
+# logs a number in each round after an episode has reported it for the first time.
+INFO_MEAN = "env/NAME_mean"
+
+
+def info_metrics(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of numbers in `info`, from the mean of each number."""
+    return {INFO_MEAN.replace("NAME", name): mean for name, mean in means.items()}
+
+
+def is_info_metric(name: str) -> bool:
+    """Return True if the metric is a number in the `info` of environments."""
+    return name.startswith("env/")
+
+
 def without_signal(row: Mapping[str, float]) -> bool:
     """Return True if the round of this row had no group with unequal rewards to train on."""
     # A round that trained on no group has no training metrics.
@@ -113,7 +128,7 @@ def without_signal(row: Mapping[str, float]) -> bool:
 
 
 def names_with(labels: Iterable[str]) -> frozenset[str]:
-    """Return the names of a trial's metrics.
+    """Return the names of a trial's metrics, except those of numbers in `info`.
 
     Args:
         labels: the labels of the tasks in `task.mix`; empty without a mix.

@@ -138,6 +138,7 @@ def test_a_pole_that_falls_ends_its_episode_and_one_that_stands_is_cut_off() -> 
         lengths = group.response_mask.sum(dim=1)
         assert torch.equal(group.finished, lengths < 40)
         assert torch.equal(group.turn_rewards.nansum(dim=1), lengths.float())  # reward 1 per step
+        assert group.info == {}  # the pole reports nothing
     assert any(bool(group.finished.any()) for group in groups)
 
 

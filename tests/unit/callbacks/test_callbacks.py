@@ -489,6 +489,31 @@ def test_a_users_callbacks_get_the_same_plain_row_before_and_after_ours(tmp_path
         assert {f"ray/tune/{name}" for name in NAMES} <= set(events.Tags()["scalars"])
 
 
+def test_a_number_that_an_environment_reports_later_is_in_every_file(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    for round_ in (1, 2, 3):
+        late = {"env/a, b_mean": 0.5 * round_} if round_ > 1 else {}
+        metrics = {"env/calls_mean": float(round_), **late}
+        report(callbacks, trial, detailed(round_, metrics=metrics))
+    written = [json.loads(line) for line in (tmp_path / "trial" / "result.json").open()]
+    assert [line.get("env/a, b_mean") for line in written] == [None, 1.0, 1.5]
+    events = events_of(trial)
+    assert [event.value for event in events.Scalars("env/calls_mean")] == [1.0, 2.0, 3.0]
+    assert [event.step for event in events.Scalars("env/a, b_mean")] == [2, 3]
+    # The trial goes on from the checkpoint of round 2, with other callbacks.
+    callbacks = file_callbacks()
+    start(callbacks, trial, 2)
+    report(callbacks, trial, detailed(3, metrics={"env/calls_mean": 3.0, "env/new_mean": 7.0}))
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["env/calls_mean"] for line in lines] == ["1.0", "2.0", "3.0"]
+    assert [line["env/a, b_mean"] for line in lines] == ["", "1.0", ""]
+    assert [line["env/new_mean"] for line in lines] == ["", "", "7.0"]
+    assert [line["version/learner"] for line in lines] == ["1.0", "2.0", "3.0"]
+
+
 def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     (tmp_path / "trial").mkdir()

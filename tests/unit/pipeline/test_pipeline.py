@@ -32,9 +32,10 @@ from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate, Sync
+from grpo_trainable.simulation.groups import group_of
 from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
-from grpo_trainable.telemetry.metrics import stage_fractions
+from grpo_trainable.telemetry.metrics import is_info_metric, stage_fractions
 
 # The first examples of a run build the first torch tensors, which takes a while.
 bounded = settings(
@@ -290,6 +291,38 @@ def history(*trials: VirtualTrial) -> list[tuple]:
         (call.round, call.prompt_indices, call.group_rounds, call.rewards)
         for w in trials
         for call in w.trained
+    ]
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2, 3])
+def test_numbers_of_environments_are_logged_from_their_first_round_on_also_after_a_resume(
+    monkeypatch: pytest.MonkeyPatch, stopped_after: int
+) -> None:
+    """Prompts of round 1 report calls, and the first prompt of round 2 reports an error too."""
+    config = config_of(rounds=4)
+    prompts = schedule.prompts_per_round(config)
+
+    def reporting(prompt_index: int, **values: Any) -> RolloutGroup:
+        info = {"calls": 1.0} if prompt_index < prompts else {}
+        if prompt_index == prompts:
+            info = {"errors": 1.0}
+        return replace(group_of(prompt_index, **values), info=info)
+
+    monkeypatch.setattr("grpo_trainable.simulation.roles.group_of", reporting)
+    first, second = virtual_trial(config), virtual_trial(config)
+    reports = first.run(stopped_after)
+    hand_over(first, second)
+    reports += second.run(config.rounds - stopped_after)
+    found = [
+        {name: value for name, value in report.metrics.items() if is_info_metric(name)}
+        for report in reports
+    ]
+    nothing = {"env/calls_mean": 0.0, "env/errors_mean": 0.0}
+    assert found == [
+        {"env/calls_mean": 1.0},
+        {"env/calls_mean": 0.0, "env/errors_mean": 1 / prompts},
+        nothing,
+        nothing,
     ]
 
 
