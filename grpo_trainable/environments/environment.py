@@ -104,7 +104,7 @@ def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
     for name, value in info.items():
         if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or PyTorch
             value = value.item()
-        if isinstance(value, bool | int | float) and abs(value) <= FLOAT32_MAX:
+        if isinstance(value, int | float) and abs(value) <= FLOAT32_MAX:
             # Half a surrogate pair cannot be written to a file.
             found[str(name).encode("utf-8", "replace").decode()] = float(value)
     return found

@@ -88,7 +88,7 @@ class EpisodePlayer:
         for i, group in enumerate(groups):
             own = episodes[start : start + len(group.response_ids)]
             start += len(own)
-            groups[i] = _played(group, own)
+            groups[i] = _with_results(group, own)
             scored.append([played.score(self._settings.discount) for played in own])
         return groups, scored
 
@@ -238,7 +238,7 @@ class _Call:
             self._patience_s -= time.monotonic() - start
 
 
-def _played(group: RolloutGroup, episodes: Sequence[Played]) -> RolloutGroup:
+def _with_results(group: RolloutGroup, episodes: Sequence[Played]) -> RolloutGroup:
     """Return the group with the results of its episodes."""
     earned = torch.full(group.response_ids.shape, torch.nan)
     for row, played in enumerate(episodes):
