@@ -6,7 +6,6 @@ from typing import Any
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
-from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.trial_storage import path_on
 
@@ -41,13 +40,6 @@ class CheckpointCallback(FailSafeCallback):
         # A trial reports a failed save with its next row. After the last save, no row follows.
         for name in self._unwritten.values():
             print(f"{name}: its last checkpoint could not be written; the previous one remains")
-
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Remove the details from the row that came with the restored checkpoint."""
-        restored = trial.latest_checkpoint_result
-        if restored is not None:
-            # PBT keeps the row as the Trainable returned it, and passes the row to the clone.
-            restored.metrics.pop(DETAILS, None)
 
 
 def forget_missing(manager: Any) -> None:

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from callbacks import save_on_interrupt
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.stage_timings import stage_fractions
 from callbacks.trial_files import config_of, error_line, label
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
+from grpo_trainable.protocol.round_records import details_of
+from grpo_trainable.telemetry.metrics import stage_fractions
 from grpo_trainable.telemetry.stages import STAGES
 from grpo_trainable.text import plural, written
 
@@ -79,14 +79,13 @@ class ConsoleCallback(FailSafeCallback):
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Show the new row, and print the notes that came with it."""
-        # Copy only numbers: later callbacks remove other entries from the row, such as the details.
         shown = {k: v for k, v in result.items() if type(v) in (int, float)}
         config = config_of(trial)
         if result["time/eval_s"] > 0:
             self._evaluation_s[trial.trial_id] = result["time/eval_s"]
         left_s = seconds_left(result, config, self._evaluation_s.get(trial.trial_id, 0.0))
         self._latest[trial.trial_id] = {**shown, LEFT: left_s}
-        details: RoundDetails | None = result.get(DETAILS)
+        details = details_of(result)
         if details is not None:
             for note in details.notes:
                 print(f"{label(trial)}, round {details.round}: {note}", flush=True)

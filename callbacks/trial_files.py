@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from grpo_trainable.config import GRPOConfig, mix_of
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
-from grpo_trainable.telemetry.metrics import names_with
+from grpo_trainable.telemetry.metrics import is_info_metric, names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
 # Path of a part, relative to the trial's directory. Parts in deeper directories are copies that
@@ -140,8 +140,14 @@ def mixed_tasks(trial: Any) -> list[str]:
 
 
 def names_of(trial: Any) -> frozenset[str]:
-    """Return the names of a trial's metrics."""
+    """Return the names of a trial's metrics, except those of numbers in `info`."""
     return names_with(mixed_tasks(trial))
+
+
+def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics in a row, sorted by name."""
+    names = names_of(trial)
+    return {name: float(row[name]) for name in sorted(row) if name in names or is_info_metric(name)}
 
 
 def label(trial: Any) -> str:

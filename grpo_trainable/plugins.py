@@ -33,6 +33,18 @@ class PluginError(ValueError):
     """
 
 
+def missing_library(name: str, install: str) -> str | None:
+    """Return the line that says that a library is not installed, or None if it is installed.
+
+    Args:
+        name: Name under which the library is imported.
+        install: The command that installs the library.
+    """
+    if importlib.util.find_spec(name) is not None:
+        return None
+    return f"the library {name} is not installed; run: {install}"
+
+
 def split_reference(reference: str) -> tuple[str, str]:
     """Split a reference into the module or file and the name.
 

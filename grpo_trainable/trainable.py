@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
+from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.registry import register_trainable
-from ray.tune.result import RESULT_DUPLICATE
+from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
 from grpo_trainable.config import GRPOConfig, resources
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.storage.object_store import reason
-from grpo_trainable.storage.ray_private import _TrainingResult
+from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResult
 
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
+    from grpo_trainable.protocol.round_records import RoundDetails
 
 NAME = "GRPO"
 
@@ -82,19 +85,15 @@ class GRPOTrainable(tune.Trainable):
             self._restore_newest()
         report = self.trial.run_round()
         if report is None:
-            # Tune restored the trial from its final checkpoint without knowing that no round
-            # follows. The row of the last round stays valid.
-            return {RESULT_DUPLICATE: True, "done": True}
-        return {
-            **report.metrics,
-            **self._extra(report),
-            "done": report.last,
-            "should_checkpoint": self.trial.due,
-        }
+            # The trial was restored from its final checkpoint, and no round follows. To Tune, the
+            # row of the last round stays valid. Outside Tune, this row says how far the trial came.
+            ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
+            return {RESULT_DUPLICATE: True, "done": True, **ended}
+        self._ran(report)
+        return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
 
-    def _extra(self, report: RoundReport) -> dict[str, Any]:
-        """Return the entries of a row that are not metrics."""
-        return {}
+    def _ran(self, report: RoundReport) -> None:
+        """Use the report of a round, before `step` returns the row."""
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
@@ -113,13 +112,8 @@ class GRPOTrainable(tune.Trainable):
         """
         with self.trial.checkpointing():
             if checkpoint_dir is None and self._storage is not None:
-                result = self._save_to_storage()
-            else:
-                result = super().save(checkpoint_dir)
-        # Tune stores the last row with every checkpoint, in every snapshot of the experiment, so
-        # the row must not contain the details.
-        result.metrics.pop(DETAILS, None)
-        return result
+                return self._save_to_storage()
+            return super().save(checkpoint_dir)
 
     def _save_to_storage(self) -> _TrainingResult:
         trial, ended = self.trial, self.trial.pipeline.ended
@@ -155,11 +149,18 @@ class GRPOTrainable(tune.Trainable):
     def restore(self, checkpoint_path: Any) -> None:
         """Restore a checkpoint. If it is damaged, restore the trial's newest intact checkpoint.
 
+        The next row continues the count of rounds and the total time of the checkpoint.
+
+        Args:
+            checkpoint_path: A path, a `tune.Checkpoint`, or a result with a checkpoint: what
+                `save` has returned, or a `tune.Result`.
+
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
                 damaged.
         """
-        self._go_on(checkpoint_path)
+        is_path = isinstance(checkpoint_path, Path)
+        self._go_on(str(checkpoint_path) if is_path else checkpoint_path)
 
     def _restore_newest(self) -> None:
         """Restore the newest intact checkpoint of the trial, if there is one.
@@ -170,10 +171,13 @@ class GRPOTrainable(tune.Trainable):
 
     def _go_on(self, noted: Any) -> None:
         """Restore a checkpoint with `TrialStorage.go_on`, and set Tune's counters to match."""
-        self._looked_for_checkpoint = True
         notes = self.trial.stored.go_on(noted, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
-        # Tune's counters may belong to another checkpoint, or to none.
+        self._follow_trial()
+
+    def _follow_trial(self) -> None:
+        """Set Tune's counters to those of the trial, which has just been restored or has begun."""
+        self._looked_for_checkpoint = True
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
@@ -198,6 +202,7 @@ class GRPOTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Continue from a checkpoint. Raises the errors of `Trial.load`."""
         self.trial.load(checkpoint)
+        self._follow_trial()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start over with another config, or return False if it needs other resources."""
@@ -212,16 +217,45 @@ class GRPOTrainable(tune.Trainable):
 
 
 class DetailedGRPO(GRPOTrainable):
-    """A GRPOTrainable whose rows contain, under `DETAILS`, the data that callbacks write to files.
+    """A GRPOTrainable whose rows bring along the data that callbacks write to files.
 
-    Run it with `callbacks.grpo_callbacks`. Without these callbacks, Tune logs each row with its
-    details, and an object store keeps every checkpoint that is newer than the rows stored there.
+    Run it with `callbacks.grpo_callbacks`. Without these callbacks, an object store keeps every
+    checkpoint that is newer than the rows stored there.
     """
 
     followed = True
+    _details: RoundDetails | None = None
 
-    def _extra(self, report: RoundReport) -> dict[str, Any]:
-        return {DETAILS: self.trial.details(report)}
+    def train(self) -> Row:
+        """Run one round, and return its complete row with the details of the round."""
+        row = super().train()
+        details, self._details = self._details, None
+        # Tune stores the row that `super().train` keeps with every checkpoint, in every snapshot of
+        # the experiment, so that row has no details.
+        return Row.of(row, details)
+
+    def _ran(self, report: RoundReport) -> None:
+        self._details = self.trial.details(report)
+
+
+_tunes_name: Any = TuneTrial._trainable_name
+
+
+def _name(self: Any, include_trial_id: bool = False) -> str:
+    """Return Tune's name of a trial, which also begins the name of its directory.
+
+    Tune adds `config["env"]` to the name, because RLlib's config has the name of an environment
+    there. Our config has a section of settings there, which is left out.
+    """
+    if self.custom_trial_name or not isinstance(self.config.get("env"), Mapping):
+        return _tunes_name(self, include_trial_id)
+    name = self.trainable_name.replace("/", "_")
+    return f"{name}_{self.trial_id}" if include_trial_id else name
+
+
+# Tune has no public way to change the default name, and a user need not set
+# `tune.TuneConfig.trial_dirname_creator`.
+TuneTrial._trainable_name = _name
 
 
 def register(

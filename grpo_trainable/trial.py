@@ -44,7 +44,12 @@ from grpo_trainable.tasks.custom import with_task_settings
 from grpo_trainable.tasks.input_files import input_digests, refuse_changed_inputs
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, Meter
-from grpo_trainable.telemetry.metrics import ActorSpan, names_with, rllib_metrics
+from grpo_trainable.telemetry.metrics import (
+    ActorSpan,
+    is_info_metric,
+    names_with,
+    rllib_metrics,
+)
 from grpo_trainable.telemetry.timers import Span, WallClock, now
 
 logger = logging.getLogger(__name__)
@@ -213,8 +218,8 @@ class Trial:
         row["fleet/niceness"] = float(self._niceness)
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
-        names = names_with(self.config.parts)
-        assert row.keys() <= names, row.keys() - names
+        unknown = row.keys() - names_with(self.config.parts)
+        assert all(map(is_info_metric, unknown)), unknown
         warnings = self._notes + report.notes
         for note in warnings:
             logger.warning("%s", note)

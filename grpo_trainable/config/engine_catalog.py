@@ -6,10 +6,11 @@ can query them.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from grpo_trainable.plugins import missing_library
 
 PolicyKind = Literal["ours", "hugging_face", "control"]
 
@@ -52,10 +53,8 @@ class EngineRecord:
 
     def missing(self) -> str | None:
         """Return which library this process lacks and how to install it, or None."""
-        for library in self.libraries:
-            if importlib.util.find_spec(library) is None:
-                return f"the library {library} is not installed: {self.install}"
-        return None
+        missing = (missing_library(library, self.install) for library in self.libraries)
+        return next(filter(None, missing), None)
 
     @property
     def promise(self) -> str:

@@ -13,6 +13,7 @@ JSONValue: TypeAlias = (
 
 # Maximum length of an observation. Longer text would not fit into any context, so it is a mistake.
 MOST_CHARACTERS = 1_000_000
+FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ class Turn:
     text: str = ""  # observation that the next action responds to; ignored after the last action
     reward: float = 0.0  # reward of this action; an episode earns the sum
     done: bool = False  # True at the end of the episode
-    info: Mapping[str, float] = field(default_factory=dict)  # reward parts, summed over an episode
+    # Numbers and booleans are summed over an episode: they become metrics and may be reward parts.
+    # Other values are ignored.
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Environment(Protocol):
@@ -86,13 +89,37 @@ def as_turn(value: Any) -> Turn:
     if not isinstance(value.done, bool):
         raise TypeError(f"done must be True or False, got {type(value.done).__name__}")
     if not isinstance(value.info, Mapping):
-        raise TypeError(f"info must be a dict of numbers, got {type(value.info).__name__}")
+        raise TypeError(f"info must be a dict, got {type(value.info).__name__}")
     return Turn(
         text=as_text(value.text),
         reward=_finite("reward", value.reward),
         done=value.done,
-        info={str(name): _finite(f"info {name}", number) for name, number in value.info.items()},
+        info=numbers_in(value.info),
     )
+
+
+def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the numbers and booleans of an `info`, without numbers that no float32 can hold."""
+    found = {}
+    for name, value in info.items():
+        if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or PyTorch
+            value = value.item()
+        if isinstance(value, int | float) and abs(value) <= FLOAT32_MAX:
+            # Half a surrogate pair cannot be written to a file.
+            found[str(name).encode("utf-8", "replace").decode()] = float(value)
+    return found
+
+
+def add_info(total: dict[str, float], info: Mapping[str, float]) -> None:
+    """Add the numbers of one turn to those of the episode's earlier turns."""
+    for name, number in info.items():
+        total[name] = total.get(name, 0.0) + number
+
+
+def mean_info(infos: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number over episodes. A number that an episode lacks counts as 0."""
+    names = sorted({name for info in infos for name in info})
+    return {name: math.fsum(info.get(name, 0.0) for info in infos) / len(infos) for name in names}
 
 
 def _finite(name: str, value: Any) -> float:

@@ -134,6 +134,9 @@ class RolloutGroup:
     # (G, R) float32: in an episode, the reward of each action, at the action's last token; NaN at
     # all other tokens. None if responses are not episodes.
     turn_rewards: Tensor | None = None
+    # In episodes, the numbers that the environment reports in `info`: summed over the turns of an
+    # episode, and averaged over the G episodes. None if responses are not episodes.
+    info: dict[str, float] | None = None
     # For a control policy: the observation before each action, (G, R, …), and the continuous
     # actions before tanh, (G, R, A) float32. Discrete actions are in response_ids. Both are None
     # for text.

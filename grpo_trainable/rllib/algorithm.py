@@ -31,6 +31,7 @@ from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.storage.checkpointing import CheckpointError
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION
+from grpo_trainable.telemetry.metrics import is_info_metric
 from grpo_trainable.trial import Trial, resolved
 
 NAME = "GRPO-RLlib"
@@ -298,7 +299,8 @@ def _results(report: RoundReport) -> dict[str, Any]:
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
     nested: dict[str, Any] = {"done": report.last}
     for name, value in {**row, **named}.items():
-        *areas, leaf = name.split("/")
+        # The name of a number in the `info` of environments may contain any character.
+        *areas, leaf = name.split("/", 1 if is_info_metric(name) else -1)
         inner = nested
         for area in areas:
             inner = inner.setdefault(area, {})

@@ -298,11 +298,6 @@ class TrainingCall:
     group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
 
-    @property
-    def all_prompt_indices(self) -> list[int]:
-        """Prompt indices of all rollout batches."""
-        return [index for batch in self.prompt_indices for index in batch]
-
 
 class VirtualLearner:
     """A learner that counts rounds and gradient steps, and records the groups it trains on.

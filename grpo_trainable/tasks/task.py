@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from grpo_trainable.environments.environment import FLOAT32_MAX
 from grpo_trainable.tasks.messages import Prompt
-
-FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None

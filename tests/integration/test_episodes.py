@@ -171,6 +171,7 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
         earned = ~group.turn_rewards.isnan()
         assert group.rewards.tolist() == (0.5 * earned.sum(dim=1)).tolist()
         assert earned.sum(dim=1).max() <= 3
+        assert group.info == {"turns": float(earned.sum(dim=1).double().mean())}
         assert (earned & ~group.response_mask).sum() == 0
     reasons = {kinds[index]: reason for index, reason in unit.failed}
     assert set(reasons) == set(WHY)

@@ -22,7 +22,7 @@ from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import ActorFailed
-from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
+from grpo_trainable.protocol.round_records import RoundDetails
 from grpo_trainable.storage.trial_storage import TrialStorage
 from grpo_trainable.tasks.input_files import InputChanged, digests_of_all
 from grpo_trainable.tasks.keyword import NOUNS_FILE
@@ -138,10 +138,12 @@ def test_the_engine_of_the_how_to_page_evaluates_greedily_and_samples_as_ours_do
 ) -> None:
     page = written_by_the_page("engine.md", "my_engine.py", tmp_path)
     config = trial_config(rounds=2, eval={"every": 2})
-    told: dict[str, RoundDetails] = {}
+    told: dict[str, RoundDetails | None] = {}
     for engine in ("torch", f"{page}:GreedyEvaluation"):
-        told[engine] = begun({**config, "engine": engine}).step()[DETAILS]
+        told[engine] = begun({**config, "engine": engine}).train().details
     ours, theirs = told.values()
+    assert ours is not None
+    assert theirs is not None
     assert theirs.rollouts["response"] == ours.rollouts["response"]
     answers: dict[str, set[str]] = {}
     for prompt, response in zip(

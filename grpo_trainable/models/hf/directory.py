@@ -28,7 +28,7 @@ from grpo_trainable.models.hf.json_files import (
 from grpo_trainable.models.safetensors_header import tensor_shapes
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer, read_backend
-from grpo_trainable.plugins import one_line
+from grpo_trainable.plugins import missing_library, one_line
 
 INSTALL = "pip install -e '.[hf]'"
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
@@ -222,10 +222,9 @@ def refuse_unusable(directory: Path) -> None:
 
 def refuse_missing_library(source: str, name: str) -> None:
     """Raise a ValueError if the library `name`, which `source` needs, is not installed."""
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(
-            f"{source}: needs the library {name}, which is not installed; run: {INSTALL}"
-        )
+    missing = missing_library(name, INSTALL)
+    if missing is not None:
+        raise ValueError(f"{source}: {missing}")
 
 
 def _known_to_transformers(model_type: Any) -> bool:

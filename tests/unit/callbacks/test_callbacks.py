@@ -11,6 +11,7 @@ import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.tune import Callback
-from ray.tune.logger import JsonLoggerCallback
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
+from ray.tune.utils import flatten_dict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trials import FakeTrial, details, held_out, row
+from trials import FakeTrial, detailed, details, held_out, row
 
 from callbacks import grpo_callbacks, save_on_interrupt
 from callbacks.bands import BandsCallback
@@ -31,14 +33,14 @@ from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_l
 from callbacks.fail_safe import HOOKS, FailSafeCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
 from callbacks.round_files import RolloutsCallback, VersionLogCallback, lag_histogram
-from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
+from callbacks.stage_timings import StageTimingsCallback, stage_totals
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
 from callbacks.trial_files import cut_lines, cut_parts, read_rows, set_verbose, trial_directory
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.versions import Sync, VersionChange
-from grpo_trainable.telemetry.metrics import NAMES, ActorSpan
+from grpo_trainable.telemetry.metrics import NAMES, ActorSpan, stage_fractions
 from grpo_trainable.telemetry.stages import STAGES
 from grpo_trainable.telemetry.timers import Span
 
@@ -71,9 +73,8 @@ def report(callbacks: list[Callback], trial: FakeTrial, result: dict[str, Any]) 
 def play(callbacks: list[Callback], trial: FakeTrial, rounds: range, **values: Any) -> None:
     for round_ in rounds:
         evaluations = held_out(round_) if round_ % 2 == 0 else {}
-        told = {DETAILS: details(round_, evaluations=evaluations)}
-        result = row(round_, **{"time/rollout_s": float(round_), **values, **told})
-        report(callbacks, trial, result)
+        metrics = {"time/rollout_s": float(round_), **values}
+        report(callbacks, trial, detailed(round_, metrics=metrics, evaluations=evaluations))
 
 
 # ---- Failures ----------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def test_what_a_full_disk_does_not_take_is_written_once_there_is_space(tmp_path)
     callbacks = file_callbacks()
 
     def log(round_: int) -> None:
-        report(callbacks, trial, row(round_, **{DETAILS: details(round_)}))
+        report(callbacks, trial, detailed(round_))
 
     log(1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -430,13 +431,87 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     assert on_disk["scalars"] == [5, 6, 7, 8]  # earlier rounds are in separate files
 
 
-def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
+def test_tune_keeps_no_details(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
     start(callbacks, trial)
-    result = report(callbacks, trial, row(1, **{DETAILS: details(1)}))
-    assert DETAILS not in result
-    assert DETAILS not in (tmp_path / "trial" / "result.json").read_text()
+    result = trial.last_result = report(callbacks, trial, detailed(1))
+    assert result.details is not None
+    assert "details" not in (tmp_path / "trial" / "result.json").read_text()
+    # Schedulers and loggers of Tune keep copies like these.
+    for kept in (
+        result.copy(),
+        flatten_dict(result),
+        deepcopy(result),
+        json.loads(json.dumps(result)),
+    ):
+        assert details_of(kept) is None
+        assert kept["version/learner"] == 1.0
+    for callback in callbacks:
+        callback.on_step_end(iteration=1, trials=[trial])
+    assert result.details is None
+
+
+class Keeps(Callback):
+    """A user's callback, which keeps a copy of each row."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
+        self.rows.append(dict(result))
+
+
+def test_a_users_callbacks_get_the_same_plain_row_before_and_after_ours(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    trial.checkpoint = None  # a new trial, with nothing to continue
+    first, last = Keeps(), Keeps()
+    for place in ("first", "last"):
+        trial.local_path = str(tmp_path / place)  # Tune's loggers write to this directory
+        trial.init_local_path()
+        loggers = [JsonLoggerCallback(), CSVLoggerCallback(), TBXLoggerCallback()]
+        before, after = ([first, *loggers], []) if place == "first" else ([], [*loggers, last])
+        callbacks = [*before, *file_callbacks(), *after]
+        start(callbacks, trial)
+        report(callbacks, trial, pickle.loads(pickle.dumps(detailed(1))))  # as Ray sends it
+        for logger in loggers:
+            logger.log_trial_end(trial)
+    (row_before,), (row_after,) = first.rows, last.rows
+    assert row_before == row_after == row(1)
+    for name in ("result.json", "progress.csv"):
+        content = (tmp_path / "first" / name).read_text()
+        assert content == (tmp_path / "last" / name).read_text()
+        assert "time/rollout_fraction" in content
+        assert "details" not in content.lower()
+    for place in ("first", "last"):
+        events = EventAccumulator(str(tmp_path / place))
+        events.Reload()
+        assert {f"ray/tune/{name}" for name in NAMES} <= set(events.Tags()["scalars"])
+
+
+def test_a_number_that_an_environment_reports_later_is_in_every_file(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    for round_ in (1, 2, 3):
+        late = {"env/a, b_mean": 0.5 * round_} if round_ > 1 else {}
+        metrics = {"env/calls_mean": float(round_), **late}
+        report(callbacks, trial, detailed(round_, metrics=metrics))
+    written = [json.loads(line) for line in (tmp_path / "trial" / "result.json").open()]
+    assert [line.get("env/a, b_mean") for line in written] == [None, 1.0, 1.5]
+    events = events_of(trial)
+    assert [event.value for event in events.Scalars("env/calls_mean")] == [1.0, 2.0, 3.0]
+    assert [event.step for event in events.Scalars("env/a, b_mean")] == [2, 3]
+    # The trial goes on from the checkpoint of round 2, with other callbacks.
+    callbacks = file_callbacks()
+    start(callbacks, trial, 2)
+    report(callbacks, trial, detailed(3, metrics={"env/calls_mean": 3.0, "env/new_mean": 7.0}))
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["env/calls_mean"] for line in lines] == ["1.0", "2.0", "3.0"]
+    assert [line["env/a, b_mean"] for line in lines] == ["", "1.0", ""]
+    assert [line["env/new_mean"] for line in lines] == ["", "", "7.0"]
+    assert [line["version/learner"] for line in lines] == ["1.0", "2.0", "3.0"]
 
 
 def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
@@ -723,9 +798,7 @@ def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
     start(callbacks, trial)
     for round_ in (1, 2, 3):
         values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5, "time/checkpoint_s": 0.5}
-        result = row(round_, **values, **{"cost/device_hours": round_ / 10})
-        report(callbacks, trial, result)
-        assert result["time/rollout_fraction"] == 1.0
+        report(callbacks, trial, row(round_, **values, **{"cost/device_hours": round_ / 10}))
     totals = stage_totals(trial)
     assert totals["rollout"] == 6.0
     assert totals["generator_idle"] == 1.5
@@ -769,7 +842,7 @@ def test_lags_are_those_of_first_trainings(tmp_path):
     for round_, first, lag in zip((1, 2, 3), firsts, lags, strict=True):
         columns = {name: 2 * values for name, values in details(round_).rollouts.items()}
         rollouts = {**columns, "cursor": [7, 7, 8, 8], "lag": lag, "first_use": first}
-        report([callback], trial, row(round_, **{DETAILS: details(round_, rollouts=rollouts)}))
+        report([callback], trial, detailed(round_, rollouts=rollouts))
     assert lag_histogram(trial) == {0: 2, 2: 1}
 
 
@@ -781,7 +854,7 @@ def test_how_weights_came_is_kept_with_the_version(tmp_path):
         at=3.0, role="generator", actor="generator-1", version=5, weights_round=4, sync=sync
     )
     start([callback], trial)
-    report([callback], trial, row(1, **{DETAILS: details(1, versions=[change])}))
+    report([callback], trial, detailed(1, versions=[change]))
     assert parts(trial, "versions") == [
         {
             **{"at": 3.0, "round": 1, "side": "generator", "actor": "generator-1"},
@@ -841,7 +914,7 @@ def test_what_other_threads_of_an_actor_do_has_a_row_of_its_own(tmp_path):
         ActorSpan("generator", "generator-0", Span("rollout", 11.0, 15.0)),
         ActorSpan("generator", "generator-0", Span("sync", 12.0, 13.0, concurrent=True)),
     ]
-    report([callback], trial, row(1, **{DETAILS: details(1, spans=spans)}))
+    report([callback], trial, detailed(1, spans=spans))
     events = json.loads((tmp_path / "trial" / "trace.json").read_text())
     rows = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert rows == ["generator-0", "generator-0, other threads"]
@@ -853,7 +926,7 @@ def test_what_other_threads_of_an_actor_do_has_a_row_of_its_own(tmp_path):
 def test_tensorboard_has_every_metric_by_its_own_name(tmp_path):
     trial, callback = FakeTrial(tmp_path / "trial"), TensorBoardCallback()
     start([callback], trial)
-    report([StageTimingsCallback(), callback], trial, row(1, **{DETAILS: details(1)}))
+    report([callback], trial, detailed(1))
     events = events_of(trial)
     assert set(events.Tags()["scalars"]) == NAMES
     assert set(events.Tags()["histograms"]) == {

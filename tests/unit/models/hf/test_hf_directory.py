@@ -253,7 +253,7 @@ def test_a_usable_directory_is_told_without_importing_torch_or_transformers(tmp_
 
 def test_a_missing_library_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs the library transformers") as error:
+    with pytest.raises(ValueError, match="the library transformers is not installed") as error:
         refuse_unusable(write_json_files(tmp_path))
     assert one_line(error).endswith(INSTALL)
 
