@@ -95,6 +95,12 @@ def test_the_settings_of_the_adapters_may_be_repeated_but_not_changed(tmp_path, 
     )
 
 
+def test_adapters_have_the_default_learning_rate_of_lora(tmp_path, base):
+    (Path(base) / "config.json").write_text('{"model_type": "llama"}')
+    directory = adapters(tmp_path / "lora", base)
+    assert GRPOConfig.from_dict({"model": {"path": directory}}).optim.lr == 5e-5
+
+
 @pytest.mark.parametrize("base", ["/nowhere/at/all", None, 3])
 def test_a_model_that_is_not_here_is_one_line_with_the_settings_that_name_it(tmp_path, base):
     directory = adapters(tmp_path / "lora", base)
@@ -106,8 +112,8 @@ def test_a_model_that_is_not_here_is_one_line_with_the_settings_that_name_it(tmp
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "adapter_config.json is not a JSON object"),
-        ("[1]", "adapter_config.json is not a JSON object"),
+        ("{", "{directory}/adapter_config.json: not JSON "),
+        ("[1]", "{directory}/adapter_config.json: not a JSON object"),
         ("{}", "adapter_config.json must give r, lora_alpha, and target_modules as a list"),
         (
             json.dumps({"r": 2, "lora_alpha": 2, "target_modules": ".*_proj"}),
@@ -117,12 +123,15 @@ def test_a_model_that_is_not_here_is_one_line_with_the_settings_that_name_it(tmp
 )
 def test_a_bad_adapter_config_is_one_line(tmp_path, content, said):
     (tmp_path / "adapter_config.json").write_text(content)
-    assert refused(path=str(tmp_path)).startswith(f"model.path={tmp_path}: {said}")
+    assert refused(path=str(tmp_path)).startswith(
+        f"model.path={tmp_path}: {said.replace('{directory}', str(tmp_path))}"
+    )
 
 
 def test_adapters_that_are_missing_are_one_line(tmp_path, base):
     line = refused(path=base, adapter=str(tmp_path / "none"))
+    file = tmp_path / "none" / "adapter_config.json"
     assert line == (
-        f"model.adapter={tmp_path}/none: no adapter_config.json (No such file or directory)"
+        f"model.adapter={file.parent}: {file}: cannot be read (No such file or directory)"
     )
     assert "model.path=none; needs a Hugging Face model as model.path" in refused(adapter=base)
