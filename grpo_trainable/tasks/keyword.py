@@ -6,14 +6,19 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.messages import is_text, mistake_in_prompt
 from grpo_trainable.tasks.order import permutation
-from grpo_trainable.tasks.prompt_files import hash_fraction, numbered_lines, split_files
+from grpo_trainable.tasks.prompt_files import (
+    hash_fraction,
+    numbered_lines,
+    split_files,
+    true_answer,
+)
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
@@ -118,10 +123,15 @@ def read_keywords(path: str | Path) -> list[str]:
     return list(keywords.values())
 
 
-def parse_example(row: Mapping[str, Any]) -> Example:
+def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Example:
     """Parse a JSONL line with `prompt` and either `keywords` (a list) or `answer` (text).
 
     A text prompt gets a final newline if it has none, because the response follows directly.
+
+    Args:
+        row: The line.
+        own_reward: True if a user's reward function scores responses. The true answer may then be
+            any JSON value, or missing (`true_answer`).
 
     Raises:
         ValueError: If a field is missing or malformed.
@@ -133,6 +143,8 @@ def parse_example(row: Mapping[str, Any]) -> Example:
         raise ValueError(f"prompt {mistake}")
     if isinstance(prompt, str) and not prompt.endswith("\n"):
         prompt += "\n"
+    if own_reward:
+        return Example(prompt, true_answer(row), row)
     if keywords is not None:
         if not (isinstance(keywords, list) and keywords and all(map(is_text, keywords))):
             raise ValueError("keywords must be a non-empty list of non-empty strings")
@@ -162,7 +174,7 @@ class _Words:
         order = permutation(key, epoch, len(self.words))
         chosen = order[place * self.per_prompt : (place + 1) * self.per_prompt]
         keywords = [self.words[i] for i in chosen]
-        return Example(keyword_prompt(keywords), keywords)
+        return Example(keyword_prompt(keywords), keywords, {"keywords": keywords})
 
 
 class KeywordTask:
@@ -186,8 +198,9 @@ class KeywordTask:
             path = settings.keywords_file or NOUNS_FILE
             self._train, self._heldout = _split_words(path, settings.keywords_per_prompt)
         else:
+            parse = partial(parse_example, own_reward=settings.reward is not None)
             self._train, self._heldout = split_files(
-                train_file, eval_file, parse_example, strict=settings.strict
+                train_file, eval_file, parse, strict=settings.strict
             )
 
     def train_example(self, prompt_index: int) -> Example:

@@ -7,12 +7,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from grpo_trainable.tasks.messages import Prompt, as_text
 from grpo_trainable.tasks.order import Rows
-from grpo_trainable.tasks.task import Example
+from grpo_trainable.tasks.task import Example, JSONValue
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
             mistakes.append(f"line {number}: {error}")
             if strict:
                 raise ValueError(f"task.{key}={path}: {mistakes[0]}") from None
+    examples = _with_equal_columns(examples)
     if not examples:
         first = f"; {mistakes[0]}" if mistakes else ""
         raise ValueError(f"task.{key}={path}: has no valid line{first}")
@@ -89,6 +91,30 @@ def json_object(line: bytes) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"must be a JSON object, got {type(row).__name__}")
     return row
+
+
+def _with_equal_columns(examples: list[Example]) -> list[Example]:
+    """Give all examples the same columns. A column that a row lacks is None."""
+    columns = {name: None for example in examples for name in example.columns}
+    return [
+        example
+        if example.columns.keys() == columns.keys()
+        else replace(example, columns={**columns, **example.columns})
+        for example in examples
+    ]
+
+
+def true_answer(row: Mapping[str, Any]) -> JSONValue:
+    """Return the true answer of a row for a user's reward function: any JSON value, or None.
+
+    The answer is in the first of the columns `keywords`, `answer` and `ground_truth` that is not
+    None, or under `ground_truth` in verl's column `reward_model`.
+    """
+    for name in ("keywords", "answer", "ground_truth"):
+        if row.get(name) is not None:
+            return row[name]
+    of_verl = row.get("reward_model")
+    return of_verl.get("ground_truth") if isinstance(of_verl, Mapping) else None
 
 
 def split_files(

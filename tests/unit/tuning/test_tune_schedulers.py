@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
+from ray.train._internal.storage import StorageContext
 from ray.tune.experiment import Trial
 
-from tuning.schedulers import ASHA, FIFO, PBT
+from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
+from tuning.schedulers import ASHA, FIFO, PBT, retry_only_what_may_pass
 
 SCHEDULERS = {
     "fifo": FIFO,
@@ -133,3 +136,29 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
     assert trial.max_failures == 1
     assert trial.status == Trial.PENDING
     assert c.start() is None
+
+
+# ---- Failures that are not retried ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [(FailsAgain("the reward"), False), (ActorFailed("a machine"), True), (OSError(), True)],
+)
+def test_only_a_failure_that_may_pass_is_retried(error, retried, tmp_path, monkeypatch):
+    # The function sets this attribute for the whole process.
+    monkeypatch.setattr(Trial, "handle_error", Trial.handle_error)
+    retry_only_what_may_pass()
+    storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
+    trial = Trial("stub", stub=True, storage=storage, max_failures=2)
+    trial.init_local_path()
+    failed = RayTaskError("step", "Traceback …", error)
+    trial.handle_error(failed.as_instanceof_cause())
+    assert trial.num_failures == 1
+    assert trial.should_recover() == retried
+
+    trial.set_status(Trial.PENDING)
+    resumed = FIFO()
+    resumed.limit(max_failures=2, max_concurrent=0)
+    FakeController(resumed, [trial])  # type: ignore[list-item]
+    assert trial.max_failures == 1 + 2
