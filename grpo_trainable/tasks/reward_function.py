@@ -167,7 +167,7 @@ def _message(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
-def _ignore(name: str, value: Any) -> None:
+def _ignore(*args: Any, **kwargs: Any) -> None:
     """Drop what a function logs."""
 
 
@@ -238,4 +238,4 @@ def _sum(results: Mapping[str, Any]) -> dict[str, Any] | None:
     given = {k: as_score(result).reward for k, result in results.items() if result is not None}
     if not given:
         return None
-    return {"reward": math.fsum(given.values()), "parts": dict.fromkeys(results, 0.0) | given}
+    return {"reward": math.fsum(given.values()), "parts": {**dict.fromkeys(results, 0.0), **given}}

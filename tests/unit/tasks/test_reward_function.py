@@ -144,7 +144,7 @@ def test_trls_form_gets_lists_of_texts_tokens_and_all_columns():
 
     row = {"prompt": "raw", "answer": {"a": [1, None]}, "level": None, "completion": "left out"}
     results(reward, columns=row)
-    told.pop("log_extra")("column", [1, 2, 3])
+    told.pop("log_extra")(column="c", values=[1, 2, 3])
     told.pop("log_metric")("name", 1.0)
     assert told == {
         "prompts": ["Say something"] * 3,
