@@ -1026,10 +1026,12 @@ def test_a_resume_refuses_a_task_that_has_changed(started, command, mine):
 
     mine.with_name("imported").unlink()
     mine.write_text(TASK.replace("1.0", "0.0"))
+    with_row(first.directory)
     resume = ("--resume", "--name", "mine")
     refused(command(*resume), "--resume: task.name: ", str(mine), "put the file back")
-    refused(command(*resume, "--set", "task.size=3"), "task.name", "put the file back")
+    refused(command(*resume, "--set", "task.size=3"), "task.name", "--accept-changed-code")
     assert not mine.with_name("imported").exists(), "it was imported before it was compared"
+    assert command(*resume, "--accept-changed-code", "--dry-run")[0] == 0
 
 
 @pytest.mark.slow
