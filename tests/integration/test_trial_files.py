@@ -94,7 +94,7 @@ def test_a_trial_goes_on_with_code_that_the_user_has_replaced(begun: Any, tmp_pa
     again.restore(str(tmp_path / "checkpoint"))
     row = again.step()
     again.trial._replaced = ()
-    assert (row["training_iteration"], row["reward/train_mean"]) == (2, 0.5)
+    assert (again.trial.rounds_trained, row["reward/train_mean"]) == (2, 0.5)
     assert "task.reward has changed since the checkpoint from which this trial continues" in (
         row[DETAILS].notes
     )
