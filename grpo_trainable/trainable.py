@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,16 +50,18 @@ class GRPOTrainable(tune.Trainable):
         config: dict[str, Any],
         inputs: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
+        replaced: Collection[str] = (),
     ) -> None:
         """Write the files that this machine lacks, and start the actors without waiting for them.
 
-        Pass `inputs` and `files` with `tune.with_parameters`.
+        Pass all arguments but `config` with `tune.with_parameters`.
 
         Args:
             config: The trial's settings, as plain data.
             inputs: See `Trial`.
             files: The result of `shipping.contents`. Machines of the trial receive the files that
                 they lack.
+            replaced: See `Trial`.
 
         Raises:
             InputChanged: A file that the trial reads has changed.
@@ -73,7 +75,7 @@ class GRPOTrainable(tune.Trainable):
         # does not need the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
-        self.trial = Trial(resolved(config), self._storage, inputs, shipped)
+        self.trial = Trial(resolved(config), self._storage, inputs, shipped, replaced)
         self._looked_for_checkpoint = False
 
     def step(self) -> dict[str, Any]:
@@ -259,7 +261,9 @@ TuneTrial._trainable_name = _name
 
 
 def register(
-    inputs: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+    inputs: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    replaced: Collection[str] = (),
 ) -> None:
     """Register the Trainable with Tune as "GRPO", with details for the callbacks.
 
@@ -268,10 +272,14 @@ def register(
             it would read has changed since the digests were computed; the error names the file.
             None: each trial reads the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
+        replaced: SHA-256 of earlier versions of files. A trial continues from a checkpoint although
+            the checkpoint was written with one of these versions.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
-        trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
+        trainable = tune.with_parameters(
+            DetailedGRPO, inputs=inputs, files=dict(files or {}), replaced=frozenset(replaced)
+        )
         # Ray names the trial's process after `__qualname__`.
         trainable.__qualname__ = DetailedGRPO.__qualname__
     register_trainable(NAME, trainable)

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ class Trial:
         storage: StorageContext | None = None,
         inputs: Mapping[str, str] | None = None,
         files: Any = None,
+        replaced: Collection[str] = (),
     ) -> None:
         """Start the actors without waiting for them.
 
@@ -78,6 +79,8 @@ class Trial:
                 experiment. The files that this trial reads must still have these digests. None:
                 nothing is compared.
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
+            replaced: SHA-256 of earlier versions of files, with which a checkpoint may have been
+                written.
 
         Raises:
             InputChanged: A file that the trial reads has changed.
@@ -86,6 +89,7 @@ class Trial:
         self._storage = storage
         self._files = files
         self._inputs_at_start = inputs
+        self._replaced = replaced
         self._start_actors(config)
 
     def _start_actors(self, config: GRPOConfig) -> None:
@@ -395,13 +399,30 @@ class Trial:
         if self._has_first_weights:
             # The current pipeline has calls in flight that do not belong to the checkpoint.
             self.reset(self.config, self._storage)
-        refuse_changed_inputs(self.config, self._inputs, state["inputs"])
+        self._compare_inputs(state["inputs"])
         self._learners.read_state(directory, digests, state["learner"])
         self.pipeline.load_state(state["pipeline"], groups)
         self._wall_clock = WallClock(state["wall_clock_s"])
         self.time_total_s = state["time_total_s"]
         self.stored.shared_rounds = state["shared_rounds"]
         self.stored.share(self.rounds_trained)
+
+    def _compare_inputs(self, before: Mapping[str, str]) -> None:
+        """Compare the files with those that a checkpoint was written with.
+
+        If the user has replaced a file on purpose, note this.
+
+        Raises:
+            InputChanged: Another file has changed.
+        """
+        replaced = {key for key, digest in before.items() if digest in self._replaced}
+        kept = {key: digest for key, digest in before.items() if key not in replaced}
+        refuse_changed_inputs(self.config, self._inputs, kept)
+        self._notes += [
+            f"{key} has changed since the checkpoint from which this trial continues"
+            for key in sorted(replaced)
+            if self._inputs.get(key) != before[key]
+        ]
 
     # ---- Starting over -----------------------------------------------------------------------
 

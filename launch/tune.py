@@ -172,6 +172,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--max-failures and --max-concurrent may change",
     )
     add(
+        "--accept-changed-code",
+        action="store_true",
+        help="with --resume: continue although a file with your own code, such as a reward, has "
+        "changed since trials trained with it. Until the first round of any trial is done, a "
+        "resume accepts changed code without this option",
+    )
+    add(
         "--checkpoint-every",
         metavar="N",
         type=number(int, 1),

@@ -9,7 +9,7 @@ from typing import Any
 from grpo_trainable.config import defaults_with, flatten, shown
 from grpo_trainable.text import plural
 from reports.markup import escaped, html_table
-from reports.own_files import SHORT, are_noted, own_files
+from reports.own_files import SHORT, are_noted, own_files, replaced
 from reports.records import ExperimentRecord, TrialRecord
 
 Flat = Mapping[str, Any]  # dotted key -> value
@@ -116,4 +116,11 @@ def _files_table(experiment: ExperimentRecord) -> str:
         )
     rows = [(file.setting, file.name, file.short) for file in files]
     header = ("setting", "file", f"SHA-256, first {SHORT} digits")
-    return f"<h3>Your own files, as they were at the start</h3>\n{html_table(header, rows)}\n"
+    title, note = "Your own files, as they were at the start", ""
+    if replaced(experiment):
+        title = "Your own files, as they were at the last resume"
+        note = (
+            "<p>Your code has changed since the start (--accept-changed-code), so some rounds were "
+            "trained with an earlier version.</p>\n"
+        )
+    return f"<h3>{title}</h3>\n{note}{html_table(header, rows)}\n"

@@ -99,6 +99,7 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.models.directory import check_policy
     from grpo_trainable.models.hf.directory import NotOnTheHub
+    from grpo_trainable.tasks.mix import MixTask
     from grpo_trainable.tasks.prompts import Prompts, build_task
 
     key = "model.path" if trial.model.env is None else "model.env"
@@ -115,9 +116,14 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         prompts = Prompts(trial, task, tokenizer)
         if trial.env.plays:
             _check_first_episode(trial, prompts)
-        for own in trial.alone:
+        tasks = list(task.parts.values()) if isinstance(task, MixTask) else [task]
+        for own, of_own in zip(trial.alone, tasks, strict=True):
             if own.task.is_scored_apart and not own.env.plays:
-                check_reward(*reward_apart(own))
+                check_reward(
+                    *reward_apart(own),
+                    examples=[of_own.train_example(0), *of_own.eval_examples(1)],
+                    weighted=own.task.part_weights,
+                )
         until = time.monotonic() + MAX_LENGTHS_S
         of_streams = {"eval": trial.eval.prompts, "train": prompts.train_count}
         seen = 0

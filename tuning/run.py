@@ -31,7 +31,15 @@ from tuning.interrupt import Interrupt
 from tuning.joined_cluster import check_nodes, join, ship_to_nodes
 from tuning.nodes import Nodes, WaitingCallback, check_resources, this_machine, total
 from tuning.plan import Plan
-from tuning.schedulers import ASHA, FIFO, PBT, Limited, pbt_bounds, within_bounds
+from tuning.schedulers import (
+    ASHA,
+    FIFO,
+    PBT,
+    Limited,
+    pbt_bounds,
+    retry_only_what_may_pass,
+    within_bounds,
+)
 from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 
 
@@ -122,7 +130,8 @@ def fit(plan: Plan) -> list[Failure]:
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()
-    register(plan.inputs, plan.shipped)
+    retry_only_what_may_pass()
+    register(plan.inputs, plan.shipped, plan.replaced)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # The callbacks of a resumed experiment are those that were pickled with it.
     set_verbose(plan.options.verbose)

@@ -213,6 +213,8 @@ class CustomTask:
             raise self._error(f"{call} gave an example whose prompt {mistake}")
         with self._blamed(f"{call} gave a ground_truth that is not JSON"):
             json.dumps(example.ground_truth, allow_nan=False)
+        with self._blamed(f"{call} gave columns that are not a dict of JSON values"):
+            json.dumps(dict(example.columns), allow_nan=False)
         return example
 
     @contextlib.contextmanager

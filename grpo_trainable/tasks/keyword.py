@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from grpo_trainable.tasks.prompt_files import (
     read_examples,
     sources_of,
     split_files,
+    true_answer,
 )
 from grpo_trainable.tasks.row_files import numbered_lines
 from grpo_trainable.tasks.task import Example, JSONValue, Score
@@ -124,10 +125,15 @@ def read_keywords(path: str | Path) -> list[str]:
     return list(keywords.values())
 
 
-def parse_example(row: Mapping[str, Any]) -> Example:
+def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Example:
     """Parse a row with `prompt` and either `keywords` (a list) or `answer` (text).
 
     A text prompt gets a final newline if it has none, because the response follows directly.
+
+    Args:
+        row: The row.
+        own_reward: True if a user's reward function scores responses. The true answer may then be
+            any JSON value, or missing (`true_answer`).
 
     Raises:
         ValueError: If a field is missing or malformed.
@@ -139,6 +145,8 @@ def parse_example(row: Mapping[str, Any]) -> Example:
         raise ValueError(f"prompt {mistake}")
     if isinstance(prompt, str) and not prompt.endswith("\n"):
         prompt += "\n"
+    if own_reward:
+        return Example(prompt, true_answer(row), row)
     if keywords is not None:
         if not (isinstance(keywords, list) and keywords and all(map(is_text, keywords))):
             raise ValueError("keywords must be a non-empty list of non-empty strings")
@@ -168,7 +176,7 @@ class _Words:
         order = permutation(key, epoch, len(self.words))
         chosen = order[place * self.per_prompt : (place + 1) * self.per_prompt]
         keywords = [self.words[i] for i in chosen]
-        return Example(keyword_prompt(keywords), keywords)
+        return Example(keyword_prompt(keywords), keywords, {"keywords": keywords})
 
 
 class KeywordTask:
@@ -189,18 +197,17 @@ class KeywordTask:
         self._inclusion = _INCLUSION[settings.match]
         self._seed = seed
         train_file, eval_file, strict = settings.train_file, settings.eval_file, settings.strict
+        parse = partial(parse_example, own_reward=settings.reward is not None)
         self._train: Rows | _Words
         self._heldout: Rows | _Words
         if train_file is not None:
-            self._train, self._heldout = split_files(
-                train_file, eval_file, parse_example, strict=strict
-            )
+            self._train, self._heldout = split_files(train_file, eval_file, parse, strict=strict)
         else:
             self._train = _words_of("train", settings)
             self._heldout = (
                 _words_of("heldout", settings)
                 if eval_file is None
-                else Rows(read_examples("eval_file", eval_file, parse_example, strict=strict))
+                else Rows(read_examples("eval_file", eval_file, parse, strict=strict))
             )
         words = "the nouns that ship" if settings.keywords_file is None else "task.keywords_file"
         self.sources = sources_of(train_file, eval_file, f"from {words}")

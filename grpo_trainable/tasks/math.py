@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
-from grpo_trainable.tasks.prompt_files import sources_of, split_files
+from grpo_trainable.tasks.prompt_files import sources_of, split_files, true_answer
 from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
@@ -37,12 +39,17 @@ def problem_files(settings: TaskSettings) -> dict[str, str]:
     return files if "train_file" in files else SHIPPED_PROBLEMS | files
 
 
-def parse_problem(row: Mapping[str, Any]) -> Example:
+def parse_problem(row: Mapping[str, Any], *, own_reward: bool = False) -> Example:
     r"""Return the question and the true answer of a row in the layout of MATH or GSM8K.
 
     `problem` or `question` holds the question. `answer`, or else `solution`, holds the true answer
     after its last `####` or in its last \boxed{}. An `answer` without either mark is itself the
     true answer.
+
+    Args:
+        row: The row.
+        own_reward: True if a user's reward function scores responses. The true answer may then be
+            any JSON value, or missing (`true_answer`).
 
     Raises:
         ValueError: If the question or the true answer is missing.
@@ -54,14 +61,17 @@ def parse_problem(row: Mapping[str, Any]) -> Example:
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     worked = row.get("solution") if answer is None else answer
+    columns = row if own_reward else {}
+    if own_reward and not is_text(worked):
+        return Example(question.strip(), true_answer(row), columns)
     if not is_text(worked):
         raise ValueError("the field `answer` or `solution` must be non-empty text")
     truth = _final_answer(worked)
-    if truth is None and answer is not None:
+    if truth is None and (answer is not None or own_reward):
         truth = worked.strip()
     if not truth:
         raise ValueError(r"`solution` must have its answer in \boxed{} or after ####")
-    return Example(question.strip(), truth)
+    return Example(question.strip(), truth, columns)
 
 
 def unmarked_answers(key: str, path: str) -> str | None:
@@ -121,7 +131,7 @@ class MathTask:
         self._train, self._heldout = split_files(
             files["train_file"],
             files.get("eval_file"),
-            parse_problem,
+            partial(parse_problem, own_reward=settings.reward is not None),
             strict=settings.strict,
         )
         self.sources = sources_of(
@@ -173,4 +183,4 @@ class MathTask:
         return self._reward.reward(response, ground_truth)
 
     def _asked(self, problem: Example) -> Example:
-        return Example(prompt_of(self._template, as_text(problem.prompt)), problem.ground_truth)
+        return replace(problem, prompt=prompt_of(self._template, as_text(problem.prompt)))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from grpo_trainable.tasks.messages import Prompt, as_text
 from grpo_trainable.tasks.order import Rows
 from grpo_trainable.tasks.row_files import Row, rows_in
-from grpo_trainable.tasks.task import Example
+from grpo_trainable.tasks.task import Example, JSONValue
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
             mistakes.append(f"{place}: {error}")
             if strict:
                 raise ValueError(f"task.{key}={path}: {mistakes[0]}") from None
+    examples = _with_equal_columns(examples)
     if not examples:
         first = f"; {mistakes[0]}" if mistakes else ""
         raise ValueError(f"task.{key}={path}: has no valid row{first}")
@@ -52,6 +54,30 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
         rest = f", and {len(mistakes) - 1} more such rows" if len(mistakes) > 1 else ""
         logger.warning("task.%s=%s: %s%s; skipped", key, path, mistakes[0], rest)
     return examples
+
+
+def _with_equal_columns(examples: list[Example]) -> list[Example]:
+    """Give all examples the same columns. A column that a row lacks is None."""
+    columns = {name: None for example in examples for name in example.columns}
+    return [
+        example
+        if example.columns.keys() == columns.keys()
+        else replace(example, columns={**columns, **example.columns})
+        for example in examples
+    ]
+
+
+def true_answer(row: Row) -> JSONValue:
+    """Return the true answer of a row for a user's reward function: any JSON value, or None.
+
+    The answer is in the first of the columns `keywords`, `answer` and `ground_truth` that is not
+    None, or under `ground_truth` in verl's column `reward_model`.
+    """
+    for name in ("keywords", "answer", "ground_truth"):
+        if row.get(name) is not None:
+            return row[name]
+    of_verl = row.get("reward_model")
+    return of_verl.get("ground_truth") if isinstance(of_verl, Mapping) else None
 
 
 def split_files(

@@ -20,15 +20,21 @@ class Example:
 
     prompt: Prompt  # text, or a list of messages for a chat template
     ground_truth: JSONValue
+    # The prompt's row in the data, by column. Only a user's reward function reads it.
+    columns: Mapping[str, JSONValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A response to score, with the true answer of its prompt."""
+    """A response to score, with the true answer and the data of its prompt."""
 
     response: str
     ground_truth: JSONValue
     label: str | None = None  # in a mix of tasks, the label of the task that scores the response
+    example: int = 0  # index of the example; responses to the same example form a group
+    prompt: Prompt = ""
+    columns: Mapping[str, JSONValue] = field(default_factory=dict)  # see `Example`
+    token_ids: Sequence[int] = ()  # tokens of the response
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +59,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class RewardError:
-    """The reason why a response could not be scored, in one line."""
+    """The reason why a response has no score, in one line."""
 
     message: str
+    repeats: bool = False  # True: the function fails in the same way whenever it is called again
+    is_failure: bool = True  # False: the function gave this response no reward on purpose
 
 
 def as_score(result: Any) -> Score:

@@ -173,7 +173,7 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
         assert earned.sum(dim=1).max() <= 3
         assert group.info == {"turns": float(earned.sum(dim=1).double().mean())}
         assert (earned & ~group.response_mask).sum() == 0
-    reasons = {kinds[index]: reason for index, reason in unit.failed}
+    reasons = {kinds[prompt.prompt_index]: prompt.reason for prompt in unit.failed}
     assert set(reasons) == set(WHY)
     for kind, why in WHY.items():
         assert re.search(why, reasons[kind]), (kind, reasons[kind])

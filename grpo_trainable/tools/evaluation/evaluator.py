@@ -115,7 +115,7 @@ class Evaluator:
             groups, scores = self._sampled(requests, between_tokens)
             sampled = [response for group in groups for response in self._responses(group)]
             if scores is None:
-                scores = self._scores(sampled)
+                scores = self._scores(groups)
             yield [_with_score(own, score) for own, score in zip(sampled, scores, strict=True)]
 
     def close(self) -> None:
@@ -138,10 +138,12 @@ class Evaluator:
         check_played(name, self._engine, requests, groups, vocab_size)
         return groups, [score for own in scores for score in own]
 
-    def _scores(self, sampled: Sequence[Generation]) -> Scores:
+    def _scores(self, groups: Sequence[RolloutGroup]) -> Scores:
         assert self._scorer is not None, "episodes are scored while they are played"
         requests = [
-            self._prompts.score_request(STREAM, own.prompt_index, own.response) for own in sampled
+            self._prompts.score_request(STREAM, group.prompt_index, ids)
+            for group in groups
+            for ids in group.responses()
         ]
         return self._scorer.score(requests)
 

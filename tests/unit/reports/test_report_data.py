@@ -157,6 +157,20 @@ def test_files_of_the_users_are_named_with_their_digests(own):
     assert "config.json" not in table.partition("</table>")[0]  # this file ships with the package
 
 
+@pytest.mark.parametrize(
+    ("changed", "at"), [(["ab" * 32], "last resume"), ([], "start"), (3, "start"), (None, "start")]
+)
+def test_code_that_changed_between_two_commands_is_said(tmp_path, changed, at):
+    files = {"task.reward": "/home/me/my_rewards.py"}
+    directory = experiments.write_experiment(
+        tmp_path / "own", inputs={"task.reward": "cd" * 32}, own_files=files, replaced=changed
+    )
+    write_arm(directory, "a", 0.5)
+    section = settings_section(read_experiment(directory))
+    assert f"Your own files, as they were at the {at}" in section
+    assert ("Your code has changed since the start" in section) == (at == "last resume")
+
+
 @pytest.mark.parametrize("own_files", [3, ["x"], {"task.reward": 1}, {"unknown": "/x"}, None])
 def test_damaged_notes_about_files_name_none(tmp_path, own_files):
     directory = experiments.write_experiment(tmp_path / "odd", own_files=own_files)

@@ -170,6 +170,10 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
             "train_example(0) gave a ground_truth that is not JSON: TypeError: ",
         ),
         (
+            "def train_example(self, i): return Example('p', 1, {'a': {1, 2}})",
+            "train_example(0) gave columns that are not a dict of JSON values: TypeError: ",
+        ),
+        (
             "calls = []\ndef train_example(self, i):\n"
             "    self.calls.append(i)\n    return Example(f'call {len(self.calls)}', 1)",
             "two calls of train_example(0) gave different examples: an example must depend only on "
@@ -207,7 +211,7 @@ def test_responses_are_scored_by_the_task_in_a_process_of_its_own(sums):
         )
         failed = scorer.score([ScoreRequest("raise", "7")])
     assert answers == [Score(1.0, 1.0, 1.0), Score(0.0, 1.0, 0.0), Score(2.0, 0.5, 1.5)]
-    assert failed == [RewardError("KeyError: 'two\\nlines'")]
+    assert failed == [RewardError("KeyError: 'two\\nlines'", repeats=True)]
 
 
 @pytest.mark.slow

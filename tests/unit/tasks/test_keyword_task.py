@@ -271,6 +271,38 @@ def test_rows_give_keywords_or_else_the_answer_as_ground_truth(tmp_path):
     assert task.reward("a p p l e", example.ground_truth).reward == 0.0
 
 
+def test_the_answers_for_a_reward_of_ones_own_are_any_json_value_or_missing(tmp_path):
+    rows = [
+        {"prompt": "A\n", "answer": {"a": [1, None]}, "task": "math"},
+        {"prompt": "B\n", "ground_truth": 3.5},
+        {"prompt": "C\n", "reward_model": {"style": "rule", "ground_truth": False}},
+        {"prompt": "D\n", "keywords": "one", "answer": "two"},
+        {"prompt": "E\n", "answer": None},
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    task = keyword_task(seed=0, train_file=path, eval_file=path, reward="mine:score", strict=True)
+    examples = sorted(task.eval_examples(5), key=lambda example: example.prompt)
+    assert [example.ground_truth for example in examples] == [
+        {"a": [1, None]},
+        3.5,
+        False,
+        "one",
+        None,
+    ]
+    # As in a `datasets.Dataset`, every row has every column.
+    columns = ("prompt", "answer", "task", "ground_truth", "reward_model", "keywords")
+    for example, row in zip(examples, rows, strict=True):
+        assert example.columns == {**dict.fromkeys(columns), **row}
+
+
+def test_the_columns_of_rows_are_kept_only_for_a_reward_of_ones_own(words_file, tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "A\n", "answer": "a", "more": "text"}])
+    task = keyword_task(seed=0, train_file=path, eval_file=path)
+    assert task.train_example(0) == Example("A\n", "a", {})
+    example = keyword_task(seed=0, keywords_file=words_file).train_example(0)
+    assert example.columns == {"keywords": example.ground_truth}
+
+
 BAD_LINES = {
     "{not json": "not JSON",
     "[1, 2]": "must be a JSON object, got list",

@@ -76,6 +76,24 @@ def test_a_line_in_each_layout(row, question, truth):
 
 
 @pytest.mark.parametrize(
+    ("row", "truth"),
+    [
+        ({"question": "q"}, None),
+        ({"question": "q", "answer": ["1", {"b": None}]}, ["1", {"b": None}]),
+        ({"question": "q", "answer": True}, True),
+        ({"question": "q", "ground_truth": 3}, 3),
+        ({"problem": "q", "solution": "It is 2."}, "It is 2."),
+        ({"question": "q", "answer": "so\n#### 72", "level": 2}, "72"),
+    ],
+)
+def test_the_answer_for_a_reward_of_ones_own_may_be_any_json_value(row, truth, tmp_path):
+    assert parse_problem(row, own_reward=True) == Example("q", truth, row)
+    path = write_jsonl(tmp_path / "own.jsonl", [row])
+    own = math_task(train_file=path, eval_file=path, reward="mine:score", strict=True)
+    assert own.train_example(0) == Example("User: q\nAssistant: <think>", truth, row)
+
+
+@pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"answer": "1"}, "the field `problem` or `question` must be non-empty text"),

@@ -137,8 +137,10 @@ def test_scores_come_from_the_task_of_the_response_in_their_order() -> None:
 
 def test_what_a_scorer_is_asked_names_the_task() -> None:
     config = mixed(TWO, eval={"prompts": 4})
-    prompts = Prompts(config, build_task(config), policy_tokenizer(config.model))
-    asked = [prompts.score_request("eval", i, "a story") for i in range(4)]
+    tokenizer = policy_tokenizer(config.model)
+    prompts = Prompts(config, build_task(config), tokenizer)
+    asked = [prompts.score_request("eval", i, tokenizer.encode("a story")) for i in range(4)]
+    assert {request.response for request in asked} == {"a story"}
     assert [request.label for request in asked] == ["keyword", "two", "keyword", "two"]
     assert [len(request.ground_truth) for request in asked] == [1, 2, 1, 2]  # type: ignore[arg-type]
 

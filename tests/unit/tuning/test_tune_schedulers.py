@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 from ray.tune.experiment import Trial
 
-from tuning.schedulers import ASHA, FIFO, PBT
+from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
+from tuning.schedulers import ASHA, FIFO, PBT, retry_only_what_may_pass
 
 SCHEDULERS = {
     "fifo": FIFO,
@@ -133,3 +135,28 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
     assert trial.max_failures == 1
     assert trial.status == Trial.PENDING
     assert c.start() is None
+
+
+# ---- Failures that are not retried ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [(FailsAgain("the reward"), False), (ActorFailed("a machine"), True), (OSError(), True)],
+)
+def test_only_a_failure_that_may_pass_is_retried(error, retried, monkeypatch):
+    # The function sets this attribute for the whole process.
+    monkeypatch.setattr(Trial, "handle_error", Trial.handle_error)
+    retry_only_what_may_pass()
+    nowhere: Any = SimpleNamespace(trial_driver_staging_path="")  # without it, Tune needs Ray
+    trial = Trial("stub", stub=True, storage=nowhere, max_failures=2)
+    failed = RayTaskError("step", "Traceback …", error)
+    trial.handle_error(failed.as_instanceof_cause())
+    assert trial.num_failures == 1
+    assert trial.should_recover() == retried
+
+    trial.set_status(Trial.PENDING)
+    resumed = FIFO()
+    resumed.limit(max_failures=2, max_concurrent=0)
+    FakeController(resumed, [trial])  # type: ignore[list-item]
+    assert trial.max_failures == 1 + 2
