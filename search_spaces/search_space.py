@@ -18,7 +18,7 @@ from grpo_trainable.config import (
     schedule,
     set_dotted,
 )
-from grpo_trainable.text import did_you_mean
+from grpo_trainable.text import did_you_mean, plural
 from search_spaces.columns import ALWAYS, Column
 
 NAME = r"\w[\w.+-]*"  # names become parts of directory names
@@ -157,13 +157,13 @@ def at_equal_samples(
         below, above = samples // common * common, -(-samples // common) * common
         rounds = sorted({schedule.responses_per_round(trial) for trial in trials})
         seeds = (
-            f"; for {samples} seeds of each arm use --num-samples {samples}"
+            f"; for {plural(samples, 'seed')} of each arm use --num-samples {samples}"
             if samples < rounds[0]
             else ""
         )
         raise ConfigError(
-            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses per round, "
-            "and each needs a whole number of rounds; nearest valid: "
+            f"{plural(samples, 'sample')}: the arms have {', '.join(map(str, rounds))} responses "
+            "per round, and each needs a whole number of rounds; nearest valid: "
             f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)

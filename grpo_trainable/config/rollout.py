@@ -13,6 +13,7 @@ from grpo_trainable.config.conditions import NOT_PLAYED, OF_TEXT, Config, Confli
 from grpo_trainable.config.defaults import by_task, when_read
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import Settings, choice, flag, integer, number, text, texts
+from grpo_trainable.text import plural
 
 _RESAMPLED = one_of("rollout.zero_advantage", "resample")
 _INTERRUPTED = one_of("rollout.overlong", "interrupt")
@@ -278,8 +279,8 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         config.resources.num_generators > schedule.chunks_at_once(config),
         "resources.num_generators",
-        f"only {schedule.chunks_at_once(config)} generators can work at the same time, on one "
-        f"chunk each; set resources.num_generators to {schedule.chunks_at_once(config)}, "
+        f"only {plural(schedule.chunks_at_once(config), 'generator')} can work at the same time, "
+        f"on one chunk each; set resources.num_generators to {schedule.chunks_at_once(config)}, "
         + (
             "or raise rollout.prompts"
             if schedule.unit_prompts(config) == 1

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from grpo_trainable.tasks import JSONValue
+from grpo_trainable.text import plural
 from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
@@ -77,7 +78,8 @@ def _markdown(record: EvaluationRecord) -> Iterator[str]:
 
 def _markdown_response(own: Generation) -> Iterator[str]:
     yield fenced(own.prompt)
-    yield f"\nresponse, {own.tokens} tokens, {'' if own.finished else 'cut off, '}{_scores(own)}:\n"
+    cut = "" if own.finished else "cut off, "
+    yield f"\nresponse, {plural(own.tokens, 'token')}, {cut}{_scores(own)}:\n"
     yield fenced(own.response)
     yield f"\nground truth:\n\n{fenced(shown_truth(own.ground_truth))}"
 
@@ -132,6 +134,6 @@ def _article(own: Generation) -> str:
         f'<article><div class="pair"><div><h4>Prompt {own.prompt_index}</h4>'
         f"<pre>{shortened(own.prompt)}</pre><h4>Ground truth</h4>"
         f"<pre>{shortened(shown_truth(own.ground_truth))}</pre></div>"
-        f"<div><h4>Response {own.response_index} · {own.tokens} tokens{cut} · "
+        f"<div><h4>Response {own.response_index} · {plural(own.tokens, 'token')}{cut} · "
         f"{escaped(_scores(own))}</h4><pre>{shortened(own.response)}</pre></div></div></article>"
     )

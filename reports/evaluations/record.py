@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from grpo_trainable.text import plural
 from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 
 
@@ -74,9 +75,10 @@ class EvaluationRecord:
         if errors := self.errors:
             left_out = len(self.by_prompt) - len(self.scored)
             found.append(
-                f"the reward failed on {len(errors)} of {len(self.generations)} responses, so the "
-                f"rewards exclude {left_out} of {len(self.by_prompt)} prompts (prompt "
-                f"{errors[0].prompt_index}: {errors[0].error})"
+                f"the reward failed on {len(errors)} of "
+                f"{plural(len(self.generations), 'response')}, so the rewards exclude {left_out} "
+                f"of {plural(len(self.by_prompt), 'prompt')} (prompt {errors[0].prompt_index}: "
+                f"{errors[0].error})"
             )
         if self.repeated:
             found.append(
