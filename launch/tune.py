@@ -206,8 +206,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--verbose",
         action="store_true",
-        help="print a line for every version change, the seconds of each stage at the end of a "
-        "trial, and the logs of Ray and the actors",
+        help="print a line for every version change, two responses after each evaluation, the "
+        "seconds of each stage at the end of a trial, and the logs of Ray and the actors",
     )
     add("--list", action="store_true", help="show the search spaces and the presets, then exit")
     add(

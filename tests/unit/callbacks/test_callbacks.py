@@ -627,6 +627,19 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
         assert "version 1 -> 2" in out[1]
 
 
+@pytest.mark.parametrize(
+    ("on", "config"), [(False, {}), (True, {}), (False, {"verbose": True})], ids=str
+)
+def test_two_responses_are_printed_after_an_evaluation_only_when_asked_for(
+    tmp_path, capsys, verbose, on, config
+):
+    set_verbose(on)
+    trial = FakeTrial(tmp_path / "trial", callbacks=config)
+    start([RolloutsCallback()], trial)
+    play([RolloutsCallback()], trial, range(1, 3))
+    assert ("sync/0" in capsys.readouterr().out) == (on or bool(config))
+
+
 def test_lags_are_those_of_first_trainings(tmp_path):
     """Round 2 trains one of two groups of two responses a second time, and round 3 reuses both."""
     trial, callback = FakeTrial(tmp_path / "trial"), RolloutsCallback()
