@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -11,6 +10,7 @@ JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
 )
 
+FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 # Maximum length of an observation. Longer text would not fit into any context, so it is a mistake.
 MOST_CHARACTERS = 1_000_000
 
@@ -79,7 +79,7 @@ def as_turn(value: Any) -> Turn:
 
     Raises:
         TypeError: If `value` is not a `Turn`, or if a field has the wrong type.
-        ValueError: If a number is not finite, or if the text is too long.
+        ValueError: If a number is not a finite float32, or if the text is too long.
     """
     if not isinstance(value, Turn):
         raise TypeError(f"step must return a Turn, got {type(value).__name__}")
@@ -89,17 +89,30 @@ def as_turn(value: Any) -> Turn:
         raise TypeError(f"info must be a dict of numbers, got {type(value.info).__name__}")
     return Turn(
         text=as_text(value.text),
-        reward=_finite("reward", value.reward),
+        reward=finite_float32("reward", value.reward),
         done=value.done,
-        info={str(name): _finite(f"info {name}", number) for name, number in value.info.items()},
+        info={
+            str(name): finite_float32(f"info {name}", number) for name, number in value.info.items()
+        },
     )
 
 
-def _finite(name: str, value: Any) -> float:
+def finite_float32(name: str, value: Any) -> float:
+    """Check a number that user code returned, such as a reward.
+
+    Args:
+        name: The name of the number in error messages.
+        value: The number, of any type that converts to float.
+
+    Raises:
+        TypeError: If `value` is not a number.
+        ValueError: If `value` is not a finite float32.
+        OverflowError: If `value` is too large for a float.
+    """
     # float() alone would accept the string "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {number}")
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError(f"{name} must be a finite float32, got {number}")
     return number

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from grpo_trainable.environments.environment import finite_float32
 from grpo_trainable.tasks.messages import Prompt
-
-FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
@@ -81,11 +80,11 @@ def as_score(result: Any) -> Score:
         raise ValueError(
             f"returned a dict without the key reward; its keys: {sorted(map(str, scores))}"
         )
-    reward = _finite("reward", scores["reward"])
+    reward = finite_float32("reward", scores["reward"])
     return Score(
         reward=reward,
-        format_reward=_finite("format_reward", scores.get("format_reward", 1.0)),
-        answer_reward=_finite("answer_reward", scores.get("answer_reward", reward)),
+        format_reward=finite_float32("format_reward", scores.get("format_reward", 1.0)),
+        answer_reward=finite_float32("answer_reward", scores.get("answer_reward", reward)),
         verified=verified,
         answer=_answer(scores.get("answer")),
         parts=_parts(scores.get("parts") or {}),
@@ -95,17 +94,7 @@ def as_score(result: Any) -> Score:
 def _parts(given: Any) -> dict[str, float]:
     if not isinstance(given, Mapping):
         raise TypeError(f"parts must be a dict of numbers, got {type(given).__name__}")
-    return {str(name): _finite(f"part {name}", value) for name, value in given.items()}
-
-
-def _finite(name: str, value: Any) -> float:
-    # float() alone would accept the string "1".
-    if not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    number = float(value)
-    if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{name} must be a finite float32, got {number}")
-    return number
+    return {str(name): finite_float32(f"part {name}", value) for name, value in given.items()}
 
 
 def _answer(value: Any) -> str | None:
