@@ -400,8 +400,9 @@ def _scored(
     return scored
 
 
-def _double(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def _double(values: list[float | None]) -> torch.Tensor:
+    known = [math.nan if value is None else value for value in values]
+    return torch.tensor(known, dtype=torch.float64)
 
 
 def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:

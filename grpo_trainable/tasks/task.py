@@ -36,7 +36,7 @@ class Score:
     """The reward of one response, and the parts of this reward."""
 
     reward: float  # the number that training maximises
-    format_reward: float
+    format_reward: float | None  # None if the reward does not judge the format
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged and counts as wrong
     # The answer in a canonical form. Equal answers have the same form, as majority votes require.
@@ -48,7 +48,8 @@ class Score:
     @property
     def all_parts(self) -> dict[str, float]:
         """Every part of the reward, keyed by name."""
-        return {"format": self.format_reward, "answer": self.answer_reward, **self.parts}
+        form = {} if self.format_reward is None else {"format": self.format_reward}
+        return {**form, "answer": self.answer_reward, **self.parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class RewardError:
 def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 
-    A mapping needs only the key `reward`. By default the format reward is 1, the answer reward
-    equals the reward, the answer is None and there are no parts.
+    A mapping needs only the key `reward`. By default the answer reward equals the reward, the
+    format reward and the answer are None, and there are no parts.
 
     Args:
         result: A `Score`, a number, or a mapping with the key `reward`.
@@ -81,9 +82,10 @@ def as_score(result: Any) -> Score:
             f"returned a dict without the key reward; its keys: {sorted(map(str, scores))}"
         )
     reward = finite_float32("reward", scores["reward"])
+    form = scores.get("format_reward")
     return Score(
         reward=reward,
-        format_reward=finite_float32("format_reward", scores.get("format_reward", 1.0)),
+        format_reward=None if form is None else finite_float32("format_reward", form),
         answer_reward=finite_float32("answer_reward", scores.get("answer_reward", reward)),
         verified=verified,
         answer=_answer(scores.get("answer")),

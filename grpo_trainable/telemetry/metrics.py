@@ -41,9 +41,14 @@ CRITIC = (
     *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
 )
 
+# Entry of a row that is no metric. If a trial continues from the checkpoint of another trial, as it
+# does with PBT, the first row that follows has the name of the other trial's directory.
+COPIED_FROM = "copied_from"
+
 # Metrics that a round omits if a feature is off or if the round has nothing to measure.
 SOMETIMES = frozenset(
     {
+        "reward/format_mean",
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
         *("response/turns_mean", "response/interrupted_fraction"),
         *POOL_METRICS,
@@ -109,6 +114,13 @@ BY_TASK = (
     *("task/LABEL/truncated_fraction", "task/LABEL/zero_advantage_fraction"),
     *("eval/LABEL/reward_mean", "eval/LABEL/reward_first", "eval/LABEL/unscored"),
 )
+
+
+PATIENCE = 4  # consecutive rounds without signal after which a trial stands still
+
+# If a larger share of the responses is cut off, the token limit probably hides what the policy can
+# do.
+TRUNCATED_ABOVE = 0.9
 
 
 def without_signal(row: Mapping[str, float]) -> bool:
