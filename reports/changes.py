@@ -3,7 +3,8 @@
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
 sentence every time, or a loop. The reward does not show such changes. Each quantity here is
 measured before training and at the end. The report names each quantity that moved by more than its
-threshold in either direction. The reader decides whether the change is harmless.
+threshold in either direction. The reader decides whether the change is harmless. A figure of few
+responses has a wider threshold.
 
 A word is a run of letters and digits, in lower case, so the measures work for any language. In a
 language without spaces between words, a run is a whole phrase, so n-grams are longer than their
@@ -20,11 +21,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_trainable.config import schedule
 from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord
 
+# Number of responses at each end for which the thresholds hold. With fewer, chance alone moves
+# figures further, so the thresholds are wider.
+ENOUGH = 64
 REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
 WORDING_WORDS = 3  # length of the n-grams that several responses may share
+
+FEW = f"some figures rest on fewer than {ENOUGH} responses"
 
 Ngram = tuple[str, ...]
 Ends = tuple[float, float]  # values before training and at the end
@@ -180,6 +187,7 @@ class Change:
     quantity: Quantity
     before: Sequence[float | None]  # one entry per seed; None if unknown
     after: Sequence[float | None]
+    responses: Sequence[int] = ()  # behind each seed's values, at the end that has fewer
 
     @property
     def name(self) -> str:
@@ -189,7 +197,16 @@ class Change:
     @property
     def threshold(self) -> float:
         """Largest change that the report does not name."""
-        return self.quantity.threshold
+        return self.quantity.threshold * self.widened
+
+    @property
+    def widened(self) -> float:
+        """Factor by which the threshold is wider than that of `ENOUGH` responses.
+
+        The standard deviation of a mean over n responses is proportional to 1 / sqrt(n).
+        """
+        known = [n for n in self.responses if n]
+        return max(1.0, math.sqrt(ENOUGH / min(known))) if known else 1.0
 
     @property
     def known(self) -> list[Ends]:
@@ -238,16 +255,22 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
     return [
         Change(
             quantity=quantity,
-            before=[before.get(quantity.name) for before, _ in ends],
-            after=[after.get(quantity.name) for _, after in ends],
+            before=[before.get(quantity.name) for before, _, _ in ends],
+            after=[after.get(quantity.name) for _, after, _ in ends],
+            responses=[responses[quantity.name] for _, _, responses in ends],
         )
         for quantity in QUANTITIES
     ]
 
 
-def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
-    """Return the values before training and at the latest round."""
-    before, after = measure(*_held_out(trial))
+def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
+    """Return the values before training and at the latest round, and the responses behind them.
+
+    The third mapping has the number of responses of the end with fewer.
+    """
+    ends = _held_out(trial)
+    before, after = measure(*ends)
+    responses = dict.fromkeys((quantity.name for quantity in QUANTITIES), min(map(len, ends)))
     for quantity, metric in (
         (ENTROPY, "policy/entropy_nats"),
         (NLL, "response/reference_nll_nats"),
@@ -257,7 +280,8 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
         late = trial.late_mean(metric)
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
-    return before, after
+        responses[quantity.name] = schedule.responses_per_round(trial.config)
+    return before, after, responses
 
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
@@ -265,8 +289,10 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
     moved = {arm: [said for c in own for said in c.in_short()] for arm, own in changes.items()}
     named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
     unknown = [arm for arm, own in changes.items() if not_known(own)]
-    missing = [f"not everything was measured in {', '.join(unknown)}"] if unknown else []
-    return "; ".join([*(named or ["no quantity moved by more than its threshold"]), *missing])
+    doubts = [f"not everything was measured in {', '.join(unknown)}"] if unknown else []
+    few = [arm for arm, own in changes.items() if any(c.known and c.widened > 1 for c in own)]
+    doubts += [f"thresholds are wider for {', '.join(few)} ({FEW})"] if few else []
+    return "; ".join([*(named or ["no quantity moved by more than its threshold"]), *doubts])
 
 
 def not_known(changes: Sequence[Change]) -> list[str]:
