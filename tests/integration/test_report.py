@@ -426,7 +426,7 @@ def test_a_population_is_one_arm_with_its_lineage(tmp_path):
     section = page.words.partition("The population")[2].partition("Side effects")[0]
     for text in ("sync/0", "3-4", "optim.lr=0.0001", "sync/1 after round 2"):
         assert text in section
-    assert "Which arms differ" not in page.words
+    assert 'id="told"' not in (directory / "report.html").read_text()
 
 
 def test_responses_that_are_cut_off_are_named_on_the_first_screen(experiment):
