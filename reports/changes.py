@@ -28,6 +28,9 @@ from reports.records import TrialRecord
 # Number of responses at each end for which the thresholds hold. With fewer, chance alone moves
 # figures further, so the thresholds are wider.
 ENOUGH = 64
+# Largest threshold of a relative change. A value falls by 100 % at most, so without this limit no
+# fall would be named if there are very few responses.
+MAX_RELATIVE = 0.8
 REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
 WORDING_WORDS = 3  # length of the n-grams that several responses may share
 
@@ -197,7 +200,8 @@ class Change:
     @property
     def threshold(self) -> float:
         """Largest change that the report does not name."""
-        return self.quantity.threshold * self.widened
+        wide = self.quantity.threshold * self.widened
+        return min(wide, MAX_RELATIVE) if self.quantity.relative else wide
 
     @property
     def widened(self) -> float:
@@ -266,7 +270,8 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
 def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
     """Return the values before training and at the latest round, and the responses behind them.
 
-    The third mapping has the number of responses of the end with fewer.
+    The third mapping has the number of responses of the end with fewer. After one round, there are
+    no later metrics to compare with those of round 1.
     """
     ends = _held_out(trial)
     before, after = measure(*ends)
@@ -277,7 +282,7 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
     ):
         # At any lag, the initial policy sampled the responses of round 1.
         first = trial.rows[0] if trial.rows and trial.rows[0]["training_iteration"] == 1 else {}
-        late = trial.late_mean(metric)
+        late = trial.late_mean(metric) if trial.round > 1 else None
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
         responses[quantity.name] = schedule.responses_per_round(trial.config)

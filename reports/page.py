@@ -280,7 +280,8 @@ def _changes_section(comparison: Comparison) -> str:
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
         f'<p class="note">If a figure rests on n &lt; {changes.ENOUGH} responses before or after '
         f"training, its threshold is wider by the factor √({changes.ENOUGH} / n), because chance "
-        "moves such a figure further. A word is a run of letters and digits. Upper and lower case "
+        f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
+        "A word is a run of letters and digits. Upper and lower case "
         "count as equal. In a language written without spaces, a run is a whole phrase.</p>"
         "</details>\n</section>"
     )

@@ -228,7 +228,7 @@ def scheduler(plan: Plan) -> Limited:
 def _asha(plan: Plan) -> ASHA:
     # Arms are compared at equal samples, because their rounds differ in size.
     first = first_rung(plan.trials)
-    assert first is not None, "`check_asha` refuses such trials"
+    assert first is not None, "`check_comparable` refuses such trials"
     return ASHA(time_attr=GROUPS, max_t=groups_of(plan.trials), grace_period=first)
 
 

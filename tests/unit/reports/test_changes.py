@@ -223,6 +223,9 @@ def test_a_threshold_is_wider_if_few_responses_were_measured():
     assert change(19.0, 16).moved
     # The seed with the fewest responses decides. A seed without responses has no value.
     assert change(29.0, 0, 1000, 16).threshold == 0.5
+    # Even two responses do not hide that nearly nothing is left.
+    assert change(7.0, 2).moved
+    assert not change(20.0, 2).moved
 
 
 def test_thresholds_are_shown_in_the_units_of_the_change():
@@ -300,6 +303,13 @@ def test_rows_are_those_of_round_1_and_of_the_last_eighth(experiment):
     write_trial(experiment, config(rounds=16), rows)
     nll = arm(experiment)["reference_nll_nats"]
     assert (nll.before, nll.after) == ([0.9], [1.5])
+
+
+def test_one_round_is_not_compared_with_itself(experiment):
+    metrics = {"policy__entropy_nats": 1.0, "response__reference_nll_nats": 2.0}
+    write_trial(experiment, config(rounds=16), [row(1, **metrics)])
+    found = arm(experiment)
+    assert [found[q.name].known for q in (ENTROPY, NLL)] == [[], []]
 
 
 def test_a_row_that_is_not_the_first_does_not_stand_for_the_start(experiment):
