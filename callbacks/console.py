@@ -98,7 +98,8 @@ class ConsoleCallback(FailSafeCallback):
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Show that a trial has ended, and how many seconds it took."""
-        seconds = time.time() - self._started.get(trial.trial_id, time.time())
+        now = time.time()
+        seconds = now - self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)
         how = f"stopped after {_rounds(trial)}," if _stopped(trial) else "done"
         self._show(
