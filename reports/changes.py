@@ -291,6 +291,8 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
     """Name the quantities that moved, with their arms, in one line."""
+    if not any(change.known for own in changes.values() for change in own):
+        return "nothing was measured both before training and after it"
     moved = {arm: [said for c in own for said in c.in_short()] for arm, own in changes.items()}
     named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
     unknown = [arm for arm, own in changes.items() if not_known(own)]

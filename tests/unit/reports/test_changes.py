@@ -305,6 +305,13 @@ def test_rows_are_those_of_round_1_and_of_the_last_eighth(experiment):
     assert (nll.before, nll.after) == ([0.9], [1.5])
 
 
+def test_a_trial_without_a_later_evaluation_is_not_said_to_be_unchanged(experiment):
+    trial = write_trial(experiment, config(rounds=16), [row(1), row(2)])
+    write_part(trial, "evaluations", 1, [evaluation(0, 0, STORY, 1.0)])
+    comparison = compare(read_experiment(experiment).trials)
+    assert moved_in(comparison.changes) == "nothing was measured both before training and after it"
+
+
 def test_one_round_is_not_compared_with_itself(experiment):
     metrics = {"policy__entropy_nats": 1.0, "response__reference_nll_nats": 2.0}
     write_trial(experiment, config(rounds=16), [row(1, **metrics)])
