@@ -260,14 +260,17 @@ class Comparison:
         ]
 
     def truncated(self) -> list[str]:
-        """Return a warning for each arm in which the token limit cuts off most responses."""
-        shares = {arm: median([t.truncated for t in own]) for arm, own in self.arms.items()}
+        """Return a warning for each token limit that cuts off most responses of some arms."""
+        found: dict[int, dict[str, float]] = {}
+        for arm, own in self.arms.items():
+            share = median([trial.truncated for trial in own])
+            if share is not None and share > TRUNCATED_ABOVE:
+                found.setdefault(own[0].max_new_tokens, {})[arm] = share
         return [
-            f"{arm}: rollout.max_new_tokens={self.arms[arm][0].max_new_tokens} cut off {share:.0%} "
-            "of the responses in the last rounds. If the reward needs the end of a response, raise "
-            "this limit."
-            for arm, share in shares.items()
-            if share is not None and share > TRUNCATED_ABOVE
+            f"{', '.join(shares)}: rollout.max_new_tokens={limit} cut off "
+            f"{show(list(shares.values()), '{:.0%}')} of the responses in the last rounds. If the "
+            "reward needs the end of a response, raise this limit."
+            for limit, shares in found.items()
         ]
 
     def _stood_still(self) -> list[str]:

@@ -610,6 +610,16 @@ def test_responses_that_are_cut_off_raise_a_warning(experiment, share, settings,
     assert (warning in text) is warned
 
 
+def test_arms_with_one_limit_share_a_warning(experiment):
+    for arm, share in (("colocated_k1", 1.0), ("sync", 0.96), ("async_k1", 0.5)):
+        params = config(arm, rounds=1, **{"rollout.max_new_tokens": 40})
+        write_trial(experiment, params, [row(1, response__truncated_fraction=share)])
+    (warning,) = compare(read_experiment(experiment).trials).truncated()
+    assert warning.startswith(
+        "colocated_k1, sync: rollout.max_new_tokens=40 cut off 98% (96%-100%) of the responses"
+    )
+
+
 # ---- Speed -----------------------------------------------------------------------------------
 
 
