@@ -176,7 +176,10 @@ def _missing(
     )
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
-    lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)
+    lacking(
+        "no held-out responses from a round after round 0 were kept",
+        lambda trial: not files[trial.name].examples.round,
+    )
     for key in ("packages", "machine", "started"):
         if not experiment.description.get(key):
             items.append(f"{key} not recorded: an older version started the experiment")

@@ -346,7 +346,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "the load from other processes was not measured, so speeds may be wrong: all trials",
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
-        "no held-out responses were kept: all trials",
+        "no held-out responses from a round after round 0 were kept: all trials",
         "colocated_k1: not measured in every trial: tokens per response, cut off, entropy",
         "packages not recorded",
         "machine not recorded",
