@@ -21,7 +21,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.telemetry.metrics import stage_fractions
 from grpo_trainable.telemetry.stages import STAGES
-from grpo_trainable.text import plural, written
+from grpo_trainable.text import plural, rate, written
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
@@ -96,13 +96,15 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial is done, and how many seconds it took."""
-        seconds = time.time() - self._started.get(trial.trial_id, time.time())
+        """Show that a trial has ended, and how many seconds it took."""
+        now = time.time()
+        seconds = now - self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)
+        how = f"stopped after {_rounds(trial)}," if _stopped(trial) else "done"
         self._show(
             trials,
             trial,
-            f"done in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})",
+            f"{how} in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})",
         )
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -164,7 +166,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
         f"held-out {_held_out(result)} · "
         f"train {_cell(result, 'reward/train_mean', '.3f')} · "
         f"{_cell(result, 'response/length_mean', '.0f')} tokens per response · "
-        f"{result['throughput/samples_per_s']:.0f} samples/s · "
+        f"{rate(result['throughput/samples_per_s'])} samples/s · "
         f"lag {_cell(result, 'lag/max', '.0f')} · {kl}"
         f"{shares} · {left_s:.0f} s left"
     )
@@ -217,9 +219,19 @@ def _state(trial: Any) -> str:
     if trial.status != "TERMINATED":
         return ""
     if trial.last_result.get(DONE):
-        return "done"
+        return "stopped" if _stopped(trial) else "done"
     # If there was no interrupt, a scheduler has stopped the trial.
     return "interrupted" if save_on_interrupt.requested.is_set() else "stopped"
+
+
+def _stopped(trial: Any) -> bool:
+    """Return True if a trial that has ended was stopped before its last round."""
+    rounds = config_of(trial).rounds
+    return trial.last_result.get("training_iteration", rounds) < rounds
+
+
+def _rounds(trial: Any) -> str:
+    return f"round {trial.last_result['training_iteration']} of {config_of(trial).rounds}"
 
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
@@ -256,7 +268,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             f"{row['training_iteration']}/{rounds}",
             f"{row['reward/eval_first']:.3f} → {_reward_after(row)}",
             _cell(row, "response/length_mean", ".0f"),
-            f"{row['throughput/samples_per_s']:.0f}",
+            rate(row["throughput/samples_per_s"]),
             _cell(row, "lag/max", ".0f"),
             _cell(row, "kl/reference_nats", ".2f"),
             _bar(row),
@@ -264,8 +276,9 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
         )
     states = Counter(map(_state, trials))
     table.title = f"{states['done']} of {plural(count, 'trial')} done"
-    if states["failed"]:
-        table.title += f", {states['failed']} failed"
+    for state in ("stopped", "failed"):
+        if states[state]:
+            table.title += f", {states[state]} {state}"
     table.title += f", {count - len(begun)} waiting"
     if hidden:
         table.title += f", {hidden} not shown"

@@ -151,9 +151,12 @@ def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def label(trial: Any) -> str:
-    """Return the name of a trial in messages: `arm/seed`."""
-    config = config_of(trial)
-    return f"{config.arm}/{config.seed}"
+    """Return the name of a trial in messages: `arm/seed`.
+
+    A trial keeps its name if PBT gives it the settings of another trial.
+    """
+    config, own = config_of(trial), trial.evaluated_params
+    return f"{own.get('arm', config.arm)}/{own.get('seed', config.seed)}"
 
 
 def set_verbose(on: bool) -> None:

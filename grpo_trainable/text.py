@@ -17,6 +17,11 @@ def written(value: float, form: str) -> str:
     return form.format(0.0) if text.startswith("-") and not set("123456789") & set(text) else text
 
 
+def rate(value: float) -> str:
+    """Return a rate with at least two significant digits: `80`, `1.4`, `0.053`."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return `did you mean NAME?` with the name most similar to a text, or None.
 

@@ -16,6 +16,7 @@ import torch
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import Parser, UsageError
+from grpo_trainable.text import plural
 from grpo_trainable.tools.export import Exported, ExportError, export, export_adapters
 from tuning.directories import directory_named
 
@@ -96,7 +97,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _summary(done: Exported, out: Path) -> str:
     dtype = str(done.dtype).removeprefix("torch.")
-    trained = "" if done.round is None else f", trained for {done.round} rounds"
+    trained = "" if done.round is None else f", trained for {plural(done.round, 'round')}"
     return (
         f"{done.source}{trained}\n{out}: {done.architecture}, {done.parameters:,} parameters "
         f"in {dtype}\nto train from it: --set model.path={shlex.quote(str(out))}"

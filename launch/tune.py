@@ -193,9 +193,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--scheduler",
         choices=("fifo", "asha", "pbt"),
-        help="Tune scheduler (fifo). asha stops trials that learn less than the others, "
-        "beginning after a quarter of the samples. pbt lets the worse trials of one arm continue "
-        "from the better ones with another optim.lr and, if the loss reads it, another loss.clip",
+        help="Tune scheduler (fifo). asha compares held-out rewards after equal numbers of "
+        "samples, from a quarter of the samples on, and continues only the best quarter of the "
+        "trials. pbt lets the worse trials of one arm continue from the better ones with another "
+        "optim.lr and, if the loss reads it, another loss.clip",
     )
     add(
         "--max-concurrent",
@@ -213,8 +214,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--verbose",
         action="store_true",
-        help="print a line for every version change, the seconds of each stage at the end of a "
-        "trial, and the logs of Ray and the actors",
+        help="print a line for every version change, two responses after each evaluation, the "
+        "seconds of each stage at the end of a trial, and the logs of Ray and the actors",
     )
     add("--list", action="store_true", help="show the search spaces and the presets, then exit")
     add(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_trainable.text import rate
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COUNTED, MARK, Comparison, median, show
@@ -44,7 +45,9 @@ class Answer:
         if column.is_speed and arm in self.not_comparable:
             return MARK
         mark = f" {COUNTED}" if column.is_speed and arm in self.counted else ""
-        return show(self.arms[arm][column.name], column.form) + mark
+        # A whole number would show the speed of a slow model as 0.
+        form = rate if column.is_speed and column.form == "{:.0f}" else column.form
+        return show(self.arms[arm][column.name], form) + mark
 
 
 def answer(
@@ -56,10 +59,10 @@ def answer(
         return None
     # Use the baseline from the table of arms, or else the first arm.
     base = comparison.baseline or next(iter(arms))
-    rewards = {trial.config.seed: trial.last(REWARD.metric) for trial in arms[base]}
+    rewards = {trial.config.seed: trial.reward_after for trial in arms[base]}
 
     def against(trial: TrialRecord) -> float | None:
-        own, other = trial.last(REWARD.metric), rewards.get(trial.config.seed)
+        own, other = trial.reward_after, rewards.get(trial.config.seed)
         return None if own is None or other is None else own - other
 
     difference = replace(REWARD, name="against", title=f"against {base}", form="{:+.3f}")
@@ -74,7 +77,7 @@ def answer(
 
     values = {
         arm: {
-            REWARD.name: [trial.last(REWARD.metric) for trial in trials],
+            REWARD.name: [trial.reward_after for trial in trials],
             difference.name: [against(trial) for trial in trials],
             early.name: [early_reward(trial) for trial in trials],
             **{column.name: figures(column, arm) for column in asked},

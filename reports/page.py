@@ -23,7 +23,9 @@ from reports.every_pair import HEADER as PAIRS
 from reports.every_pair import ArmPair
 from reports.markup import escaped, html_list, html_table, moment, shortened
 from reports.parquet_reader import TrialFiles
-from reports.records import ExperimentRecord, TrialRecord
+from reports.population import HEADER as LINEAGE
+from reports.population import SAID
+from reports.records import ExperimentRecord, TrialRecord, count_stopped
 from reports.settings import settings_section
 from reports.summary import Comparison, ends
 
@@ -65,6 +67,7 @@ def render_page(
         _head(experiment, name, comparison, short),
         _missing(experiment, files, damaged),
         _table_section(comparison),
+        _population_section(comparison),
         _told_section(told, pairs),
         _answer_section(asked),
         _changes_section(comparison),
@@ -92,7 +95,8 @@ def _head(
     done = sum(trial.done for trial in trials)
     failed = sum(trial.failed for trial in trials)
     open_ = len(trials) - done - failed
-    counts = [f"{done} finished"]
+    counts = [f"{sum(trial.finished for trial in trials)} finished"]
+    counts += count_stopped(trials)
     counts += [f"{failed} failed"] if failed else []
     counts += [f"{open_} still running or interrupted"] if open_ else []
     counts += [f"{len(not_begun)} not started"] if not_begun else []
@@ -104,28 +108,34 @@ def _head(
         ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
     ]
     line = " · ".join(f"{escaped(key)} <b>{escaped(value)}</b>" for key, value in facts)
-    size = (
-        f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
-        f"{', '.join(counts)}"
-    )
+    if any(trial.member for trial in trials):
+        size = f"a population of {plural(planned, 'member')}, {', '.join(counts)}"
+    else:
+        size = (
+            f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
+            f"{', '.join(counts)}"
+        )
     state = "good" if done == planned else "bad"
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
-        f"{answered}{_warning(comparison)}</header>"
+        f"{answered}{_warnings(comparison)}</header>"
     )
 
 
-def _warning(comparison: Comparison) -> str:
-    """Return a warning for the first screen if quantities other than the reward changed."""
-    moved = any(change.moved for own in comparison.changes.values() for change in own)
-    if not moved:
-        return ""
-    return (
-        '<p class="status bad">Before you trust the reward, check <a href="#changes">the other '
-        f"quantities that changed</a>: {escaped(changes.moved_in(comparison.changes))}</p>\n"
-    )
+def _warnings(comparison: Comparison) -> str:
+    """Return the warnings for the first screen, as HTML.
+
+    They concern responses that were cut off, and quantities other than the reward that changed.
+    """
+    found = [escaped(note) for note in comparison.truncated()]
+    if any(change.moved for own in comparison.changes.values() for change in own):
+        found.append(
+            'Before you trust the reward, check <a href="#changes">the other quantities that '
+            f"changed</a>: {escaped(changes.moved_in(comparison.changes))}"
+        )
+    return "".join(f'<p class="status bad">{text}</p>\n' for text in found)
 
 
 def _missing(
@@ -134,7 +144,7 @@ def _missing(
     """Return the gaps that make the figures less reliable, as HTML; empty if there are none."""
     items = []
     for trial in experiment.trials:
-        if not trial.done or trial.status != "finished":
+        if not trial.finished:
             items.append(f"{trial.name}: {trial.status}")
         elif trial.error is not None:
             items.append(f"{trial.name}: finished after a retry; the earlier error: {trial.error}")
@@ -166,7 +176,10 @@ def _missing(
     )
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
-    lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)
+    lacking(
+        "no held-out responses from a round after round 0 were kept",
+        lambda trial: not files[trial.name].examples.round,
+    )
     for key in ("packages", "machine", "started"):
         if not experiment.description.get(key):
             items.append(f"{key} not recorded: an older version started the experiment")
@@ -197,6 +210,16 @@ def _table_section(comparison: Comparison) -> str:
         f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
+    )
+
+
+def _population_section(comparison: Comparison) -> str:
+    """Return the lineage of a population as HTML; empty if the trials are independent."""
+    if not comparison.lineage:
+        return ""
+    return (
+        f'<section id="population">\n<h2>The population</h2>\n<p>{escaped(SAID)}</p>\n'
+        f"{html_table(LINEAGE, comparison.lineage)}\n</section>"
     )
 
 
@@ -258,8 +281,11 @@ def _changes_section(comparison: Comparison) -> str:
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        '<p class="note">A word is a run of letters and digits. Upper and lower case count as '
-        "equal. In a language written without spaces, a run is a whole phrase.</p>"
+        f'<p class="note">If a figure rests on n &lt; {changes.ENOUGH} responses before or after '
+        f"training, its threshold is wider by the factor √({changes.ENOUGH} / n), because chance "
+        f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
+        "A word is a run of letters and digits. Upper and lower case "
+        "count as equal. In a language written without spaces, a run is a whole phrase.</p>"
         "</details>\n</section>"
     )
 

@@ -30,8 +30,10 @@ def settings_section(experiment: ExperimentRecord) -> str:
         for key in keys
         if key not in shared
     ]
+    between = "arms" if len(by_arm) > 1 else "trials, as they are at the end"
     table = (
-        f"<h3>Settings that differ between arms</h3>\n{html_table(('key', *by_arm), different)}\n"
+        f"<h3>Settings that differ between {between}</h3>\n"
+        f"{html_table(('key', *by_arm), different)}\n"
         if different
         else "<p>The trials differ only in arm and seed.</p>\n"
     )

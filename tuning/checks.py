@@ -10,7 +10,7 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.config.transport_catalog import transport_named
 from tuning.prompt_notes import about_prompts
-from tuning.schedulers import pbt_bounds
+from tuning.schedulers import first_rung, pbt_bounds, perturbation_interval
 
 if TYPE_CHECKING:
     from grpo_trainable.models.shape import PolicySettings
@@ -51,6 +51,23 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
         )
     if len(trials) < 2:
         raise UsageError("--scheduler pbt: needs at least two trials; set --num-samples >= 2")
+    if perturbation_interval(trials[0]) is None:
+        raise UsageError(
+            "--scheduler pbt: trials copy each other by their held-out reward, but no round before "
+            f"the last one, {trials[0].rounds}, has an evaluation; lower eval.every "
+            f"({trials[0].eval.every})"
+        )
+
+
+def check_comparable(trials: Sequence[GRPOConfig]) -> None:
+    """Refuse trials that ASHA could not compare after equal numbers of samples."""
+    if first_rung(trials) is None:
+        every = sorted({t.eval.every * schedule.responses_per_round(t) for t in trials})
+        raise UsageError(
+            "--scheduler asha: trials are compared by held-out rewards after equal numbers of "
+            f"responses, but they are evaluated every {', '.join(map(str, every))} responses and "
+            "share no evaluation before their end; use --samples N, or lower eval.every"
+        )
 
 
 def checks_of(

@@ -36,7 +36,7 @@ from search_spaces import SPACES
 from search_spaces.find import absolute, directory_of, find_preset, find_space, source_file
 from search_spaces.presets import Preset
 from search_spaces.search_space import SearchSpace, in_blocks
-from tuning.checks import Missing, check_population, checks_of
+from tuning.checks import Missing, check_comparable, check_population, checks_of
 from tuning.directories import (
     directory_named,
     has_results,
@@ -423,12 +423,12 @@ class Plan:
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
-            key = _key_of(error)
-            if key not in self.space.arms[trial.arm].keys() - self.fixed.keys():
+            key, arm = _key_of(error), self.space.arm_of(trial.arm)
+            if key not in self.space.arms[arm].keys() - self.fixed.keys():
                 raise
             kind = Missing if isinstance(error, Missing) else UsageError
-            of_arm = f" (arm {trial.arm} of {self.space.name})"
-            raise kind(f"{error}{self._of_preset(key, [trial.arm]) or of_arm}") from None
+            of_arm = f" (arm {arm} of {self.space.name})"
+            raise kind(f"{error}{self._of_preset(key, [arm]) or of_arm}") from None
 
     @property
     def files_of_trials(self) -> dict[str, str]:
@@ -457,6 +457,8 @@ class Plan:
             raise UsageError(f"--storage {self.storage}: {wrong}")
         if self.options.scheduler == "pbt":
             check_population(self.trials, self.fixed)
+        if self.options.scheduler == "asha":
+            check_comparable(self.trials)
         if self.inputs is not None:
             self._compare_inputs(self._unchanged)
         here = self.options.address is None

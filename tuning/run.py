@@ -22,7 +22,7 @@ from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
 from callbacks.trial_files import error_line, set_verbose
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import resources, schedule, set_dotted
+from grpo_trainable.config import resources, set_dotted
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.ray_private import SYNCER_LOGGER
 from grpo_trainable.trainable import NAME, register
@@ -34,9 +34,13 @@ from tuning.plan import Plan
 from tuning.schedulers import (
     ASHA,
     FIFO,
+    GROUPS,
     PBT,
     Limited,
+    first_rung,
+    groups_of,
     pbt_bounds,
+    perturbation_interval,
     retry_only_what_may_pass,
     within_bounds,
 )
@@ -225,19 +229,21 @@ def scheduler(plan: Plan) -> Limited:
 
 def _asha(plan: Plan) -> ASHA:
     # Arms are compared at equal samples, because their rounds differ in size.
-    groups = max(trial.rounds * schedule.prompts_per_round(trial) for trial in plan.trials)
-    return ASHA(time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4))
+    first = first_rung(plan.trials)
+    assert first is not None, "`check_comparable` refuses such trials"
+    return ASHA(time_attr=GROUPS, max_t=groups_of(plan.trials), grace_period=first)
 
 
 def _pbt(plan: Plan) -> PBT:
-    rounds = max(trial.rounds for trial in plan.trials)
+    interval = perturbation_interval(plan.trials[0])
+    assert interval is not None, "`check_population` refuses such trials"
     bounds = {k: v for k, v in pbt_bounds(plan.trials[0]).items() if k not in plan.fixed}
     mutations: dict[str, Any] = {}
     for key, (low, high) in bounds.items():
         set_dotted(mutations, key, tune.loguniform(low, high))
     return PBT(
         time_attr="training_iteration",
-        perturbation_interval=max(1, rounds // 8),
+        perturbation_interval=interval,
         hyperparam_mutations=mutations,
         custom_explore_fn=partial(within_bounds, bounds),
         synch=True,

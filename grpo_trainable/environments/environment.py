@@ -82,7 +82,7 @@ def as_turn(value: Any) -> Turn:
 
     Raises:
         TypeError: If `value` is not a `Turn`, or if a field has the wrong type.
-        ValueError: If a number is not finite, or if the text is too long.
+        ValueError: If a number is not a finite float32, or if the text is too long.
     """
     if not isinstance(value, Turn):
         raise TypeError(f"step must return a Turn, got {type(value).__name__}")
@@ -92,7 +92,7 @@ def as_turn(value: Any) -> Turn:
         raise TypeError(f"info must be a dict, got {type(value.info).__name__}")
     return Turn(
         text=as_text(value.text),
-        reward=_finite("reward", value.reward),
+        reward=finite_float32("reward", value.reward),
         done=value.done,
         info=numbers_in(value.info),
     )
@@ -122,11 +122,22 @@ def mean_info(infos: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: math.fsum(info.get(name, 0.0) for info in infos) / len(infos) for name in names}
 
 
-def _finite(name: str, value: Any) -> float:
+def finite_float32(name: str, value: Any) -> float:
+    """Check a number that user code returned, such as a reward.
+
+    Args:
+        name: The name of the number in error messages.
+        value: The number, of any type that converts to float.
+
+    Raises:
+        TypeError: If `value` is not a number.
+        ValueError: If `value` is not a finite float32.
+        OverflowError: If `value` is too large for a float.
+    """
     # float() alone would accept the string "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {number}")
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError(f"{name} must be a finite float32, got {number}")
     return number

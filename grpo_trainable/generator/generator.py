@@ -408,8 +408,9 @@ def _has_failed(score: Score | RewardError) -> bool:
     return isinstance(score, RewardError) and score.is_failure
 
 
-def _double(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def _double(values: list[float | None]) -> torch.Tensor:
+    known = [math.nan if value is None else value for value in values]
+    return torch.tensor(known, dtype=torch.float64)
 
 
 def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:

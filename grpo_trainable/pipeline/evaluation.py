@@ -128,7 +128,7 @@ def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[FailedPromp
             f"{happened}, at least once for each prompt, so nothing could be scored; {example}"
         )
     return [
-        f"{len(failed)} of {prompts} held-out prompts could not be scored; "
+        f"{len(failed)} of {plural(prompts, 'held-out prompt')} could not be scored; "
         f"reward/eval_mean is the mean of the others ({example})"
     ]
 
@@ -137,7 +137,5 @@ def _unverified(config: GRPOConfig, responses: int) -> list[str]:
     """Return a note if answers to held-out prompts could not be verified."""
     if not responses:
         return []
-    return [
-        f"{responses} of {config.eval.prompts * config.eval.samples} held-out responses could not "
-        "be verified and count as wrong"
-    ]
+    asked = plural(config.eval.prompts * config.eval.samples, "held-out response")
+    return [f"{responses} of {asked} could not be verified and count as wrong"]

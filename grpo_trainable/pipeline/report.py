@@ -214,8 +214,10 @@ def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str
     }
     if groups:
         row |= _step_metrics(updated.steps)
-        row["reward/format_mean"] = _mean([group.format_mean for group in groups])
         row["reward/answer_mean"] = _mean([group.answer_mean for group in groups])
+        formats = [mean for group in groups if (mean := group.format_mean) is not None]
+        if formats:
+            row["reward/format_mean"] = _mean(formats)
     if updated.reference_nll_nats is not None:
         row["response/reference_nll_nats"] = updated.reference_nll_nats
     if updated.sampler_mismatch_nats is not None:

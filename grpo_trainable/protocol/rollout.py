@@ -6,6 +6,7 @@ number of tokens in the longest prompt + response of a batch, minus 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,8 +125,8 @@ class RolloutGroup:
     # (G, K) float32: the reward parts that `task.reward_weights` names, in the order of that
     # setting. None if `task.reward_weights` is not set.
     reward_parts: Tensor | None = None
-    # (G,) float64 each: the two parts of the reward that every task reports, unchanged. None until
-    # the scorer has set them.
+    # (G,) float64 each: two parts of the reward, unchanged. The format reward is NaN if the reward
+    # does not judge the format. None until the scorer has set them.
     format_rewards: Tensor | None = None
     answer_rewards: Tensor | None = None
     # (G, R) float32: the value of the state before each token, estimated from completions of that
@@ -199,9 +200,10 @@ class RolloutGroup:
         return extents(self.response_mask)
 
     @property
-    def format_mean(self) -> float:
-        """Mean format reward of a scored group."""
-        return _mean(self.format_rewards)
+    def format_mean(self) -> float | None:
+        """Mean format reward of a scored group. None if a reward does not judge the format."""
+        mean = _mean(self.format_rewards)
+        return None if math.isnan(mean) else mean
 
     @property
     def answer_mean(self) -> float:

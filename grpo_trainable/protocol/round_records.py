@@ -246,7 +246,7 @@ def _response_rows(
             "response": _said(group, g, ids, decode),
             "ground_truth": answer,
             "reward": rewards[g],
-            "format_reward": formats[g],
+            "format_reward": None if math.isnan(formats[g]) else formats[g],
             "answer_reward": answers[g],
             "finished": finished[g],
             "tokens": sampled[g],

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from grpo_trainable.environments.environment import FLOAT32_MAX
+from grpo_trainable.environments.environment import finite_float32
 from grpo_trainable.tasks.messages import Prompt
 
 JSONValue: TypeAlias = (
@@ -42,7 +42,7 @@ class Score:
     """The reward of one response, and the parts of this reward."""
 
     reward: float  # the number that training maximises
-    format_reward: float
+    format_reward: float | None  # None if the reward does not judge the format
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged and counts as wrong
     # The answer in a canonical form. Equal answers have the same form, as majority votes require.
@@ -54,7 +54,8 @@ class Score:
     @property
     def all_parts(self) -> dict[str, float]:
         """Every part of the reward, keyed by name."""
-        return {"format": self.format_reward, "answer": self.answer_reward, **self.parts}
+        form = {} if self.format_reward is None else {"format": self.format_reward}
+        return {**form, "answer": self.answer_reward, **self.parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class RewardError:
 def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 
-    A mapping needs only the key `reward`. By default the format reward is 1, the answer reward
-    equals the reward, the answer is None and there are no parts.
+    A mapping needs only the key `reward`. By default the answer reward equals the reward, the
+    format reward and the answer are None, and there are no parts.
 
     Args:
         result: A `Score`, a number, or a mapping with the key `reward`.
@@ -88,11 +89,12 @@ def as_score(result: Any) -> Score:
         raise ValueError(
             f"returned a dict without the key reward; its keys: {sorted(map(str, scores))}"
         )
-    reward = _finite("reward", scores["reward"])
+    reward = finite_float32("reward", scores["reward"])
+    form = scores.get("format_reward")
     return Score(
         reward=reward,
-        format_reward=_finite("format_reward", scores.get("format_reward", 1.0)),
-        answer_reward=_finite("answer_reward", scores.get("answer_reward", reward)),
+        format_reward=None if form is None else finite_float32("format_reward", form),
+        answer_reward=finite_float32("answer_reward", scores.get("answer_reward", reward)),
         verified=verified,
         answer=_answer(scores.get("answer")),
         parts=_parts(scores.get("parts") or {}),
@@ -102,17 +104,7 @@ def as_score(result: Any) -> Score:
 def _parts(given: Any) -> dict[str, float]:
     if not isinstance(given, Mapping):
         raise TypeError(f"parts must be a dict of numbers, got {type(given).__name__}")
-    return {str(name): _finite(f"part {name}", value) for name, value in given.items()}
-
-
-def _finite(name: str, value: Any) -> float:
-    # float() alone would accept the string "1".
-    if not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    number = float(value)
-    if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{name} must be a finite float32, got {number}")
-    return number
+    return {str(name): finite_float32(f"part {name}", value) for name, value in given.items()}
 
 
 def _answer(value: Any) -> str | None:

@@ -37,9 +37,14 @@ CRITIC = (
     *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
 )
 
+# Entry of a row that is no metric. If a trial continues from the checkpoint of another trial, as it
+# does with PBT, the first row that follows has the name of the other trial's directory.
+COPIED_FROM = "copied_from"
+
 # Metrics that a round omits if a feature is off or if the round has nothing to measure.
 SOMETIMES = frozenset(
     {
+        "reward/format_mean",
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
         *("response/turns_mean", "response/interrupted_fraction"),
         *POOL_METRICS,
@@ -120,6 +125,13 @@ def info_metrics(means: Mapping[str, float]) -> dict[str, float]:
 def is_info_metric(name: str) -> bool:
     """Return True if the metric is a number in the `info` of environments."""
     return name.startswith("env/")
+
+
+PATIENCE = 4  # consecutive rounds without signal after which a trial stands still
+
+# If a larger share of the responses is cut off, the token limit probably hides what the policy can
+# do.
+TRUNCATED_ABOVE = 0.9
 
 
 def without_signal(row: Mapping[str, float]) -> bool:

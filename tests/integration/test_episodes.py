@@ -109,7 +109,7 @@ WHY = {
     "hang in reset": "no answer within 3 s",
     "other prompt": r'reset returned "stop.n", but the task.s prompt is "go.n"',
     "no turn": "step must return a Turn, got str",
-    "nan": "reward must be finite",
+    "nan": "reward must be a finite float32",
     "exit": "SystemExit: 3",
 }
 

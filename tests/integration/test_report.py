@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 from grpo_trainable.config import schedule
 from launch import report
-from reports import canvas, series
+from reports import canvas, changes, series
 from reports.experiment import read_experiment
 from reports.parquet_reader import read_files
 from reports.plots import sections
@@ -302,7 +302,8 @@ def write_lengths(directory: Path, arm: str, after: int, *, cut: int = 0) -> Non
         write_part(trial, "evaluations", part, responses)
 
 
-def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experiment):
+def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experiment, monkeypatch):
+    monkeypatch.setattr(changes, "ENOUGH", 1)  # the trials have ten responses
     write_lengths(experiment, "colocated_k1", 12)
     write_lengths(experiment, "sync", 36)
     write_lengths(experiment, "async_k1", 39, cut=2)
@@ -345,7 +346,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "the load from other processes was not measured, so speeds may be wrong: all trials",
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
-        "no held-out responses were kept: all trials",
+        "no held-out responses from a round after round 0 were kept: all trials",
         "colocated_k1: not measured in every trial: tokens per response, cut off, entropy",
         "packages not recorded",
         "machine not recorded",
@@ -395,6 +396,44 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
     assert "sync-0-abc_00000: failed after round 3 of 4: ActorFailed: <gone>" in page.words
     assert "finished after a retry; the earlier error: OSError: first time" in page.words
     assert "2 arms × 1 seed: 2 trials, 1 finished, 1 failed" in page.words
+
+
+def test_trials_that_a_scheduler_stopped_are_counted_apart(experiment):
+    rows = [row(n, done=n in (2, 4)) for n in range(1, 5)]
+    write_trial(experiment, config("colocated_k1", rounds=4), rows)
+    write_trial(experiment, config("sync", rounds=4), rows[:2])
+    page, _ = write(experiment)
+
+    assert "2 arms × 1 seed: 2 trials, 1 finished, 1 stopped by the scheduler" in page.words
+    assert "sync-0-abc_00000: stopped by the scheduler after round 2 of 4" in page.words
+    assert "Stopped by the scheduler: sync, seed 0 (after round 2 of 4)." in page.words
+
+
+def test_a_population_is_one_arm_with_its_lineage(tmp_path):
+    directory = write_experiment(tmp_path / "pbt", scheduler="pbt")
+    for seed in (0, 1):
+        before = config("sync", seed, rounds=4)
+        rows = [{**row(n), "config": before} for n in range(1, 5)]
+        if seed == 0:
+            clone = config("sync", 1, rounds=4, **{"optim.lr": 1e-4})
+            rows[2]["copied_from"] = "sync-1-abc_00001"
+            rows[2:] = [{**later, "config": clone} for later in rows[2:]]
+        write_trial(directory, before, rows)
+    page, heard = write(directory)
+
+    assert heard == []
+    assert "a population of 2 members" in page.words
+    section = page.words.partition("The population")[2].partition("Side effects")[0]
+    for text in ("sync/0", "3-4", "optim.lr=0.0001", "sync/1 after round 2"):
+        assert text in section
+    assert 'id="told"' not in (directory / "report.html").read_text()
+
+
+def test_responses_that_are_cut_off_are_named_on_the_first_screen(experiment):
+    write_trial(experiment, config(rounds=1), [row(1, response__truncated_fraction=1.0)])
+    page, _ = write(experiment)
+    first = page.words.partition("The arm")[0]
+    assert "cut off 100% of the responses in the last rounds" in first
 
 
 def test_trials_that_have_not_begun_are_counted_and_named(tmp_path):

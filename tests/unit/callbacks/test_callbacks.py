@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs
@@ -36,7 +37,14 @@ from callbacks.round_files import RolloutsCallback, VersionLogCallback, lag_hist
 from callbacks.stage_timings import StageTimingsCallback, stage_totals
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
-from callbacks.trial_files import cut_lines, cut_parts, read_rows, set_verbose, trial_directory
+from callbacks.trial_files import (
+    cut_lines,
+    cut_parts,
+    label,
+    read_rows,
+    set_verbose,
+    trial_directory,
+)
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.versions import Sync, VersionChange
@@ -543,7 +551,7 @@ def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
 
 def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, caplog):
     trial = FakeTrial(tmp_path / "trial")
-    trial.config = {"lag": 1, "placement": "disaggregated"}
+    trial.config, trial.evaluated_params = {"lag": 1, "placement": "disaggregated"}, {}
     callbacks = [*file_callbacks(), ConsoleCallback()]
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
@@ -833,6 +841,19 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
         assert "version 1 -> 2" in out[1]
 
 
+@pytest.mark.parametrize(
+    ("on", "config"), [(False, {}), (True, {}), (False, {"verbose": True})], ids=str
+)
+def test_two_responses_are_printed_after_an_evaluation_only_when_asked_for(
+    tmp_path, capsys, verbose, on, config
+):
+    set_verbose(on)
+    trial = FakeTrial(tmp_path / "trial", callbacks=config)
+    start([RolloutsCallback()], trial)
+    play([RolloutsCallback()], trial, range(1, 3))
+    assert ("sync/0" in capsys.readouterr().out) == (on or bool(config))
+
+
 def test_lags_are_those_of_first_trainings(tmp_path):
     """Round 2 trains one of two groups of two responses a second time, and round 3 reuses both."""
     trial, callback = FakeTrial(tmp_path / "trial"), RolloutsCallback()
@@ -1042,6 +1063,13 @@ def test_no_figure_is_a_negative_zero():
     assert "KL 0.00" in progress_line(row(1, **kl), rounds=8, left_s=1.0)
 
 
+def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
+    slow = row(1, **{"throughput/samples_per_s": 0.089})
+    assert "0.089 samples/s" in progress_line(slow, rounds=8, left_s=1.0)
+    trial = FakeTrial(tmp_path / "trial")
+    assert " 0.089 " in rendered(live_table([trial], {trial.trial_id: slow}, 1))
+
+
 def test_one_trial_is_counted_in_the_singular(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     callback.setup(total_num_samples=1)
@@ -1069,7 +1097,7 @@ def rendered(table: Any) -> str:
 def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     trials = [FakeTrial(tmp_path / str(n), seed=n) for n in range(30)]
     for trial in trials[:20]:
-        trial.status, trial.last_result = "TERMINATED", row(3, done=True)
+        trial.status, trial.last_result = "TERMINATED", row(8, done=True)
     trials[20].status = "ERROR"
     for trial in trials[22:]:
         trial.status = "PENDING"
@@ -1114,9 +1142,52 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
     trial = FakeTrial(tmp_path / "trial")
     trial.status, trial.last_result = "TERMINATED", row(4, done=False)
     text = rendered(live_table([trial], {"trial": row(4)}, 8))
-    assert "0 of 8 trials done, 7 waiting" in text
+    counted = "" if interrupt else " 1 stopped,"
+    assert f"0 of 8 trials done,{counted} 7 waiting" in text
     assert state in text
     assert text.count("done") == 1  # in the title
+
+
+def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):
+    """Tune marks the row after which a scheduler stops a trial as the last one."""
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup(total_num_samples=2)
+    trial.status, trial.last_result = "TERMINATED", row(4, done=True)
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert "stopped after round 4 of 8, in 0 s (1 of 2 trials)" in capsys.readouterr().out
+    text = rendered(live_table([trial], {"trial": row(4)}, 2))
+    assert "0 of 2 trials done, 1 stopped, 1 waiting" in text
+
+
+def test_a_clone_keeps_its_name(tmp_path):
+    trial = FakeTrial(tmp_path / "trial", seed=1)
+    trial.evaluated_params = {"arm": "sync", "seed": 1}
+    trial.config = {**trial.config, "seed": 3}  # PBT gives it the settings of the trial it copies
+    assert label(trial) == "sync/1"
+
+
+def test_the_first_row_of_a_clone_names_the_trial_that_it_copied(tmp_path):
+    clone, callback = FakeTrial(tmp_path / "sync-0-a"), CheckpointCallback()
+
+    def start_from(trial: str, iteration: int) -> None:
+        checkpoint = SimpleNamespace(path=str(tmp_path / trial / "checkpoint_000001"))
+        clone.run_metadata.checkpoint_manager._latest_checkpoint_result = SimpleNamespace(
+            checkpoint=checkpoint, metrics={"training_iteration": iteration}
+        )
+        callback.on_trial_start(iteration=0, trials=[clone], trial=clone)
+
+    def copied_from(round_: int) -> Any:
+        result = row(round_)
+        callback.on_trial_result(iteration=0, trials=[clone], trial=clone, result=result)
+        return result.get("copied_from")
+
+    start_from("sync-1-b", 4)
+    assert [copied_from(round_) for round_ in (5, 6)] == ["sync-1-b", None]
+    start_from("sync-0-a", 6)
+    assert copied_from(7) is None
+    # A damaged checkpoint of the other trial was replaced by an older one of the trial's own.
+    start_from("sync-1-b", 8)
+    assert copied_from(7) is None
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.protocol.messages import FailedPrompt, Sampled, Scored
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
-from grpo_trainable.tasks import RewardError, Score, keyword_inclusion_reward_fn
+from grpo_trainable.tasks import RewardError, Score, as_score, keyword_inclusion_reward_fn
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 
@@ -321,6 +321,12 @@ def test_a_reward_left_out_on_purpose_drops_its_group_and_is_no_error() -> None:
         FailedPrompt(2, "no", repeats=True),
     ]
     assert scored.reward_errors == 1
+
+
+def test_a_reward_that_does_not_judge_the_format_has_no_format_mean() -> None:
+    group = one_token_group(0, rewards=[0.0] * 2)
+    (scored,) = score_groups([group], [[as_score(1.0), as_score(0.5)]]).groups
+    assert (scored.format_mean, scored.answer_mean) == (None, 0.75)
 
 
 def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:

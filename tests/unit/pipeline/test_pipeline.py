@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from virtual_time import (
@@ -27,7 +28,7 @@ from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import held_out_rewards
-from grpo_trainable.pipeline.report import Recorder
+from grpo_trainable.pipeline.report import Recorder, update_metrics
 from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
@@ -698,6 +699,20 @@ def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
         answer = report.metrics["reward/answer_mean"]
         assert answer == pytest.approx(report.metrics["reward/train_mean"], abs=1e-6)
         assert 0 < report.metrics["reward/format_mean"] < 1
+
+
+def test_a_reward_that_does_not_judge_the_format_has_no_metric_of_the_format() -> None:
+    (report,) = virtual_trial(config_of(rounds=1)).run(1)
+    unjudged = [
+        replace(group, format_rewards=torch.full_like(group.rewards, torch.nan))
+        for group in report.groups
+    ]
+    row = update_metrics(report.updated, unjudged)
+    assert row["reward/answer_mean"] == report.metrics["reward/answer_mean"]
+    assert "reward/format_mean" not in row
+    # A mix of tasks may judge the format of some groups.
+    mixed = update_metrics(report.updated, [report.groups[0], *unjudged[1:]])
+    assert mixed["reward/format_mean"] == report.groups[0].format_mean
 
 
 @pytest.mark.slow

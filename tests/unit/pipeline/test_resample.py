@@ -190,8 +190,8 @@ def test_a_task_that_is_always_right_ends_its_rounds_with_a_count_and_a_warning(
         # round 4 also reports the standstill
         assert len(report.notes) == (3 if report.round == 4 else 2)
         assert report.notes[0] == (
-            "only 0 of 4 groups to train on: 12 prompts were drawn, but each of the others had "
-            "equal rewards or a failed reward (rollout.oversample=3, rollout.redraws=8)"
+            "12 prompts gave only 0 of 4 groups to train on: each of the other prompts had equal "
+            "rewards or a failed reward (rollout.oversample=3, rollout.redraws=8)"
         )
     assert row["count/requested"] == row["count/dropped_zero_advantage"] == 60
     assert row["version/learner"] == 0

@@ -457,6 +457,18 @@ def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
     assert "learned nothing in 9 of 16 rounds" in table(comparison)
 
 
+def test_a_few_rounds_without_signal_are_no_reason_for_alarm(tmp_path):
+    for number, named in ((3, False), (4, True)):
+        settings = experiments.config(BASE, rounds=number)
+        still = [
+            experiments.row(n, group__zero_advantage_fraction=1.0) for n in range(1, number + 1)
+        ]
+        directory = experiments.write_experiment(tmp_path / f"{number}")
+        experiments.write_trial(directory, settings, still)
+        notes = compare(read_experiment(directory).trials).footnotes()
+        assert any("learned nothing" in note for note in notes) is named
+
+
 def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
     skipped = [experiments.row(n) for n in range(1, ROUNDS + 1)]
     for row in skipped[1:]:

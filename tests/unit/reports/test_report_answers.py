@@ -32,7 +32,8 @@ def write_arm(directory: Path, space: str, arm: str, seed: int, rows: list[dict[
 
 
 def two_rounds(reward: float, **second: float) -> list[dict[str, Any]]:
-    return [experiments.row(1), experiments.row(2, **{"reward__eval_mean": reward, **second})]
+    evaluated = {"eval__round": 2.0, "reward__eval_mean": reward}
+    return [experiments.row(1), experiments.row(2, **{**evaluated, **second})]
 
 
 def test_differences_are_between_trials_of_one_seed(tmp_path):
@@ -49,6 +50,17 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
         ("lag1", "0.800 (0.700-0.900)", "+0.100 (-0.100 to +0.300)"),
         ("lag4", "0.500", "-0.200 (-0.300 to -0.100)"),
     ]
+
+
+def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm in ("lag0", "lag1"):
+        # 16 groups of 4 responses in 700 s
+        write_arm(directory, "lag", arm, 0, two_rounds(0.5, time__wall_clock_s=700.0))
+    found = answered(directory)
+    assert found is not None
+    place = found.header.index("samples/s")
+    assert [row[place] for row in found.rows()] == ["0.091", "0.091"]
 
 
 def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_path):

@@ -164,6 +164,36 @@ def test_trials_that_a_fixed_key_makes_equal_are_merged():
     ]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "labels"),
+    [
+        ({"arm": "colocated_k1", "k": 4}, ["colocated_k1+k_4"]),
+        ({"arm": "async_k1", "k": 4, "lag": 2}, ["async_k1+lag_2+k_4"]),
+        # The number of rounds is no part of what an arm is.
+        ({"arm": "colocated_k1", "rounds": 5, "eval.every": 5}, ["colocated_k1"]),
+        # A setting that the arm does not make.
+        ({"arm": "colocated_k1", "optim.lr": 1e-3}, ["colocated_k1"]),
+        # With equal rounds, colocated_k1 with k=4 is colocated_k4.
+        (
+            {"k": 4, "rounds": 8, "eval.every": 4},
+            ["colocated_k4", "colocated_k1_two_cores+k_4", "sync+k_4", "async_k4"],
+        ),
+    ],
+)
+def test_a_label_tells_the_settings_of_its_arm_that_a_fixed_key_changes(fixed, labels):
+    trials = SPACE.trials(fixed, [0, 1])
+    assert [t.arm for t in trials if t.seed == 0] == labels
+    assert [t.arm for t in trials if t.seed == 1] == labels
+    for label in labels:
+        assert SPACE.arm_of(label) == label.partition("+")[0]
+
+
+def test_a_label_has_only_characters_that_a_directory_may_have():
+    space = replace(SPACE, arms={"own": {"model.path": "a", "rollout.stop": ["x"]}})
+    (trial,) = space.trials({"model.path": "/home/me/my policy", "rollout.stop": ["</end>"]}, [0])
+    assert trial.arm == "own+path_my-policy+stop_end"
+
+
 def test_fixing_the_arm_runs_that_arm_only():
     assert [t.arm for t in SPACE.trials({"arm": "sync"}, [0])] == ["sync"]
 

@@ -140,6 +140,17 @@ SPACE = ("--space", "async_vs_sync")
             ["--set fixes optim.lr, which pbt varies"],
         ),
         (
+            [
+                *(*SPACE, "--scheduler", "pbt", "--num-samples", "2", "--set", "arm=sync"),
+                *("--iterations", "8"),
+            ],
+            ["--scheduler pbt", "no round before the last one, 8,", "lower eval.every (16)"],
+        ),
+        (
+            [*SPACE, "--scheduler", "asha", "--iterations", "4"],
+            ["--scheduler asha", "evaluated every 1024 responses and share no evaluation"],
+        ),
+        (
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
             ["loss.clip=0.3: not read with loss.type=cispo", "arm colocated_k1"],
         ),
