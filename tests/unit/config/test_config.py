@@ -367,7 +367,10 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(k=0), "k=0: must be an integer >= 1"),
         (nested(k=True), "k=true: must be an integer >= 1"),
         (nested(k="1"), 'k="1": must be an integer >= 1'),
-        (nested(k=1.0), "k=1.0: must be an integer >= 1"),
+        (nested(k=2.5), "k=2.5: must be an integer >= 1"),
+        (nested(k=math.nan), "k=NaN: must be an integer >= 1"),
+        (nested(k=math.inf), "k=Infinity: must be an integer >= 1"),
+        (nested(seed=2.0**32), "seed=4294967296.0: must be an integer >= 0 and <= 4294967295"),
         (nested(k=None), "k=none: must be an integer >= 1"),
         (nested(rounds=[1]), "rounds=[1]: must be an integer >= 1"),
         (nested(seed=2**32), "seed=4294967296: must be an integer >= 0 and <= 4294967295"),
@@ -479,6 +482,9 @@ def test_numbers_of_other_libraries_are_numbers():
 
     config = GRPOConfig.from_dict(nested(k=np.int64(2), optim__lr=np.float32(0.5)))
     assert (type(config.k), type(config.optim.lr)) == (int, float)
+    for two in (np.float32(2), np.float64(2), np.uint8(2)):
+        assert GRPOConfig.from_dict(nested(k=two)) == GRPOConfig.from_dict(nested(k=2))
+    assert "must be an integer" in error(nested(k=np.float64(2.5)))
     assert "must be an integer" in error(nested(k=np.bool_(True)))
 
 
