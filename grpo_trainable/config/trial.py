@@ -32,7 +32,7 @@ from grpo_trainable.config.model import ModelSettings
 from grpo_trainable.config.parsing import flatten, unknown_key, with_task_defaults
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, SOMETIMES_READ, TrialSettings
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
-from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
+from grpo_trainable.config.values import ConfigError, Settings, checks_of, section_expected, shown
 from grpo_trainable.plugins import is_reference
 
 # Checks for settings that contradict each other. Only the first conflict found is reported.
@@ -67,7 +67,10 @@ class GRPOConfig(TrialSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._put_defaults_in("task")  # these defaults decide which keys are read
+        # These defaults decide which keys are read.
+        for name, value in self._defaults_in(self).items():
+            object.__setattr__(self, name, value)
+        self._put_defaults_in("task")
         self._refuse_unread()
         self.parts  # noqa: B018  # refuses a mix with a task that is invalid as a trial's only task
         for name in SECTIONS:
@@ -78,20 +81,22 @@ class GRPOConfig(TrialSettings):
                     raise ConfigError(f"{key}={shown(self[key])}: {reason}")
 
     def _put_defaults_in(self, name: str) -> None:
-        """Replace general defaults with defaults that depend on other settings.
+        settled = self._defaults_in(self[name])
+        if settled:
+            object.__setattr__(self, name, replace(self[name], **settled))
 
-        As a result, the files of a trial show the values that the trial uses.
+    def _defaults_in(self, section: Settings) -> dict[str, Any]:
+        """Return the defaults that depend on other settings, for keys with the general default.
+
+        They replace the general defaults, so the files of a trial show the values that it uses.
         """
-        section = self[name]
-        settled = {
+        return {
             key: value
             for key, check in checks_of(section).items()
             if getattr(section, key) == check.default
             and (default := check.default_at("none"))
             and (value := default.beside(self)) is not None
         }
-        if settled:
-            object.__setattr__(self, name, replace(section, **settled))
 
     def _refuse_unread(self) -> None:
         for key in SOMETIMES_READ:

@@ -477,6 +477,21 @@ def test_integers_become_floats_where_a_float_is_meant():
     assert (lr, type(lr)) == (1.0, float)
 
 
+def test_floats_without_a_fraction_become_integers_where_an_integer_is_meant():
+    config = GRPOConfig.from_dict(nested(k=2.0, checkpoint__keep=3.0, rollout__group_size=8.0))
+    assert (config.k, config.checkpoint.keep, config.rollout.group_size) == (2, 3, 8)
+    assert all(type(n) is int for n in (config.k, config.checkpoint.keep))
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 4])
+def test_a_capacity_alone_is_valid(capacity):
+    """The sampling follows, so a search may vary nothing but the capacity."""
+    config = GRPOConfig.from_dict(nested(buffer_capacity=capacity))
+    assert config.buffer_sampling == ("recency" if capacity == 1 else "mixed")
+    assert GRPOConfig.from_dict(config.to_dict()) == config
+    assert GRPOConfig.from_dict(nested(buffer_capacity=capacity, buffer_sampling="auto")) == config
+
+
 def test_numbers_of_other_libraries_are_numbers():
     import numpy as np
 
@@ -776,7 +791,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             "buffer.sample_batches=3: must be <= buffer_capacity=2",
         ),
         (
-            nested(buffer_capacity=2),
+            nested(buffer_capacity=2, buffer_sampling="recency"),
             "buffer_capacity=2: must be <= buffer.sample_batches=1 with buffer_sampling=recency, "
             "which otherwise never reuses a group; or set buffer_sampling to fifo, uniform or "
             "mixed",
