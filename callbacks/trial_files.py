@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from grpo_trainable.config import GRPOConfig, mix_of
+from grpo_trainable.config import ConfigError, GRPOConfig, expand_set, mix_of
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
@@ -135,7 +135,7 @@ def config_of(trial: Any) -> GRPOConfig:
 
 def mixed_tasks(trial: Any) -> list[str]:
     """Return the labels of the tasks that a trial mixes. Empty without a mix."""
-    task = trial.config.get("task") or {}
+    task = expand_set(trial.config).get("task") or {}
     return list(mix_of(task.get("mix")))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
-from grpo_trainable.config import GRPOConfig, make_absolute, resources, schedule
+from grpo_trainable.config import GRPOConfig, expand_set, make_absolute, resources, schedule
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
@@ -440,4 +440,5 @@ def resolved(config: Mapping[str, Any]) -> GRPOConfig:
     Tune moves a trial's process.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
-    return with_task_settings(GRPOConfig.from_dict(make_absolute(config, started)), started)
+    given = make_absolute(expand_set(config), started)
+    return with_task_settings(GRPOConfig.from_dict(given), started)

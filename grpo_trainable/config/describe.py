@@ -17,6 +17,8 @@ INTRODUCTION = f"""\
 
 All settings of a trial. `python launch/tune.py --set KEY=VALUE` sets a key in all trials.
 `GRPOConfig.from_dict` takes settings as nested dicts, such as `{{"optim": {{"lr": 1e-4}}}}`.
+A `tune.Tuner` takes the same dicts. Settings that are chosen together can be given as one text
+below `set`, under any name, such as `{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
 If a task has a different default, the default column lists it after the task's name. The last
 column says when a key is read. A key that is not read must keep its default.
 """

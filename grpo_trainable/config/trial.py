@@ -29,7 +29,7 @@ from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.config.loss import TO_THE_SAMPLER, samples_as_it_learns
 from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.model import ModelSettings
-from grpo_trainable.config.parsing import flatten, unknown_key, with_task_defaults
+from grpo_trainable.config.parsing import expand_set, flatten, unknown_key, with_task_defaults
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, SOMETIMES_READ, TrialSettings
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.values import ConfigError, Settings, checks_of, section_expected, shown
@@ -117,6 +117,8 @@ class GRPOConfig(TrialSettings):
         """Return the config that nested plain data describes.
 
         A missing key gets the default of the task if the task has one, else the general default.
+        Settings that are chosen together can be given as one text below `set`, such as
+        `{"set": {"actors": "placement=disaggregated,lag=1"}}`.
 
         Raises:
             ConfigError: A key is unknown, or the settings are invalid.
@@ -124,7 +126,7 @@ class GRPOConfig(TrialSettings):
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
-        for name, value in with_task_defaults(data).items():
+        for name, value in with_task_defaults(expand_set(data)).items():
             if name not in DEFAULTS:
                 if name in CHECKS:
                     raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")

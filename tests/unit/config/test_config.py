@@ -21,6 +21,7 @@ from grpo_trainable.config import (
     OptimSettings,
     choice_or_reference,
     converted,
+    expand_set,
     flatten,
     fresh_wanted,
     make_absolute,
@@ -308,7 +309,7 @@ anything = st.recursive(
 
 
 @pytest.mark.slow
-@given(st.dictionaries(st.sampled_from([*DEFAULTS, "optimm"]), anything), anything)
+@given(st.dictionaries(st.sampled_from([*DEFAULTS, "optimm", "set"]), anything), anything)
 def test_any_input_gives_a_config_or_one_line(data, other):
     data = {**data, "optim": {"lr": other}} if "optim" not in data else data
     got = config_or_line(data)
@@ -1404,6 +1405,37 @@ def test_set_dotted_makes_sections_and_replaces_values():
 def test_a_key_inside_a_section_that_is_searched_whole_is_refused(section):
     with pytest.raises(ConfigError, match=r"^optim\.lr=3: optim is searched as a whole, so"):
         set_dotted({"optim": section}, "optim.lr", 3)
+
+
+def test_texts_below_set_give_settings_their_keys():
+    texts = {"actors": "placement=disaggregated, lag=1", "steps": "optim.betas=[0.5,0.9],k=2"}
+    data = {"set": texts, "optim": {"lr": 0.5}}
+
+    assert expand_set(data) == {
+        "placement": "disaggregated",
+        "lag": 1,
+        "optim": {"lr": 0.5, "betas": [0.5, 0.9]},
+        "k": 2,
+    }
+    assert data == {"set": texts, "optim": {"lr": 0.5}}  # unchanged
+    assert GRPOConfig.from_dict(data) == GRPOConfig.from_dict(expand_set(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"set": 3}, "set=3: must be a mapping of texts, such as "),
+        ({"set": {"x": 3}}, "set.x=3: must be a text, such as "),
+        ({"set": {"x": ""}}, '"": must be KEY=VALUE, for example optim.lr=1e-4 (in set.x)'),
+        ({"set": {"x": "lagg=1"}}, "lagg: unknown key; did you mean lag? (in set.x)"),
+        ({"set": {"x": "k=2"}, "k": 4}, "k=2 (in set.x): k is given twice"),
+        ({"set": {"x": "k=2", "y": "k=2"}}, "k=2 (in set.y): k is given twice"),
+        ({"set": {"x": "optim.lr=1"}, "optim": {"lr": 2}}, "optim.lr=1 (in set.x): optim.lr is "),
+        ({"set": {"x": "lag=1"}}, "lag=1: needs placement=disaggregated, got colocated"),
+    ],
+)
+def test_wrong_text_below_set_is_refused(data, text):
+    assert error(data).startswith(text)
 
 
 def test_flatten_undoes_nesting():
