@@ -145,8 +145,14 @@ def names_of(trial: Any) -> frozenset[str]:
 
 
 def label(trial: Any) -> str:
-    """Return the name of a trial in messages: `arm/seed`."""
-    config = config_of(trial)
+    """Return the name of a trial in messages: `arm/seed`.
+
+    A trial whose config is invalid has the name that Tune gave it.
+    """
+    try:
+        config = config_of(trial)
+    except ConfigError:
+        return str(trial)
     return f"{config.arm}/{config.seed}"
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_trainable.cluster.bundles import refuse_other_bundles
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
 from grpo_trainable.config import GRPOConfig, expand_set, make_absolute, resources, schedule
@@ -74,6 +75,7 @@ class Trial:
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
 
         Raises:
+            ConfigError: The placement group of the trial does not have the bundles of its actors.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -84,6 +86,7 @@ class Trial:
 
     def _start_actors(self, config: GRPOConfig) -> None:
         """Start the actors and put the trial at round 0."""
+        refuse_other_bundles(config)
         self._warm_up_s: float | None = None  # None until the actors are warm
         self.config = config
         self.runtime = RayRuntime(config.resources.deadline_s)
@@ -404,12 +407,16 @@ class Trial:
 
         The actors are kept if the new config also has the same placement, resources and transport.
         Otherwise new actors are started.
+
+        Raises:
+            ConfigError: The trial runs under Tune, and has not reserved these other resources.
         """
         old = self.config
         if (resources.bundles(new), resources.placement_strategy(new)) != (
             resources.bundles(old),
             resources.placement_strategy(old),
         ):
+            refuse_other_bundles(new)
             return False
         self._storage = storage
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
