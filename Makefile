@@ -41,7 +41,8 @@ test: fresh ## Make .venv and run all tests that need no extra.
 	@touch $(READY)
 	$(BIN)/python -m pytest $(IN_ORDER) --ignore $(EXTRAS) $(ARGS)
 
-# Hugging Face models, mathematics, reasoning-gym, RLlib, an object store and the how-to pages.
+# Hugging Face models, mathematics, reasoning-gym, RLlib, Optuna, HyperOpt, an object store and the
+# how-to pages.
 test-extras: $(READY) ## Test the extras, and execute every how-to page.
 	$(PIP_INSTALL) -e '.[hf,math,gym,rllib,control,test-extras]'
 	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
