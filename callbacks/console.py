@@ -256,7 +256,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     for trial in sorted(begun, key=lambda trial: not trial.is_finished())[hidden:]:
         row = latest.get(trial.trial_id) or trial.last_result or {}
         if "reward/eval_mean" not in row:
-            table.add_row(label(trial), "starting")
+            table.add_row(label(trial), _styled(_state(trial) or "starting"))
             continue
         rows.append(row)
         rounds = config_of(trial).rounds
@@ -264,7 +264,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
         left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
         table.add_row(
             label(trial),
-            Text(state, style=STATE_STYLES.get(state, "")),
+            _styled(state),
             f"{row['training_iteration']}/{rounds}",
             f"{row['reward/eval_first']:.3f} → {_reward_after(row)}",
             _cell(row, "response/length_mean", ".0f"),
@@ -285,6 +285,10 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     table.title_justify = "left"
     table.caption = _legend(rows)
     return table
+
+
+def _styled(state: str) -> Text:
+    return Text(state, style=STATE_STYLES.get(state, ""))
 
 
 def _bar(row: Mapping[str, Any]) -> Text:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from grpo_trainable.config import GRPOConfig, mix_of
+from grpo_trainable.config import ConfigError, GRPOConfig, expand_set, mix_of
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
@@ -135,7 +135,7 @@ def config_of(trial: Any) -> GRPOConfig:
 
 def mixed_tasks(trial: Any) -> list[str]:
     """Return the labels of the tasks that a trial mixes. Empty without a mix."""
-    task = trial.config.get("task") or {}
+    task = expand_set(trial.config).get("task") or {}
     return list(mix_of(task.get("mix")))
 
 
@@ -153,9 +153,14 @@ def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
 def label(trial: Any) -> str:
     """Return the name of a trial in messages: `arm/seed`.
 
-    A trial keeps its name if PBT gives it the settings of another trial.
+    A trial keeps its name if PBT gives it the settings of another trial. A trial whose config is
+    invalid has the name that Tune gave it.
     """
-    config, own = config_of(trial), trial.evaluated_params
+    own = trial.evaluated_params
+    try:
+        config = config_of(trial)
+    except ConfigError:
+        return str(trial)
     return f"{own.get('arm', config.arm)}/{own.get('seed', config.seed)}"
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
-from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
-from grpo_trainable.config import GRPOConfig, resources
+from grpo_trainable.cluster.tune_trials import InvalidTrial, requested
+from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
@@ -23,6 +23,7 @@ from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResu
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
     from grpo_trainable.protocol.round_records import RoundDetails
+    from grpo_trainable.trial import Trial
 
 NAME = "GRPO"
 
@@ -34,16 +35,18 @@ class GRPOTrainable(tune.Trainable):
     contains the metrics of one round, keyed by the names in `metrics.NAMES`.
     """
 
+    trial: Trial | InvalidTrial
     last_pauses_s: Sequence[float] = PAUSES_S  # seconds between attempts to save the last policy
     followed = False  # True if callbacks write the rows to files
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return one bundle for the trial's own process and one for each actor."""
-        trial = GRPOConfig.from_dict(config)
-        return tune.PlacementGroupFactory(
-            resources.bundles(trial), strategy=resources.placement_strategy(trial)
-        )
+        """Return one bundle for the trial's own process, and one for each actor.
+
+        If the config is invalid, return only the first of these bundles. The trial then fails at
+        its first step.
+        """
+        return requested(lambda: GRPOConfig.from_dict(config))
 
     def setup(
         self,
@@ -64,6 +67,8 @@ class GRPOTrainable(tune.Trainable):
             replaced: See `Trial`.
 
         Raises:
+            ConfigError: The config is invalid. Under Tune, the first step raises this error. An
+                error of `setup` would look like the death of the trial's process.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -75,8 +80,17 @@ class GRPOTrainable(tune.Trainable):
         # does not need the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
-        self.trial = Trial(resolved(config), self._storage, inputs, shipped, replaced)
         self._looked_for_checkpoint = False
+        try:
+            self.trial = Trial(resolved(config), self._storage, inputs, shipped, replaced)
+        except ConfigError as error:
+            self._fail_later(error)
+
+    def _fail_later(self, error: ConfigError) -> None:
+        """Make the next step or restore raise the error, or raise it now if Tune runs no trial."""
+        if self._trial_info is None:
+            raise error
+        self.trial = InvalidTrial(error)
 
     def step(self) -> dict[str, Any]:
         """Run one round and return its row of metrics.
@@ -207,11 +221,22 @@ class GRPOTrainable(tune.Trainable):
         self._follow_trial()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config, or return False if it needs other resources."""
+        """Start over with another config, or return False if it needs other resources.
+
+        Under Tune, a config that is invalid ends the actors, and the next step raises the reason.
+        """
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False
-        return self.trial.reset(resolved(new_config), self._storage)
+        trial = self.trial
+        try:
+            return trial.reset(resolved(new_config), self._storage)
+        except ConfigError as error:
+            # If this method raised the error or returned False, Tune would report another reason,
+            # or none, and would not free the trial's resources.
+            self._fail_later(error)
+            trial.end()
+            return True
 
     def cleanup(self) -> None:
         """End every actor."""
@@ -238,26 +263,6 @@ class DetailedGRPO(GRPOTrainable):
 
     def _ran(self, report: RoundReport) -> None:
         self._details = self.trial.details(report)
-
-
-_tunes_name: Any = TuneTrial._trainable_name
-
-
-def _name(self: Any, include_trial_id: bool = False) -> str:
-    """Return Tune's name of a trial, which also begins the name of its directory.
-
-    Tune adds `config["env"]` to the name, because RLlib's config has the name of an environment
-    there. Our config has a section of settings there, which is left out.
-    """
-    if self.custom_trial_name or not isinstance(self.config.get("env"), Mapping):
-        return _tunes_name(self, include_trial_id)
-    name = self.trainable_name.replace("/", "_")
-    return f"{name}_{self.trial_id}" if include_trial_id else name
-
-
-# Tune has no public way to change the default name, and a user need not set
-# `tune.TuneConfig.trial_dirname_creator`.
-TuneTrial._trainable_name = _name
 
 
 def register(

@@ -15,9 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_trainable.cluster.bundles import refuse_other_bundles
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
-from grpo_trainable.config import GRPOConfig, flatten, make_absolute, resources, schedule
+from grpo_trainable.config import (
+    GRPOConfig,
+    expand_set,
+    flatten,
+    make_absolute,
+    resources,
+    schedule,
+)
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.models.hf.directory import fetch_small_files
@@ -83,6 +91,7 @@ class Trial:
                 written.
 
         Raises:
+            ConfigError: The placement group of the trial does not have the bundles of its actors.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -94,6 +103,7 @@ class Trial:
 
     def _start_actors(self, config: GRPOConfig) -> None:
         """Start the actors and put the trial at round 0."""
+        refuse_other_bundles(config)
         self._warm_up_s: float | None = None  # None until the actors are warm
         self.config = config
         self.runtime = RayRuntime(config.resources.deadline_s)
@@ -431,12 +441,16 @@ class Trial:
 
         The actors are kept if the new config also has the same placement, resources and transport.
         Otherwise new actors are started.
+
+        Raises:
+            ConfigError: The trial runs under Tune, and has not reserved these other resources.
         """
         old = self.config
         if (resources.bundles(new), resources.placement_strategy(new)) != (
             resources.bundles(old),
             resources.placement_strategy(old),
         ):
+            refuse_other_bundles(new)
             return False
         self._storage = storage
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
@@ -471,6 +485,6 @@ def resolved(config: Mapping[str, Any]) -> GRPOConfig:
         ValueError: The files of the model cannot be downloaded. The message is one line.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
-    settings = make_absolute(config, started)
+    settings = make_absolute(expand_set(config), started)
     fetch_small_files(flatten(settings).get("model.path"))
     return with_task_settings(GRPOConfig.from_dict(settings), started)

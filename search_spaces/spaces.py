@@ -27,16 +27,16 @@ ROUNDS = 96  # rounds of the arms with one rollout batch per round
 EVAL_EVERY = 16
 
 
-def fresh(k: int) -> dict[str, Any]:
-    """Return settings for k rollout batches per round and `ROUNDS` / k rounds.
+def fresh(k: int, rounds: int = ROUNDS, every: int = EVAL_EVERY) -> dict[str, Any]:
+    """Return settings for k rollout batches per round and `rounds` / k rounds.
 
     So the number of samples and the number of evaluations are the same for every k.
     """
     return {
         "k": k,
         "k_mode": "fresh_batches",
-        "rounds": ROUNDS // k,
-        "eval.every": EVAL_EVERY // k,
+        "rounds": rounds // k,
+        "eval.every": every // k,
     }
 
 

@@ -41,7 +41,6 @@ from tuning.schedulers import (
     groups_of,
     pbt_bounds,
     perturbation_interval,
-    retry_only_what_may_pass,
     within_bounds,
 )
 from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
@@ -134,7 +133,6 @@ def fit(plan: Plan) -> list[Failure]:
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()
-    retry_only_what_may_pass()
     register(plan.inputs, plan.shipped, plan.replaced)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # The callbacks of a resumed experiment are those that were pickled with it.

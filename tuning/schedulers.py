@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ray.exceptions import RayTaskError
 from ray.tune import schedulers
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
@@ -29,7 +28,6 @@ from grpo_trainable.config import (
     schedule,
     set_dotted,
 )
-from grpo_trainable.protocol.calls import FailsAgain
 
 
 class Limited(TrialScheduler):
@@ -116,25 +114,6 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
         # would end the trial at its next save.
         trial.temporary_state.saving_to = None
         super()._exploit(tune_controller, trial, trial_to_clone)
-
-
-# ---- Failures that are not retried ---------------------------------------------------------------
-
-_tunes_handle_error = Trial.handle_error
-
-
-def retry_only_what_may_pass() -> None:
-    """Make Tune, in this process, not retry a trial that ended with `FailsAgain`.
-
-    A resume sets the limit of the trial again (`Limited`).
-    """
-    Trial.handle_error = _handle_error  # Tune has no public way to do this
-
-
-def _handle_error(self: Trial, exc: Exception | None = None) -> None:
-    _tunes_handle_error(self, exc)  # pyright: ignore[reportArgumentType]
-    if isinstance(exc, RayTaskError) and isinstance(exc.cause, FailsAgain):
-        self.max_failures = 0
 
 
 # ---- Keys that population-based training varies --------------------------------------------------

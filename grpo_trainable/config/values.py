@@ -110,15 +110,16 @@ def integer(
 ) -> Any:
     """Declare an integer from `minimum` to `maximum`, of at most 64 bits.
 
-    None is valid too if it is the default or if `optional` is true.
+    A float without a fraction, such as 2.0 from `tune.quniform`, is converted. None is valid too if
+    it is the default or if `optional` is true.
     """
     expected = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
 
     def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError
         whole = int(value)
-        if not minimum <= whole <= (MAX_INTEGER if maximum is None else maximum):
+        if whole != value or not minimum <= whole <= (MAX_INTEGER if maximum is None else maximum):
             raise ValueError
         return whole
 

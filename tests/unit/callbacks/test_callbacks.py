@@ -1113,6 +1113,23 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     assert "█" * BAR_WIDTH in text
 
 
+def test_a_trial_with_invalid_settings_is_shown_as_failed_under_tunes_name(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "GRPO_1a2b_00003", lag=1), ConsoleCallback()
+    Path(trial.path).mkdir()
+    reason = "ConfigError: lag=1: needs placement=disaggregated, got colocated"
+    Path(trial.error_file).write_text(f"Failure # 1\nTraceback\n{reason}\n")
+    callback.setup(total_num_samples=1)
+    callback.on_trial_start(iteration=0, trials=[trial], trial=trial)
+    trial.status = "ERROR"
+    callback.on_trial_error(iteration=0, trials=[trial], trial=trial)
+    started, failed = capsys.readouterr().out.splitlines()
+    assert started.endswith("GRPO_1a2b_00003    started (trial 1 of 1)")
+    assert failed.endswith(f"GRPO_1a2b_00003    failed: {reason}")
+    text = rendered(live_table([trial], {}, 1))
+    assert "0 of 1 trial done, 1 failed" in text
+    assert "starting" not in text
+
+
 def test_live_table_has_no_later_reward_before_the_first_evaluation_in_training(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     held_out = {"reward/eval_first": 0.531, "reward/eval_mean": 0.531}

@@ -38,10 +38,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "buffer.max_age": (1, {}, "buffer_capacity=1", "buffer_capacity >= 2", REPLAY),
     "buffer.fresh_fraction": (
         0.25,
-        REPLAY,
+        {**REPLAY, "buffer_sampling": "recency"},
         "buffer_sampling=recency",
         "buffer_sampling=mixed",
-        {**REPLAY, "buffer_sampling": "mixed"},
+        REPLAY,
     ),
     "transport_dtype": (
         "bfloat16",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
-from ray.tune.experiment import Trial
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.cluster.tune_trials import Trial
+from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
 from search_spaces import SPACES
 from tuning.schedulers import (
@@ -20,7 +20,6 @@ from tuning.schedulers import (
     PBT,
     first_rung,
     perturbation_interval,
-    retry_only_what_may_pass,
 )
 
 SCHEDULERS = {
@@ -152,12 +151,14 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
 
 @pytest.mark.parametrize(
     ("error", "retried"),
-    [(FailsAgain("the reward"), False), (ActorFailed("a machine"), True), (OSError(), True)],
+    [
+        (FailsAgain("the reward"), False),
+        (ConfigError("lag=1: …"), False),
+        (ActorFailed("a machine"), True),
+        (OSError(), True),
+    ],
 )
-def test_only_a_failure_that_may_pass_is_retried(error, retried, monkeypatch):
-    # The function sets this attribute for the whole process.
-    monkeypatch.setattr(Trial, "handle_error", Trial.handle_error)
-    retry_only_what_may_pass()
+def test_only_a_failure_that_may_pass_is_retried(error, retried):
     nowhere: Any = SimpleNamespace(trial_driver_staging_path="")  # without it, Tune needs Ray
     trial = Trial("stub", stub=True, storage=nowhere, max_failures=2)
     failed = RayTaskError("step", "Traceback …", error)
