@@ -23,7 +23,8 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
     asked = Counter(prompts.label("eval", index) for index in range(trial.eval.prompts))
     for label, part in parts.items():
         of = "" if label is None else f" of {label}"
-        yield from _sizes(part, asked[label], trial.eval.prompts, of)
+        drawn = prompts.train_count if label is None else 0  # of a mix, the parts are not known
+        yield from _sizes(part, drawn, asked[label], trial.eval.prompts, of)
         yield from notes_of(part)
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
         yield (
@@ -34,11 +35,12 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
         )
 
 
-def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
+def _sizes(task: Task, drawn: int, asked: int, total: int, of: str) -> Iterator[str]:
     """Yield the numbers of prompts that a task states, and a note if an evaluation repeats some.
 
     Args:
         task: The task.
+        drawn: Largest number of training prompts that the trial draws; 0 if unknown.
         asked: Number of held-out prompts that an evaluation requests from this task.
         total: Number of held-out prompts that an evaluation requests from all tasks.
         of: Phrase that names the task in a mix, else "".
@@ -48,7 +50,8 @@ def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
         return
     held_out = eval_size(task)
     known = "" if held_out is None else f", {held_out:,} held out"
-    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{known}"
+    passes = " in several passes" if drawn > to_train_on else ""
+    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{passes}{known}"
     if held_out is not None and asked > held_out:
         yield (
             f"note: eval.prompts={total} requests {asked:,} held-out prompts{of}, but there are "

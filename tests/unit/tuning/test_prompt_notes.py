@@ -29,9 +29,12 @@ def sums(tmp_path) -> dict[str, str]:
     return {"name": "math", "equality": "exact", **files}
 
 
-def test_the_numbers_of_prompts_are_told_and_that_held_out_ones_repeat(sums):
-    assert told(task=sums, eval={"prompts": 2}) == ["prompts: 3 to train on, 2 held out"]
-    assert told(task=sums, eval={"prompts": 3}) == [
+def test_the_numbers_of_prompts_are_told_and_that_they_repeat(sums):
+    assert told(task=sums, eval={"prompts": 2}) == [
+        "prompts: 3 to train on in several passes, 2 held out"
+    ]
+    once = {"rounds": 1, "rollout": {"prompts": 3}}
+    assert told(task=sums, eval={"prompts": 3}, **once) == [
         "prompts: 3 to train on, 2 held out",
         "note: eval.prompts=3 requests 3 held-out prompts, but there are only 2, so some are used "
         "several times",
