@@ -241,8 +241,11 @@ def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
 
 def _no_bar(comparison: Comparison) -> str:
     """Return the reason why no arm has a bar."""
-    disturbed = any(not comparison.comparable(arm) for arm in comparison.arms)
-    return "Other processes on the machine disturbed every arm." if disturbed else NO_WALL_CLOCK
+    disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
+    if not disturbed:
+        return NO_WALL_CLOCK
+    named = "every arm" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
+    return f"Other processes on the machine disturbed {named}."
 
 
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:

@@ -286,6 +286,18 @@ def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
     assert series.stage_seconds(trials, responses=2 * a_round)["rollout"] == 6.0
 
 
+def test_without_a_usable_baseline_the_plot_of_speed_ups_names_what_was_disturbed(experiment):
+    for arm, share in (("colocated_k1", 0.5), ("sync", 0.0)):
+        rows = [
+            row(n, time__wall_clock_s=2.0 * n, time__disturbed_fraction=share) for n in range(1, 9)
+        ]
+        write_trial(experiment, config(arm, rounds=8), rows)
+
+    why = "Other processes on the machine disturbed colocated_k1."
+    assert plot_of(experiment, "speed_up").missing == why
+    assert plot_of(experiment, "device_hours").missing is None
+
+
 def test_the_seconds_of_a_step_leave_the_evaluation_out(experiment):
     rows = [row(n, time__step_s=5.0 + 3 * n, time__eval_s=3.0 * n) for n in (1, 2)]
     write_trial(experiment, config(), rows)
