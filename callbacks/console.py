@@ -153,11 +153,11 @@ def _disturbed_rounds(trial: Any) -> str:
     if not disturbed:
         return ""
     if not config_of(trial).callbacks.leave_out_disturbed:
-        effect = "its speed includes them"
+        effect = "the trial's speed includes them"
     elif enough_undisturbed(len(rows), disturbed):
-        effect = "its speed leaves them out"
+        effect = "the trial's speed leaves them out"
     else:
-        effect = "its speed is not comparable"
+        effect = "the trial's speed is not comparable"
     return f" · other work disturbed {disturbed} of {plural(len(rows), 'round')}: {effect}"
 
 

@@ -262,12 +262,11 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages",
             title="Seconds for 100 responses, by stage",
             look="The typical time of each stage. The longest stage is the one to speed up. The "
-            "vertical tick shows the time of a whole round without evaluation. If stages other "
-            "than eval extend far beyond the tick, they overlap with other stages. Each figure is "
-            "a separate median over the rounds, so without overlap the tick can still be slightly "
-            "off the sum of the stages. Patterned bars show the time in which the generator or the "
-            "learner waits. Checkpoints are written between rounds, so only the table of arms "
-            "shows their time."
+            "vertical tick shows the time of a whole round without evaluation, so eval extends "
+            "beyond it. If other stages extend far beyond it too, stages overlap. A small "
+            "difference means nothing, because each figure is a separate median over the rounds. "
+            "Patterned bars show the time in which the generator or the learner waits. Checkpoints "
+            "are written between rounds, so only the table of arms shows their time."
             f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
@@ -316,11 +315,11 @@ def _drift(arms: Arms) -> list[Plot]:
             "KL from the weights that sampled the responses",
             -1.0,
             "KL(sampler ‖ policy): the distance of the trained policy from the weights that "
-            "sampled the responses, which is staleness as the loss sees it. The distance grows "
-            "with lag and with the number of gradient steps per round.",
+            "sampled the responses. This is staleness as the loss sees it: it grows with lag and "
+            "with the number of gradient steps per round.",
         ),
     ):
-        reversed_ = f", kl/{name}_nats with its sign reversed" if sign < 0 else ""
+        reversed_ = f" (kl/{name}_nats with its sign reversed)" if sign < 0 else ""
         plots.append(
             lines(
                 arms,
@@ -328,8 +327,8 @@ def _drift(arms: Arms) -> list[Plot]:
                 title=title,
                 look=f"{look} Solid: the estimate k1{reversed_}, which can be negative. Dotted: "
                 "the estimate k3, which is never negative but jumps at a single unlikely token. "
-                "The y axis covers the range of k1, so k3 can leave the plot. A wide range is "
-                "shown linearly near 0 and logarithmically beyond.",
+                "The y axis covers the range of k1, so k3 can leave the plot. If this range is "
+                "wide, the axis is linear near 0 and logarithmic beyond.",
                 x_label="round",
                 y_label="nats per response",
                 series=metric(f"kl/{name}_nats", sign),
@@ -428,10 +427,10 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="versions",
             title="Policy versions over time",
             look=f"The first {FIRST_ROUNDS} rounds. Solid: the version of the learner. Dotted: the "
-            "version of the generator. A gap between the lines is the time that new weights take "
-            "to arrive. Lines that coincide do not mean that rollouts are fresh: an asynchronous "
-            "arm trains on responses that were sampled before the generator's weights changed. The "
-            "lag in the plots beside this one shows how stale they were.",
+            "version of the generator. A gap between the lines shows how long new weights take to "
+            "arrive. Lines that coincide do not mean that rollouts are fresh: an asynchronous arm "
+            "trains on responses that were sampled before the generator's weights changed. “Lag "
+            "over the rounds” shows how stale these responses were.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
             alt="Version of the learner and of the generator over seconds, one panel per arm: "
             f"{', '.join(changed)}.",

@@ -23,8 +23,8 @@ MARK = "?"
 COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
 # What to do if other processes made speeds incomparable.
 ADVICE = (
-    "Run the experiment again on an idle machine, or count the disturbed rounds with "
-    "--set callbacks.leave_out_disturbed=false."
+    "Run the experiment again on an idle machine, or with --set "
+    "callbacks.leave_out_disturbed=false, which includes disturbed rounds."
 )
 DEVICE = (
     "A device is a GPU or, if the trial has no GPU, a CPU that its actors reserve (0.95 CPUs per "

@@ -228,8 +228,8 @@ NORMS = {
 
 STD_NORM = SearchSpace(
     name="std_norm",
-    question="should advantages be divided by the standard deviation of their group, of the batch, "
-    "or not at all?",
+    question="should advantages be divided by the standard deviation of their group, by that of "
+    "the batch, or not at all?",
     arms={arm: {**fresh(1), "loss.advantage": name} for arm, name in NORMS.items()},
     columns=(*LEARNING, *SIGNAL, *DRIFT, SPEED),
 )
@@ -242,7 +242,7 @@ RATES = ("3e-4", "2e-5", "5e-5", "1e-4", "5e-4", "1e-3")
 
 LEARNING_RATE = SearchSpace(
     name="learning_rate",
-    question="how high may the learning rate be before the policy is damaged?",
+    question="how high can the learning rate be before it damages the policy?",
     arms={f"lr{rate}": {**fresh(1), "optim.lr": float(rate)} for rate in RATES},
     columns=(*LEARNING, *DRIFT, SPEED),
 )

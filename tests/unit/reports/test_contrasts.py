@@ -287,7 +287,8 @@ def test_speeds_that_cannot_be_compared_come_with_the_cause_and_a_remedy(tmp_pat
     runs = {BASE: [rows(rng, 1.6, [0.15] * 16)], OTHER: [rows(rng, 1.6, [0.49] * 16)]}
     record = write(tmp_path / "loaded", runs)
 
-    remedy = "or count the disturbed rounds with --set callbacks.leave_out_disturbed=false."
+    setting = "callbacks.leave_out_disturbed=false"
+    remedy = f"or with --set {setting}, which includes disturbed rounds."
     assert answered(record, {OTHER: difference(0.0, 0.1)})[0] == (
         "Speeds cannot be compared: other processes took 15% to 49% of the machine. Run the "
         f"experiment again on an idle machine, {remedy}"
