@@ -674,7 +674,7 @@ def test_a_preset_with_a_lag_is_one_asynchronous_trial(command):
     _, out, _ = command("--preset", "areal", "--dry-run", "json")
 
     trial = json.loads(out)
-    assert (trial["arm"], trial["placement"], trial["lag"]) == ("async", "disaggregated", 4)
+    assert (trial["arm"], trial["placement"], trial["lag"]) == ("areal", "disaggregated", 4)
 
 
 @pytest.mark.slow
