@@ -16,11 +16,12 @@ from rich.text import Text
 
 from callbacks import save_on_interrupt
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import config_of, error_line, label
+from callbacks.trial_files import config_of, continued_file, error_line, label, read_rows
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import details_of
-from grpo_trainable.telemetry.metrics import stage_fractions
-from grpo_trainable.telemetry.stages import STAGES
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, enough_undisturbed
+from grpo_trainable.telemetry.stages import STAGES, shares_of_work
 from grpo_trainable.text import plural, rate, written
 
 BAR_WIDTH = 20
@@ -104,7 +105,8 @@ class ConsoleCallback(FailSafeCallback):
         self._show(
             trials,
             trial,
-            f"{how} in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})",
+            f"{how} in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})"
+            f"{_disturbed_rounds(trial)}",
         )
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -144,6 +146,21 @@ def _line(trial: Any, text: str) -> str:
     return f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {text}"
 
 
+def _disturbed_rounds(trial: Any) -> str:
+    """Return how many rounds of a trial were disturbed, and what follows; empty if none was."""
+    rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
+    disturbed = sum(row.get("time/disturbed_fraction", 0.0) > DISTURBED_ABOVE for row in rows)
+    if not disturbed:
+        return ""
+    if not config_of(trial).callbacks.leave_out_disturbed:
+        effect = "the trial's speed includes them"
+    elif enough_undisturbed(len(rows), disturbed):
+        effect = "the trial's speed leaves them out"
+    else:
+        effect = "the trial's speed is not comparable"
+    return f" · other work disturbed {disturbed} of {plural(len(rows), 'round')}: {effect}"
+
+
 def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
     """Return one row as text: `round 16/64 · held-out 0.52 · …`.
 
@@ -152,10 +169,12 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
         rounds: Number of rounds of the trial.
         left_s: Seconds until the trial ends.
     """
-    fractions = stage_fractions({**result, "time/eval_s": 0.0})
-    taken = ((stage, fractions[f"time/{stage}_fraction"]) for stage in STAGES if stage != "eval")
-    # A stage that a trial does not have takes exactly 0 s.
-    shares = " ".join(f"{stage} {share:.0%}" for stage, share in taken if share)
+    shares = " ".join(
+        f"{stage} {share:.0%}"
+        for stage, share in shares_of_work(result).items()
+        # A stage that the trial does not have takes exactly 0 s.
+        if share or not STAGES[stage].optional
+    )
     kl = (
         f"KL {_cell(result, 'kl/reference_nats', '.2f')} · "
         if "kl/reference_nats" in result
@@ -293,10 +312,9 @@ def _styled(state: str) -> Text:
 
 def _bar(row: Mapping[str, Any]) -> Text:
     """Return the shares of the stages as a coloured bar of `BAR_WIDTH` characters."""
-    fractions = stage_fractions(row)
     bar, end, reached = Text(), 0.0, 0
     for stage, shown in STAGES.items():
-        end += fractions[f"time/{stage}_fraction"]
+        end += row[f"time/{stage}_fraction"]
         width = round(end * BAR_WIDTH) - reached
         reached += width
         bar.append("█" * width, style=shown.terminal)

@@ -394,7 +394,7 @@ def tell(
     from tuning.interrupt import left_off
 
     experiment = read_experiment(directory)
-    comparison = compare(experiment.trials)
+    comparison = compare(experiment.trials, experiment.not_begun)
     print()
     print(table(comparison))
     print()

@@ -27,7 +27,7 @@ from reports.population import HEADER as LINEAGE
 from reports.population import SAID
 from reports.records import ExperimentRecord, TrialRecord, count_stopped
 from reports.settings import settings_section
-from reports.summary import Comparison, ends
+from reports.summary import MARK, Comparison, ends
 
 if TYPE_CHECKING:
     from reports.canvas import Section
@@ -115,13 +115,17 @@ def _head(
             f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
             f"{', '.join(counts)}"
         )
-    state = "good" if done == planned else "bad"
+    state = "good" if _all_done(experiment) else "bad"
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
         f"{answered}{_warnings(comparison)}</header>"
     )
+
+
+def _all_done(experiment: ExperimentRecord) -> bool:
+    return not experiment.not_begun and all(trial.done for trial in experiment.trials)
 
 
 def _warnings(comparison: Comparison) -> str:
@@ -144,17 +148,18 @@ def _missing(
     """Return the gaps that make the figures less reliable, as HTML; empty if there are none."""
     items = []
     for trial in experiment.trials:
+        name = _short_name(trial)
         if not trial.finished:
-            items.append(f"{trial.name}: {trial.status}")
+            items.append(f"{name}: {trial.status}")
         elif trial.error is not None:
-            items.append(f"{trial.name}: finished after a retry; the earlier error: {trial.error}")
+            items.append(f"{name}: finished after a retry; the earlier error: {trial.error}")
     if experiment.not_begun:
         waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
         items.append(f"not started: {', '.join(waiting)}")
     with_rows = [trial for trial in experiment.trials if trial.rows]
 
     def lacking(what: str, lacks: Callable[[TrialRecord], bool]) -> None:
-        names = [trial.name for trial in with_rows if lacks(trial)]
+        names = [_short_name(trial) for trial in with_rows if lacks(trial)]
         if names:
             items.append(f"{what}: {_some(names, len(with_rows))}")
 
@@ -196,6 +201,10 @@ def _missing(
     )
 
 
+def _short_name(trial: TrialRecord) -> str:
+    return f"{trial.arm}/{trial.config.seed}"
+
+
 def _some(names: Sequence[str], total: int) -> str:
     return "all trials" if len(names) == total else ", ".join(names)
 
@@ -230,7 +239,8 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
     if len(pairs) > 1:  # a single pair is already in the list above
         every = (
             "<details><summary>Every pair of arms</summary>\n"
-            f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n</details>\n"
+            f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n"
+            f"{_why_marked(pairs)}</details>\n"
         )
     return (
         '<section id="told">\n<h2>Which arms differ</h2>\n'
@@ -238,6 +248,16 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
         "a ratio, 0 for a difference in reward. “No clear difference” does not mean that two arms "
         "are equal, but that these runs cannot show which arm is better.</p>\n"
         f"{html_list(told)}{every}</section>"
+    )
+
+
+def _why_marked(pairs: Sequence[ArmPair]) -> str:
+    if not any(own.not_comparable for pair in pairs for own in pair.quantities):
+        return ""
+    return (
+        f'<p class="note">{MARK}: not comparable, because other processes used the machine while '
+        'one of the two arms ran. The notes below the <a href="#arms">first table</a> say how much '
+        "of the machine they took.</p>\n"
     )
 
 
@@ -401,7 +421,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
         ("Write this page again", [*command("report"), str(directory)]),
     ]
     space = experiment.description.get("space_source") or experiment.description.get("space")
-    if space:
+    if space and not _all_done(experiment):
         resume = [
             *(*command("tune"), "--space", str(space)),
             *("--resume", "must", "--name", directory.name, "--storage", str(directory.parent)),

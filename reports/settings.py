@@ -19,7 +19,7 @@ def settings_section(experiment: ExperimentRecord) -> str:
     """Return the section as HTML."""
     by_arm: dict[str, list[Flat]] = {}
     for trial in experiment.trials:
-        by_arm.setdefault(trial.arm, []).append(flatten(trial.config.to_dict()))
+        by_arm.setdefault(trial.arm, []).append(trial.config.in_effect)
     every = [flat for trials in by_arm.values() for flat in trials]
     # A user's task adds keys, so arms can differ in their keys.
     keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
@@ -63,11 +63,15 @@ def _seeds(experiment: ExperimentRecord) -> str:
 def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
     """Return sentences about the settings that all trials share."""
     known = [default_settings(trial, experiment.description) for trial in experiment.trials]
+    given = [flatten(trial.config.to_dict()) for trial in experiment.trials]
     unknown = [key for key in shared if not all(key in defaults for defaults in known)]
     changed = [
         key
-        for key, value in shared.items()
-        if key not in unknown and not all(_same(defaults[key], value) for defaults in known)
+        for key in shared
+        if key not in unknown
+        and not all(
+            _same(defaults[key], own[key]) for defaults, own in zip(known, given, strict=True)
+        )
     ]
     said = [f"Shared settings that are not the defaults: {_listed(changed, shared)}."]
     if unknown:

@@ -24,6 +24,15 @@ BASELINE = "colocated_k1"
 # Shown instead of a speed, or after a total, if other processes made the figure incomparable.
 MARK = "?"
 COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
+# What to do if other processes made speeds incomparable.
+ADVICE = (
+    "Run the experiment again on an idle machine, or with --set "
+    "callbacks.leave_out_disturbed=false, which includes disturbed rounds."
+)
+DEVICE = (
+    "A device is a GPU or, if the trial has no GPU, a CPU that its actors reserve (0.95 CPUs per "
+    "actor by default)."
+)
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs and "
     "does not predict other runs. To predict other runs, use --num-samples 3 or more.",
@@ -132,6 +141,7 @@ class Comparison:
     not_comparable: Mapping[str, str]  # arm -> reason why it has no speed and no cost
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
     lineage: Sequence[tuple[str, ...]] = ()  # of a population: a row for each stretch of a member
+    awaited: str | None = None  # the planned baseline, while it has no timed round
 
     @property
     def seeds(self) -> int:
@@ -175,6 +185,11 @@ class Comparison:
         trials = self.arms[arm]
         return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 
+    @property
+    def has_usable_baseline(self) -> bool:
+        """Return True unless the baseline is too disturbed to compare any speed with it."""
+        return self.baseline is not None and (self.comparable(self.baseline) or bool(self.speed))
+
     def rates(self, arm: str) -> list[float | None]:
         """Return the samples per second of each trial; empty if the arm is not comparable."""
         return [t.samples_per_s for t in self.arms[arm]] if self.comparable(arm) else []
@@ -199,10 +214,10 @@ class Comparison:
     def footnotes(self) -> list[str]:
         """Return the notes below the table, one paragraph each."""
         notes = [
-            f"{self._what_ratios_are()}A device is a GPU, or a CPU core of the actors if the trial "
-            "has no GPU. Wall-clock and device-hours start with round 1, when the actors are warm, "
-            "and exclude evaluation and checkpoints. Tokens per response: the mean length of the "
-            "held-out responses before training and at the latest evaluation."
+            f"{self._what_ratios_are()}{DEVICE} Wall-clock and device-hours start with round 1, "
+            "when the actors are warm, and exclude evaluation and checkpoints. Tokens per "
+            "response: the mean length of the held-out responses before training and at the latest "
+            "evaluation."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
         notes += [COVERS[several] for several in sorted(among_seeds)]
@@ -310,11 +325,12 @@ class Comparison:
     def _notes_on_other_work(self) -> list[str]:
         notes = self._notes_on_niceness()
         if disturbed := self._disturbed():
+            advice = "" if all(map(self.comparable, self.arms)) else f" {ADVICE}"
             notes.append(
                 "Trials excluded from speeds and speed-ups because other processes took too much "
                 f"of the machine: {'; '.join(disturbed)}. The percentage is the share of the "
                 "machine that other processes took. If too few seeds of an arm remain, the table "
-                f"shows {MARK} instead of the arm's speed."
+                f"shows {MARK} instead of the arm's speed.{advice}"
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
@@ -381,7 +397,7 @@ class Comparison:
 
     def _ratio(self, arm: str, contrasts: Mapping[str, Contrast]) -> str:
         if arm == self.baseline:
-            return "1.00x"
+            return "1.00x" if self.has_usable_baseline else MARK
         if arm in self.not_comparable:
             return MARK
         if arm not in contrasts:
@@ -393,8 +409,13 @@ class Comparison:
         return f"{own.value:.2f}x{between}{mark}"
 
 
-def compare(trials: Sequence[TrialRecord]) -> Comparison:
-    """Compare the arms of these trials, leaving out trials without a row."""
+def compare(trials: Sequence[TrialRecord], not_begun: Sequence[tuple[str, int]] = ()) -> Comparison:
+    """Compare the arms of these trials, leaving out trials without a row.
+
+    Args:
+        trials: The trials that have begun.
+        not_begun: Arm and seed of the planned trials that have not begun.
+    """
     records: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.rows:
@@ -414,6 +435,9 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
         lineage=lineage([trial for own in records.values() for trial in own if trial.member]),
     )
     baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
+    planned = {arm for arm, _ in not_begun} | {t.config.arm for t in trials if not t.failed}
+    awaited = BASELINE if BASELINE in planned and BASELINE not in timed else None
+    alone = replace(alone, awaited=awaited)
     return alone if baseline is None else relative_to(alone, records, baseline)
 
 

@@ -142,7 +142,9 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
                     weighted=own.task.part_weights,
                 )
         until = time.monotonic() + MAX_LENGTHS_S
-        of_streams = {"eval": trial.eval.prompts, "train": prompts.train_count}
+        # Later passes over the training prompts only repeat those of the first pass.
+        first_pass = min(prompts.train_count, prompts.train_size or prompts.train_count)
+        of_streams = {"eval": trial.eval.prompts, "train": first_pass}
         seen = 0
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)

@@ -21,7 +21,8 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
     """Yield lines with the numbers of prompts, and notes about possible mistakes."""
     asked = _asked(trial, task)
     for label, part in _parts(task).items():
-        yield from _numbers(part, asked[label], _of(label))
+        drawn = prompts.train_count if label is None else 0  # of a mix, the parts are not known
+        yield from _numbers(part, asked[label], _of(label), drawn)
         yield from _repeats(part, asked[label], trial.eval.prompts, _of(label))
         yield from notes_of(part)
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
@@ -56,16 +57,25 @@ def _of(label: str | None) -> str:
     return "" if label is None else f" of {label}"
 
 
-def _numbers(task: Task, asked: int, of: str) -> Iterator[str]:
+def _numbers(task: Task, asked: int, of: str, drawn: int = 0) -> Iterator[str]:
+    """Yield the numbers of prompts that a task states.
+
+    Args:
+        task: The task.
+        asked: Number of held-out prompts that an evaluation requests from this task.
+        of: Phrase that names the task in a mix, else "".
+        drawn: Largest number of training prompts that the trial draws; 0 if unknown.
+    """
     to_train_on = train_size(task)
     if to_train_on is None:  # the task generates its prompts, and counting them may take long
         return
     held_out, sources = eval_size(task), sources_of(task)
     from_train, from_eval = ("", "") if sources is None else (f" ({source})" for source in sources)
+    passes = " in several passes" if drawn > to_train_on else ""
     known = "" if held_out is None else f", {held_out:,} held out{from_eval}"
     some = held_out is not None and sources is not None and asked < held_out
     used = f"; an evaluation uses {asked:,} of them" if some else ""
-    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{from_train}{known}{used}"
+    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{passes}{from_train}{known}{used}"
 
 
 def _repeats(task: Task, asked: int, total: int, of: str) -> Iterator[str]:

@@ -18,6 +18,13 @@ def test_the_nearest_name_is_proposed_and_a_far_one_is_not():
     assert did_you_mean("grpo_cilp", names, cutoff=0.95) is None
 
 
+def test_names_that_begin_with_the_text_are_proposed_before_a_similar_one():
+    assert did_you_mean("async", ("sync", "async_k1", "async_k4")) == (
+        "did you mean async_k1 or async_k4?"
+    )
+    assert did_you_mean("", ("sync",)) is None
+
+
 @pytest.mark.parametrize(
     ("value", "form", "text"),
     [

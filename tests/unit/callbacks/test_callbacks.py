@@ -1086,6 +1086,39 @@ def test_progress_line_shares_leave_the_evaluation_out():
     assert "eval" not in line
 
 
+def test_a_stage_that_took_no_time_in_a_round_keeps_its_place_in_the_line():
+    """The last round of an asynchronous trial trains on responses of the round before."""
+    line = progress_line(row(8, **{"time/optimize_s": 1.0}), rounds=8, left_s=0.0)
+    assert "rollout 0% reward 0% optimize 100% sync 0% other 0%" in line
+    assert "vine" not in line  # only some trials have this stage
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "rounds", "kept", "told"),
+    [
+        (0, 8, False, ""),
+        (2, 8, False, " · other work disturbed 2 of 8 rounds: the trial's speed leaves them out"),
+        (8, 8, False, " · other work disturbed 8 of 8 rounds: the trial's speed is not comparable"),
+        (1, 1, True, " · other work disturbed 1 of 1 round: the trial's speed includes them"),
+    ],
+)
+def test_the_end_of_a_trial_counts_its_disturbed_rounds(
+    tmp_path, capsys, disturbed, rounds, kept, told
+):
+    own = {"callbacks": {"leave_out_disturbed": not kept}}
+    trial, callback, file = (
+        FakeTrial(tmp_path / "trial", **own),
+        ConsoleCallback(),
+        ResultJsonCallback(),
+    )
+    callback.setup(total_num_samples=1)
+    start([file], trial)
+    for n in range(1, rounds + 1):
+        report([file], trial, row(n, **{"time/disturbed_fraction": 0.5 * (n <= disturbed)}))
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert capsys.readouterr().out.rstrip("\n").endswith(f"(1 of 1 trial){told}")
+
+
 def rendered(table: Any) -> str:
     from rich.console import Console
 

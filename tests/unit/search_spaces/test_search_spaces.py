@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ray.tune.search.variant_generator import generate_variants
@@ -199,8 +201,21 @@ def test_fixing_the_arm_runs_that_arm_only():
 
 
 def test_an_unknown_arm_suggests_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean async_k1"):
+    with pytest.raises(ConfigError, match=r"did you mean async_k1\?"):
         SPACE.trials({"arm": "asynck1"}, [0])
+
+
+def test_a_shortened_arm_suggests_the_arms_that_begin_with_it():
+    with pytest.raises(ConfigError, match=r"did you mean async_k1 or async_k4\?"):
+        SPACE.trials({"arm": "async"}, [0])
+
+
+def test_the_page_about_running_asks_the_questions_of_the_spaces():
+    page = Path(__file__).resolve().parents[3] / "docs" / "running.md"
+    (table,) = re.findall(r"\| space \| question \|\n\|---\|---\|\n((?:\|.*\n)+)", page.read_text())
+    assert dict(re.findall(r"\| `(\w+)` \| (.*) \|", table)) == {
+        space.name: space.question for space in SPACES.values()
+    }
 
 
 def test_one_invalid_trial_refuses_the_space_and_names_the_arm():

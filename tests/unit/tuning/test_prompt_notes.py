@@ -32,9 +32,12 @@ def sums(tmp_path) -> dict[str, str]:
     return {"name": "math", "equality": "exact", **files}
 
 
-def test_the_numbers_of_prompts_are_told_and_that_held_out_ones_repeat(sums):
-    assert told(task=sums, eval={"prompts": 2}) == [NUMBERS]
-    assert told(task=sums, eval={"prompts": 3}) == [
+def test_the_numbers_of_prompts_are_told_and_that_they_repeat(sums):
+    assert told(task=sums, eval={"prompts": 2}) == [
+        "prompts: 3 to train on in several passes (from train_file), 2 held out (all of eval_file)"
+    ]
+    once = {"rounds": 1, "rollout": {"prompts": 3}}
+    assert told(task=sums, eval={"prompts": 3}, **once) == [
         NUMBERS,
         "note: eval.prompts=3 requests 3 held-out prompts, but there are only 2, so some are used "
         "several times; eval.prompts=2 uses each once",

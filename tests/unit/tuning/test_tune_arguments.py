@@ -670,7 +670,8 @@ def test_a_preset_alone_is_one_trial_of_its_settings(command):
     status, out, error = command("--preset", "course_keyword", "--dry-run", "json")
 
     (trial,) = map(json.loads, out.splitlines())
-    assert (status, trial["arm"], trial["rounds"], trial["optim"]["lr"]) == (0, "sync", 100, 5e-4)
+    told = (status, trial["arm"], trial["rounds"], trial["optim"]["lr"])
+    assert told == (0, "course_keyword", 100, 5e-4)
     assert trial["rollout"]["group_size"] == 4
     assert trial["loss"]["advantage_eps"] == 1e-8
     assert error == ""
@@ -808,7 +809,7 @@ def test_a_preset_with_a_lag_is_one_asynchronous_trial(command):
     _, out, _ = command("--preset", "areal", "--dry-run", "json")
 
     trial = json.loads(out)
-    assert (trial["arm"], trial["placement"], trial["lag"]) == ("async", "disaggregated", 4)
+    assert (trial["arm"], trial["placement"], trial["lag"]) == ("areal", "disaggregated", 4)
 
 
 @pytest.mark.slow
