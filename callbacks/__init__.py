@@ -21,6 +21,9 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     callbacks replace Tune's loggers for result.json, progress.csv and TensorBoard. Set `verbose=0`
     in the RunConfig; otherwise Tune's own reporter also prints to the console.
 
+    While Tune runs, the last callback handles Ctrl-C and SIGTERM: it stops and saves every trial.
+    Leave it out of the list to keep your own handlers.
+
     Args:
         verbose: Print more lines, such as every change of version.
         console: Include the callback that shows the trials on the console.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import time
 from collections import Counter
@@ -69,6 +70,7 @@ class ConsoleCallback(FailSafeCallback):
             stop_live_table()
             _live = Live(Text("starting the first trials …"), console=console, refresh_per_second=1)
             _live.start()
+            atexit.register(stop_live_table)  # the experiment may end without `on_experiment_end`
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Show that a trial has started."""

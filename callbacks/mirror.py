@@ -39,7 +39,6 @@ LAST_S = 60.0  # time limit for the remaining files at the end of the experiment
 SILENT_S = 15.0  # a store that has accepted no file for this long counts as silent
 AT_ONCE = 8  # files copied in parallel
 
-INTERRUPTED_S = 4.0  # replaces LAST_S after Ctrl-C, because the command must end soon
 # Training waits if the store lacks a row that is older than this. A row that is written during a
 # pass is copied in the next pass, so this limit is half of the promised 10 s.
 MOST_BEHIND_S = 5.0
@@ -323,7 +322,7 @@ class MirrorCallback(RoundWriter):
     def on_experiment_end(self, trials: list, **info: Any) -> None:
         """End all mirrors, and print how many files of each trial could not be copied."""
         super().on_experiment_end(trials=trials, **info)
-        until = time.monotonic() + (INTERRUPTED_S if requested.is_set() else LAST_S)
+        until = time.monotonic() + LAST_S
         for trial in trials:
             mirror = self._mirrors.pop(trial.trial_id, None)
             left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))

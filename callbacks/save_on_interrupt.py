@@ -1,50 +1,236 @@
-"""End an interrupted experiment: each running trial finishes its round and saves a checkpoint."""
+"""Stop and save all trials on Ctrl-C or SIGTERM, and say what is saved and what is lost."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
-from ray.tune.result import SHOULD_CHECKPOINT
-
+from callbacks.checkpoints import forget_missing
 from callbacks.fail_safe import FailSafeCallback
+from callbacks.trial_files import config_of, label, trial_path
+from grpo_trainable.command_line import output_dropped_on_error
+from grpo_trainable.protocol.stopping import Finishing, Stopped
+from grpo_trainable.storage.checkpointing import newest_round
+from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResult
+from grpo_trainable.storage.stop_requests import TuneStopRequest, forget_all
+from grpo_trainable.storage.trial_storage import checkpoint_at, path_on
 
-# A global, because the signal handler cannot reach the callback object: Tune creates a new object
-# when it resumes an experiment. A process never runs two experiments at the same time.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LEAST_LOST_S = 0.5  # shortest abandoned part of a round that is reported
+
+# Set once the user has asked the experiment to end. A process never runs two experiments at the
+# same time.
 requested = threading.Event()
 
 
 class CheckpointOnInterrupt(FailSafeCallback):
-    """Saves every trial and ends Tune, once `requested` is set.
+    """Handles Ctrl-C and SIGTERM while Tune runs.
 
-    Every running trial saves a checkpoint with its next row. When all running trials have saved,
-    the callback sends SIGUSR1, which makes Tune end.
+    After the first signal, every running trial is asked to stop. A trial that has not begun the
+    gradient steps of its round abandons the round at once; otherwise it finishes the round. Then it
+    saves its last finished round. When all running trials have answered that they have stopped, the
+    callback sends SIGUSR1, which makes Tune end. No time limit applies, because a second signal
+    ends everything at once: it raises KeyboardInterrupt.
+
+    Tune's own handler of Ctrl-C, which this callback replaces, ends trials without saving them. If
+    Tune does not run in the main thread, the callback cannot receive signals and does nothing.
     """
 
     def __init__(self) -> None:
-        self._saved: set[str] = set()
-        self._ended = False
+        self._former: dict[int, Any] = {}  # signal -> handler outside the experiment
+        self._trials: Sequence[Any] = ()
+        self._saved: dict[str, int] = {}  # trial id -> `saved_round` when the trial was asked
+        self._asked: dict[str, TuneStopRequest] = {}  # trial id -> the request that was made
+        self._answers: dict[str, Finishing | Stopped] = {}  # trial id -> the trial's last answer
+        self._output = ExitStack()
+        self._ended = False  # True once Tune was told to end
 
-    def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Request a checkpoint with this row."""
-        if requested.is_set():
-            result[SHOULD_CHECKPOINT] = True
+    # Tune pickles callbacks with the experiment. After a resume, nothing has been requested.
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
 
-    def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Record that a trial has saved."""
-        # `on_trial_save` would also be called for a checkpoint that could not be written.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        CheckpointOnInterrupt.__init__(self)
+
+    # ---- Signals -----------------------------------------------------------------------------
+
+    def setup(self, **info: Any) -> None:
+        """Install the handler. Tune calls this method after it has installed its own handler."""
+        CheckpointOnInterrupt.__init__(self)
+        requested.clear()
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            forget_all()  # an earlier experiment of this process may have ended early
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if requested.is_set():
-            self._saved.add(trial.trial_id)
+            self._end_at_once()
+        requested.set()
+        # If Ctrl-C has ended `| tee` too, output must not end this process before it has saved.
+        self._output.enter_context(output_dropped_on_error())
+        say(
+            f"{signal.Signals(number).name}: every trial stops and saves its last finished round; "
+            "a trial that has begun the gradient steps of a round finishes the round first "
+            "(interrupt again to stop at once without saving)"
+        )
+
+    def _end_at_once(self) -> NoReturn:
+        say("interrupted again: stopping at once")
+        unsaved = [trial for trial in self._trials if self._is_unsaved(trial)]
+        for trial in unsaved:
+            saved = self._saved.get(trial.trial_id, 0)
+            say(f"{label(trial)}: not saved: {cost(trial, max(saved, noted_round(trial)))}")
+        if not unsaved:
+            say("nothing more is lost, because all running trials have stopped")
+        self._restore_signals()
+        raise KeyboardInterrupt
+
+    def _is_unsaved(self, trial: Any) -> bool:
+        """Return True if a trial runs and has not answered that it has stopped."""
+        stopped = isinstance(self._answers.get(trial.trial_id), Stopped)
+        return trial.status == "RUNNING" and not stopped
+
+    def _restore_signals(self) -> None:
+        former, self._former = self._former, {}
+        for number, handler in former.items():
+            # None: the former handler was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._output.close()
+
+    # ---- Hooks of Tune -----------------------------------------------------------------------
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
-        """End Tune if all running trials have saved."""
+        """Ask running trials to stop, print their answers, and end Tune once all have stopped."""
+        self._trials = trials
         if not requested.is_set() or self._ended:
             return
-        # A trial that is still starting has nothing new to save.
-        running = [t for t in trials if t.status == "RUNNING" and t.has_reported_at_least_once]
-        if all(trial.trial_id in self._saved for trial in running):
-            self._ended = True
-            signal.raise_signal(signal.SIGUSR1)
+        for trial in filter(self._is_unsaved, trials):
+            self._ask(trial)
+        if not any(map(self._is_unsaved, trials)):
+            self._end()
+
+    def _ask(self, trial: Any) -> None:
+        """Make the request unless it was made, and print the trial's newest answer."""
+        id_ = trial.trial_id
+        if id_ not in self._asked:
+            self._saved[id_] = saved_round(trial)
+            self._asked[id_] = TuneStopRequest(id_)
+            self._asked[id_].make()
+        answer = self._asked[id_].answer()
+        if answer is None or answer == self._answers.get(id_):
+            return
+        self._answers[id_] = answer
+        if isinstance(answer, Finishing):
+            lines = [finishing(answer)]
+        else:
+            if answer.checkpoint is not None:
+                note_checkpoint(trial, answer.checkpoint)
+            lines = [*answer.notes, stopped(answer, config_of(trial).rounds, self._saved[id_])]
+        for line in lines:
+            say(f"{label(trial)}: {line}")
+
+    def _end(self) -> None:
+        self._ended = True
+        signal.raise_signal(signal.SIGUSR1)
+        if self._former:
+            # Tune's handler of SIGUSR1 has restored the handler of SIGINT from before Tune.
+            self._former[signal.SIGINT] = signal.signal(signal.SIGINT, self._handle)
+        for request in self._asked.values():
+            request.release()
+
+    def on_experiment_end(self, trials: list, **info: Any) -> None:
+        """Restore the handlers that were there before the experiment."""
+        if self._asked:
+            forget_all()
+        self._restore_signals()
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- Checkpoints ---------------------------------------------------------------------------------
+
+
+def noted_round(trial: Any) -> int:
+    """Return the round of the newest checkpoint that Tune has noted, or 0 if it has noted none."""
+    noted = trial.latest_checkpoint_result
+    return 0 if noted is None else noted.metrics.get(TRAINING_ITERATION, 0)
+
+
+def saved_round(trial: Any) -> int:
+    """Return the round of a trial's newest checkpoint, or 0 if it has none.
+
+    Tune has not noted a checkpoint that was written before this run for an earlier request. A
+    checkpoint that is being written does not count. Checkpoints in an object store are not read,
+    because the store may not answer.
+    """
+    noted, path = noted_round(trial), trial_path(trial)
+    if trial.is_saving or not isinstance(path, Path):
+        return noted
+    return max(noted, newest_round(path) or 0)
+
+
+def note_checkpoint(trial: Any, path: str) -> None:
+    """Make Tune note a checkpoint that a trial has written without a request from Tune."""
+    checkpoint = checkpoint_at(path_on(trial.storage.storage_filesystem, path))
+    trial.on_checkpoint(_TrainingResult(checkpoint=checkpoint, metrics=dict(trial.last_result)))
+    forget_missing(trial.run_metadata.checkpoint_manager)
+
+
+# ---- Messages ------------------------------------------------------------------------------------
+
+
+def finishing(answer: Finishing) -> str:
+    """Return how long a trial takes to finish its round."""
+    text = f"round {answer.round} has begun its gradient steps and is finished first: "
+    if answer.left_s is None:
+        return text + "no earlier round shows how long that takes"
+    return text + f"about {answer.left_s:.0f} s, judging by earlier rounds"
+
+
+def stopped(answer: Stopped, rounds: int, saved: int) -> str:
+    """Return what a stopped trial has saved, and what is lost.
+
+    Args:
+        answer: The trial's answer.
+        rounds: Number of rounds of the trial.
+        saved: Round of the trial's newest checkpoint before the request, or 0.
+    """
+    spent = answer.lost_s >= LEAST_LOST_S
+    lost = [f"{answer.lost_s:.0f} s of work on round {answer.round + 1}"] if spent else []
+    if answer.saved:
+        return f"saved after round {answer.round} of {rounds}{_lost(lost)}"
+    if not answer.round:
+        return f"nothing to save before the end of its first round{_lost(lost)}"
+    return f"NOT SAVED: {continues(saved, answer.round, lost)}"
+
+
+def cost(trial: Any, saved: int) -> str:
+    """Return what is lost if a running trial ends at once, with its newest checkpoint `saved`."""
+    reached = (trial.last_result or {}).get(TRAINING_ITERATION, 0)
+    done = reached >= config_of(trial).rounds
+    return continues(saved, reached, [] if done else [f"the work on round {reached + 1}"])
+
+
+def continues(saved: int, reached: int, lost: Sequence[str]) -> str:
+    """Return from which round a trial continues, and what is lost.
+
+    Args:
+        saved: Round of the trial's newest checkpoint, or 0.
+        reached: Number of finished rounds.
+        lost: Names of everything else that is lost.
+    """
+    rounds = f"rounds {saved + 1} to {reached}" if reached > saved + 1 else f"round {reached}"
+    return f"continues from round {saved}{_lost([*[rounds] * (reached > saved), *lost])}"
+
+
+def _lost(things: Sequence[str]) -> str:
+    return f"; lost: {' and '.join(things)}" if things else ""

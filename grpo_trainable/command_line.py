@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn
 
 from grpo_trainable.config import ConfigError, shown
 from grpo_trainable.plugins import PluginError
@@ -122,16 +122,22 @@ def output_dropped_on_error() -> Iterator[None]:
     Use this for work that must continue even if Ctrl-C has ended `| tee`, or if the disk that holds
     the log is full.
     """
-    with contextlib.ExitStack() as stack:
-        for stream, redirect in (
-            (sys.stdout, contextlib.redirect_stdout),
-            (sys.stderr, contextlib.redirect_stderr),
-        ):
-            if stream is not None:  # None if the shell closed the stream before the start: `>&-`
-                droppable = _Droppable(stream)
-                stack.callback(droppable.end)
-                stack.enter_context(redirect(cast("IO[str]", droppable)))
+    guarded = {
+        name: (stream, _Droppable(stream))
+        for name in ("stdout", "stderr")
+        # None if the shell closed the stream before the start: `>&-`
+        if (stream := getattr(sys, name)) is not None
+    }
+    for name, (_, droppable) in guarded.items():
+        setattr(sys, name, droppable)
+    try:
         yield
+    finally:
+        for name, (stream, droppable) in guarded.items():
+            droppable.end()
+            # A live table that began earlier may have ended meanwhile and put back its own stream.
+            if getattr(sys, name) is droppable:
+                setattr(sys, name, stream)
 
 
 class _Droppable:

@@ -15,10 +15,12 @@ from grpo_trainable.cluster.shipping import lay_down
 from grpo_trainable.cluster.tune_trials import InvalidTrial, requested
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.protocol.round_records import Row
+from grpo_trainable.protocol.stopping import RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.storage.object_store import reason
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResult
+from grpo_trainable.storage.stop_requests import TuneStopRequest
 
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
@@ -82,7 +84,10 @@ class GRPOTrainable(tune.Trainable):
 
         self._looked_for_checkpoint = False
         try:
-            self.trial = Trial(resolved(config), self._storage, inputs, shipped, replaced)
+            self.trial = Trial(
+                *(resolved(config), self._storage, inputs, shipped, replaced),
+                stop_request=self._stop_request(),
+            )
         except ConfigError as error:
             self._fail_later(error)
 
@@ -92,14 +97,25 @@ class GRPOTrainable(tune.Trainable):
             raise error
         self.trial = InvalidTrial(error)
 
+    def _stop_request(self) -> TuneStopRequest | None:
+        """Return the request that `CheckpointOnInterrupt` may make, or None outside Tune."""
+        return None if self._storage is None else TuneStopRequest(self.trial_id)
+
     def step(self) -> dict[str, Any]:
         """Run one round and return its row of metrics.
 
         The first call restores the trial's newest checkpoint, unless `restore` has been called.
+
+        A call that abandons its round saves the last finished round and returns once Tune has
+        ended, without a row.
         """
         if not self._looked_for_checkpoint:
             self._restore_newest()
-        report = self.trial.run_round()
+        try:
+            report = self.trial.run_round()
+        except RoundAbandoned as abandoned:
+            self._stop(abandoned.lost_s)
+            return {RESULT_DUPLICATE: True}
         if report is None:
             # The trial was restored from its final checkpoint, and no round follows. To Tune, the
             # row of the last round stays valid. Outside Tune, this row says how far the trial came.
@@ -110,6 +126,29 @@ class GRPOTrainable(tune.Trainable):
 
     def _ran(self, report: RoundReport) -> None:
         """Use the report of a round, before `step` returns the row."""
+
+    def _stop(self, lost_s: float) -> None:
+        """Save the last finished round unless it is saved, and wait for the end of Tune's run.
+
+        Tune cannot save a trial without a row, so the trial writes the checkpoint itself.
+
+        Args:
+            lost_s: Seconds spent on the round that was abandoned.
+        """
+        request = self._stop_request()
+        assert request is not None
+        checkpoint = self.save().checkpoint if self.trial.unsaved else None
+        request.say(
+            Stopped(
+                round=self.trial.rounds_trained,
+                saved=not self.trial.unsaved and self.trial.rounds_trained > 0,
+                lost_s=lost_s,
+                checkpoint=None if checkpoint is None else checkpoint.path,
+                notes=self.trial.take_notes(),
+            )
+        )
+        # If this call returned earlier, Tune would read its result and take the trial as done.
+        request.wait_until_released()
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
@@ -133,12 +172,14 @@ class GRPOTrainable(tune.Trainable):
 
     def _save_to_storage(self) -> _TrainingResult:
         trial, ended = self.trial, self.trial.pipeline.ended
+        pauses_s = self.last_pauses_s if ended or trial.stoppable.stopped else ()
         try:
-            result = save_persistently(self._write_to_storage, self.last_pauses_s if ended else ())
+            result = save_persistently(self._write_to_storage, pauses_s)
         except OSError as error:
             # The disk is full, permission is missing, or an object store fails or does not answer.
-            # A trial that can continue must survive such a failure. A trial after its last round
-            # would silently lose its last policy, so it raises an error.
+            # A trial that can continue must survive such a failure, and a trial that was stopped
+            # tells the user of it. A trial after its last round would silently lose its last
+            # policy, so it raises an error.
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: the last policy, of round "
@@ -230,7 +271,7 @@ class GRPOTrainable(tune.Trainable):
         self._looked_for_checkpoint = False
         trial = self.trial
         try:
-            return trial.reset(resolved(new_config), self._storage)
+            return trial.reset(resolved(new_config), self._storage, self._stop_request())
         except ConfigError as error:
             # If this method raised the error or returned False, Tune would report another reason,
             # or none, and would not free the trial's resources.

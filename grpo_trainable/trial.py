@@ -40,6 +40,7 @@ from grpo_trainable.protocol.round_records import (
     rollout_columns,
     step_columns,
 )
+from grpo_trainable.protocol.stopping import StoppableRounds, StopRequest
 from grpo_trainable.storage.checkpointing import (
     begun,
     finish_checkpoint,
@@ -77,6 +78,7 @@ class Trial:
         inputs: Mapping[str, str] | None = None,
         files: Any = None,
         replaced: Collection[str] = (),
+        stop_request: StopRequest | None = None,
     ) -> None:
         """Start the actors without waiting for them.
 
@@ -89,12 +91,14 @@ class Trial:
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
             replaced: SHA-256 of earlier versions of files, with which a checkpoint may have been
                 written.
+            stop_request: A request that the trial obeys. None: nobody can stop the trial.
 
         Raises:
             ConfigError: The placement group of the trial does not have the bundles of its actors.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
+        self.stoppable = StoppableRounds(stop_request)
         self._storage = storage
         self._files = files
         self._inputs_at_start = inputs
@@ -106,7 +110,7 @@ class Trial:
         refuse_other_bundles(config)
         self._warm_up_s: float | None = None  # None until the actors are warm
         self.config = config
-        self.runtime = RayRuntime(config.resources.deadline_s)
+        self.runtime = RayRuntime(config.resources.deadline_s, self.stoppable.look)
         self.meter = Meter(filter(None, [driver_pid()]))
         self.actors = TrialActors(config, self.runtime, self._files)
         try:
@@ -141,7 +145,7 @@ class Trial:
         ]
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # spans of the checkpoints since the last round
-        self._saved_round: int | None = None
+        self._saved_round = 0  # round of the last checkpoint; before round 1 there is none
         self._failures = 0  # number of consecutive checkpoints that could not be written
         self._retry_at = math.inf  # round after which the next attempt is made
         self.due = False  # True if the trial requests a checkpoint of this round
@@ -213,11 +217,21 @@ class Trial:
 
         Raises:
             ActorFailed: An actor failed in a way that ends the trial.
+            RoundAbandoned: A request to stop came before the round's gradient steps. The trial can
+                be saved as of its last finished round, but runs no further round.
         """
-        self._send_first_weights()
-        if self.pipeline.ended:
-            return None
-        report = self._completed(self.pipeline.run_round())
+        round_ = self.rounds_trained + 1
+        evaluates = round_ % self.config.eval.every == 0 or round_ == self.config.rounds
+        with self.stoppable.round(round_):
+            self._send_first_weights()
+            if self.pipeline.ended:
+                return None
+            report = self.pipeline.run_round(
+                partial(self.stoppable.training_begins, evaluates=evaluates)
+            )
+            eval_s = report.metrics["time/eval_s"]
+            self.stoppable.training_ended(len(report.evaluations), eval_s)
+        report = self._completed(report)
         regular = report.round % self.config.checkpoint.every == 0
         self.due = report.last or regular or report.round >= self._retry_at
         return report
@@ -341,6 +355,11 @@ class Trial:
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
+    @property
+    def unsaved(self) -> bool:
+        """True if rounds were trained that no checkpoint contains."""
+        return self.rounds_trained != self._saved_round or self._failures > 0
+
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
         """Count the enclosed time as checkpoint time, and leave it out of the wall clock.
@@ -354,6 +373,11 @@ class Trial:
             span = Span("checkpoint", start, now())
             self._checkpoints.append(span)
             self._wall_clock.leave_out(span.seconds)
+
+    def take_notes(self) -> list[str]:
+        """Return the warnings since the last round, which the next row will then not contain."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def note_checkpoints(self, notes: list[str], *, failed: bool = False) -> None:
         """Report problems with checkpoints, and schedule the next attempt after a failure.
@@ -376,11 +400,15 @@ class Trial:
         The learners write their own tensors. Every random draw is keyed by (seed, prompt index,
         response, token). So the seed in the config and the prompt indices in the pipeline's state
         make up the entire random state.
+
+        If the round in progress was abandoned, the checkpoint is the same as one written before
+        that round.
         """
         # If the trial did not request this checkpoint, or has already saved this round, then Tune
         # requested the checkpoint. Under PBT, another trial may start from such a checkpoint.
         if not self.due or self.rounds_trained == self._saved_round:
             self.stored.share(self.rounds_trained)
+        pipeline, groups = self.pipeline.checkpoint()
         with begun(directory) as seen_by:
             learners = self._learners.write(str(directory), seen_by)
         state = {
@@ -388,11 +416,11 @@ class Trial:
             "inputs": self._inputs,
             "shared_rounds": self.stored.shared_rounds,
             "learner": learners[0].counters,
-            "pipeline": self.pipeline.state(),
+            "pipeline": pipeline,
             "wall_clock_s": self._wall_clock.seconds,
             "time_total_s": self.time_total_s,
         }
-        finish_checkpoint(directory, learners, state, self.pipeline.buffer.groups())
+        finish_checkpoint(directory, learners, state, groups)
         self._saved_round = self.rounds_trained
 
     def load(self, directory: str | Path) -> None:
@@ -416,6 +444,7 @@ class Trial:
         self.time_total_s = state["time_total_s"]
         self.stored.shared_rounds = state["shared_rounds"]
         self.stored.share(self.rounds_trained)
+        self._saved_round = self.rounds_trained
 
     def _compare_inputs(self, before: Mapping[str, str]) -> None:
         """Compare the files with those that a checkpoint was written with.
@@ -436,11 +465,16 @@ class Trial:
 
     # ---- Starting over -----------------------------------------------------------------------
 
-    def reset(self, new: GRPOConfig, storage: StorageContext | None = None) -> bool:
+    def reset(
+        self,
+        new: GRPOConfig,
+        storage: StorageContext | None = None,
+        stop_request: StopRequest | None = None,
+    ) -> bool:
         """Start over with another config, or return False if it needs other resources.
 
         The actors are kept if the new config also has the same placement, resources and transport.
-        Otherwise new actors are started.
+        Otherwise new actors are started. `storage` and `stop_request` are those of the new trial.
 
         Raises:
             ConfigError: The trial runs under Tune, and has not reserved these other resources.
@@ -452,7 +486,7 @@ class Trial:
         ):
             refuse_other_bundles(new)
             return False
-        self._storage = storage
+        self._storage, self.stoppable.request = storage, stop_request
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
             self.end()
             self._start_actors(new)

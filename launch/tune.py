@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -295,30 +294,17 @@ def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
 
 def run(plan: Plan) -> int:
     """Run the trials, print their table, and return the exit status."""
-    from callbacks.console import stop_live_table
-    from tuning.interrupt import Interrupt
+    from callbacks.save_on_interrupt import requested
     from tuning.run import fit, ray_started
 
-    interrupt = Interrupt(partial(say_last_words, plan), stop_live_table)
     try:
-        with ray_started(plan, interrupt) as nodes:
+        with ray_started(plan) as nodes:
             print(*opening(plan, nodes), sep="\n", flush=True)
             failed = fit(plan)
-            return summarise(plan, failed, interrupted=interrupt.received)
+            return summarise(plan, failed, interrupted=requested.is_set())
     except KeyboardInterrupt:
         print(go_on(plan), flush=True)
         return INTERRUPTED
-
-
-def say_last_words(plan: Plan) -> None:
-    """Print how to continue and where interrupted trials stopped, if Tune does not end in time."""
-    from reports.experiment import read_experiment
-    from tuning.interrupt import left_off
-
-    print(go_on(plan), flush=True)  # first, because time may run out while results are read
-    if isinstance(plan.directory, Path):
-        trials = read_experiment(plan.directory).trials
-        print(*left_off(trials, len(plan.trials)), sep="\n", flush=True)
 
 
 def opening(plan: Plan, nodes: Nodes) -> list[str]:
@@ -404,7 +390,7 @@ def tell(
     for failure in failed:
         where = plan.directory / failure.directory / "error.txt"
         print(f"failed: {failure.error}\n        see {where}")
-    if interrupted:  # no time is left for a report
+    if interrupted:  # a report takes seconds, and a scheduler may be about to kill the command
         print(f"for a report of the results so far: {command}")
         if here:  # a copy from an object store has no checkpoints
             print(*left_off(experiment.trials, len(plan.trials)), sep="\n")

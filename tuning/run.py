@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import secrets
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.ray_private import SYNCER_LOGGER
 from grpo_trainable.trainable import NAME, register
 from tuning.grid import OrderedGrid, param_space
-from tuning.interrupt import Interrupt
+from tuning.interrupt import raise_on_interrupt
 from tuning.joined_cluster import check_nodes, join, ship_to_nodes
 from tuning.nodes import Nodes, WaitingCallback, check_resources, this_machine, total
 from tuning.plan import Plan
@@ -47,7 +46,7 @@ from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 
 
 @contextmanager
-def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
+def ray_started(plan: Plan) -> Iterator[Nodes]:
     """Start Ray for the trials of a plan, yield its nodes, and shut Ray down at the end.
 
     Raises:
@@ -58,9 +57,9 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     try:
-        interrupt.install()
+        raise_on_interrupt()
         _start_ray(plan)
-        interrupt.install()
+        raise_on_interrupt()
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         address = plan.options.address
         if address is not None:
@@ -148,9 +147,6 @@ def fit(plan: Plan) -> list[Failure]:
             f"--resume: Tune's state in {plan.directory} cannot be read ({error}), and nothing was "
             "started; try again, or restore the newest experiment_state-*.json from a copy"
         ) from error
-    # Tune has ended, so from now on an interrupt ends the command directly. SIGUSR1 is ignored: a
-    # timer may be about to send it, and its default action would kill this process.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     stop_live_table()
     return [failure(trial) for trial in trials if trial.status == Trial.ERROR]
 

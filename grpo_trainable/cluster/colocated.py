@@ -30,7 +30,8 @@ class Colocated:
     second thread.
     """
 
-    CONCURRENT = ("progress", "score")
+    # Sampling does not change the learner's state, so a checkpoint need not wait for its end.
+    CONCURRENT = ("progress", "score", "write")
 
     def __init__(self, config: GRPOConfig, transport: LocalTransport) -> None:
         clock = StageClock()

@@ -16,6 +16,9 @@ from grpo_trainable.storage.ray_private import jobs
 from grpo_trainable.telemetry.timers import now
 
 ANY_BUNDLE = -1
+# Maximum seconds between two looks during a wait. Ray itself divides each wait into intervals of
+# this length, so looking interrupts no transfer that Ray would have let run.
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +123,20 @@ def driver_pid() -> int | None:
 class RayRuntime:
     """Waits for calls to `RayActor`s, and turns Ray's errors into ours."""
 
-    def __init__(self, fetch_s: float | None = None) -> None:
+    def __init__(
+        self, fetch_s: float | None = None, look: Callable[[], None] | None = None
+    ) -> None:
         """Create the runtime.
 
         Args:
             fetch_s: Time limit in seconds for fetching a finished answer from another machine. None
                 means no limit.
+            look: Called about every `LOOK_S` seconds during waits. An exception that it raises ends
+                the wait, without an effect on the calls.
         """
         self._fetch_s = fetch_s
+        self._look = look
+        self._next_look = 0.0
 
     def now(self) -> float:
         """Return the time in seconds, from a clock that never runs backwards."""
@@ -136,11 +145,25 @@ class RayRuntime:
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
         """Wait at most `timeout_s` for the first of `calls`, and return those that are done."""
         by_ref = {call.ref: call for call in calls}
-        done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
+        done, end = [], self.now() + timeout_s
+        while not done:
+            interval_s = self._look_if_due(end - self.now())
+            done, _ = ray.wait(list(by_ref), num_returns=1, timeout=interval_s, fetch_local=True)
+            if self.now() >= end:
+                break
         if done and len(by_ref) > 1:
             # One answer has arrived. Other answers may have arrived too.
             done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
         return [by_ref[ref] for ref in done]
+
+    def _look_if_due(self, left_s: float) -> float:
+        """Return the seconds until the wait ends or the next look is due, whichever is sooner."""
+        if self._look is None:
+            return max(0.0, left_s)
+        if self.now() >= self._next_look:
+            self._next_look = self.now() + LOOK_S
+            self._look()
+        return max(0.0, min(left_s, self._next_look - self.now()))
 
     def share(self, value: Any) -> Any:
         """Store a value once and return a reference that several calls can take as an argument."""

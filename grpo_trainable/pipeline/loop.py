@@ -60,6 +60,9 @@ from grpo_trainable.telemetry.metrics import info_metrics
 from grpo_trainable.telemetry.timers import now
 from grpo_trainable.text import plural
 
+# The pipeline's state as plain data, and the groups in the buffer.
+Checkpoint = tuple[dict[str, Any], list[RolloutGroup]]
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -119,6 +122,8 @@ class Pipeline:
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
         self._info_names: set[str] = set()  # numbers that environments have reported in `info`
+        # While rollouts are collected: the checkpoint of the last finished round.
+        self._last_finished: Checkpoint | None = None
 
     @property
     def buffer(self) -> ReplayBuffer:
@@ -160,8 +165,13 @@ class Pipeline:
         self._recorder.forget_transfers()
         self._fleet.has_first_weights = True
 
-    def run_round(self) -> RoundReport:
+    def run_round(self, training_begins: Callable[[], None] = lambda: None) -> RoundReport:
         """Run a round: collect rollouts, take k gradient steps, publish weights, evaluate if due.
+
+        Args:
+            training_begins: Called before the gradient steps. An exception that it raises abandons
+                the round: `checkpoint` still returns the state of the last finished round, and the
+                pipeline runs no further round.
 
         Raises:
             ActorFailed: An actor died, raised an exception or did not answer in time.
@@ -170,6 +180,7 @@ class Pipeline:
         round_ = self.gate.learner_round
         if self.ended:
             raise RuntimeError(f"this trial ended after round {round_} of {self.config.rounds}")
+        self._last_finished = (self.state(), self.buffer.groups())
         self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()
@@ -178,6 +189,8 @@ class Pipeline:
         # submitted after every answer, even while the learner trains.
         self._start_dispatching()
         self._work_until(lambda: self._collector.ledger.complete(round_))
+        training_begins()
+        self._last_finished = None
         batches = self._collector.make_batches(round_)
         updated = self._update(batches)
         groups = [group for batch in batches for group in batch]
@@ -403,6 +416,14 @@ class Pipeline:
         return recorder.report(updated, groups, row, start=start, end=end, last=last)
 
     # ---- Checkpoints -------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the state after the last finished round, and the groups in the buffer then.
+
+        Call this method between two rounds, or after a round was abandoned before its gradient
+        steps. In either case, the learner has not changed since the last finished round.
+        """
+        return self._last_finished or (self.state(), self.buffer.groups())
 
     def state(self) -> dict[str, Any]:
         """Return the pipeline's state as plain data, without the groups in the buffer.

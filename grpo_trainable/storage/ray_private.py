@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ray.experimental import wait_tensor_freed as wait_tensor_freed
     from ray.experimental.collective import create_collective_group as create_collective_group
     from ray.experimental.collective import destroy_collective_group as destroy_collective_group
+    from ray.experimental.internal_kv import _internal_kv_del as _internal_kv_del
+    from ray.experimental.internal_kv import _internal_kv_exists as _internal_kv_exists
+    from ray.experimental.internal_kv import _internal_kv_get as _internal_kv_get
+    from ray.experimental.internal_kv import _internal_kv_put as _internal_kv_put
     from ray.experimental.rdt.util import (
         get_tensor_transport_manager as get_tensor_transport_manager,
     )
@@ -44,6 +48,12 @@ _NAMES = {
         "wait_tensor_freed",
     ),
     "ray.experimental.collective": ("create_collective_group", "destroy_collective_group"),
+    "ray.experimental.internal_kv": (
+        "_internal_kv_del",
+        "_internal_kv_exists",
+        "_internal_kv_get",
+        "_internal_kv_put",
+    ),
     "ray.experimental.rdt.util": ("get_tensor_transport_manager",),
     "ray.train._internal.session": ("_TrainingResult",),
     "ray.train._internal.storage": ("StorageContext", "_FilesystemSyncer"),

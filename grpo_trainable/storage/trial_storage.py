@@ -133,9 +133,9 @@ class TrialStorage:
             rows_follow: As for `remove_older`.
 
         Returns:
-            The choice and its reason, in one line, if a checkpoint other than the noted one was
-            chosen or if a trial that had trained starts again from round 0. Otherwise an empty
-            list.
+            The choice and any problems with newer checkpoints, in one line, if a checkpoint other
+            than the noted one was chosen or if a trial that had trained starts again from round 0.
+            Otherwise an empty list.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has
@@ -177,10 +177,9 @@ class TrialStorage:
             else:
                 if path == named and not problems:
                     return []
-                # Tune notes checkpoints in its snapshots of the experiment, which may be out of
-                # date after a kill.
-                problems = problems or [f"Tune had noted {named.name if named else 'none'}"]
-                return [f"{'; '.join(problems)}; continuing from {path.name} (round {round_})"]
+                # Without a problem, Tune does not know of this checkpoint: its last snapshot of the
+                # experiment is older, or the trial wrote the checkpoint when it was interrupted.
+                return ["; ".join([*problems, f"continuing from {path.name} (round {round_})"])]
         if foreign:
             raise CheckpointError(f"{'; '.join(problems)}; no other checkpoint can be used")
         assert self._directory is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import subprocess
 import sys
@@ -95,6 +96,19 @@ def test_a_log_on_a_full_disk_stops_nothing(monkeypatch, capsys):
             print("kept", file=sys.stderr)
         full.flush()  # the interpreter does this at exit
     assert capsys.readouterr().err == "kept\n"
+
+
+def test_a_stream_that_was_replaced_meanwhile_stays():
+    """A live table that began before puts back its own stream when it ends."""
+    before, later = sys.stdout, io.StringIO()
+    with output_dropped_on_error():
+        assert sys.stdout is not before
+        sys.stdout = later
+    assert sys.stdout is later
+    sys.stdout = before
+    with output_dropped_on_error():
+        pass
+    assert sys.stdout is before
 
 
 @pytest.mark.slow

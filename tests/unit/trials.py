@@ -35,6 +35,7 @@ class FakeTrial:
         self.evaluated_params = {"arm": "sync"}
         self.last_result: dict[str, Any] = {}
         self.num_failures = self.max_failures = 0
+        self.is_saving = False
         self.error_file = str(directory / "error.txt")
 
     @property
@@ -53,6 +54,9 @@ class FakeTrial:
 
     def is_finished(self) -> bool:
         return self.status in ("TERMINATED", "ERROR")
+
+    def on_checkpoint(self, checkpoint_result: Any) -> None:
+        self.run_metadata.checkpoint_manager.register_checkpoint(checkpoint_result)
 
     def checkpoint_at(self, iteration: int | None) -> None:
         metrics = {"training_iteration": iteration}

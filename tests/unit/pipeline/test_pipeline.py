@@ -32,6 +32,7 @@ from grpo_trainable.pipeline.report import Recorder, update_metrics
 from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
+from grpo_trainable.protocol.stopping import RoundAbandoned, StoppableRounds
 from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.simulation.groups import group_of
 from grpo_trainable.simulation.runtime import constant_durations
@@ -374,6 +375,76 @@ def test_restored_run_goes_on_where_the_other_stopped(
         expected = uninterrupted.run(config.rounds)
         assert [untimed(row) for row in rows] == [untimed(row) for row in expected]
         assert history(first, second) == history(uninterrupted)
+
+
+class Later:
+    """A request to stop that is made after some looks, or before the gradient steps."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def made(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def say(self, answer: Any) -> None:
+        raise AssertionError("no gradient steps have begun")
+
+
+def run_abandoned_round(w: VirtualTrial, request: Later) -> None:
+    """Run a round that `request` abandons."""
+    rounds, wait = StoppableRounds(request, w.runtime.now), w.runtime.wait
+
+    def look_and_wait(calls: Any, timeout_s: float) -> Any:
+        rounds.look()
+        return wait(calls, timeout_s)
+
+    def training_begins() -> None:
+        request.looks = 0
+        rounds.training_begins(evaluates=False)
+
+    w.runtime.wait = look_and_wait
+    number = w.pipeline.gate.learner_round + 1
+    with pytest.raises(RoundAbandoned), rounds.round(number):
+        w.pipeline.run_round(training_begins)
+    w.runtime.wait = wait
+
+
+@pytest.mark.slow
+@bounded
+@given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]), st.data())
+def test_a_run_goes_on_from_an_abandoned_round_as_from_the_round_before(
+    config: GRPOConfig, scale: dict[str, float], seed: int, failing: float, data: st.DataObject
+) -> None:
+    fails = some_fail(config, seed, failing)
+    finished = data.draw(st.integers(0, config.rounds - 1))
+
+    def new_trial(timing: int) -> VirtualTrial:
+        durations = long_tailed_durations(timing, scale)
+        return virtual_trial(config, durations=durations, seed=timing, reward_fails=fails)
+
+    first = new_trial(seed)
+    rows = first.run(finished)
+    state, groups = json.dumps(first.pipeline.state()), first.pipeline.buffer.groups()
+    run_abandoned_round(first, Later(data.draw(st.integers(0, 12))))
+    assert len(first.trained) == finished
+    saved, saved_groups = first.pipeline.checkpoint()
+    assert json.dumps(saved) == state
+    assert all(a is b for a, b in zip(saved_groups, groups, strict=True))
+
+    second = new_trial(seed + 1)
+    second.learners.load_state(first.learners.state())
+    second.pipeline.load_state(json.loads(json.dumps(saved)), saved_groups)
+    rows += second.run(config.rounds - finished)
+    assert trained_prompts(first, second) == [
+        index for index in all_prompts(config) if not fails("train", index)
+    ]
+    last = rows[-1].metrics
+    assert last["count/requested"] == last["count/trained"] + last["count/dropped"]
+    if config.lag == 0:
+        expected = new_trial(seed + 2).run(config.rounds)
+        assert [untimed(row) for row in rows] == [untimed(row) for row in expected]
 
 
 @pytest.mark.slow

@@ -1,0 +1,283 @@
+"""Ctrl-C in the middle of a round, in our command and in a user's own Tuner.
+
+The engine, the reward or the loss hangs while the test lets it, so each signal arrives at a known
+moment of a round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from commands import ROOT, SMALL, trial_directories, tune, tune_command
+from conftest import checkpoints, rows, untimed, wait_for
+
+from grpo_trainable.storage.checkpointing import MANIFEST, STATE, checkpoint_round
+
+ROUNDS = 20
+ENOUGH_S = 180.0  # much more than a start takes, and much less than the hang
+
+# While the file NAME exists, `hang` does not return. It creates NAME-began.
+OWN = """
+import time
+from pathlib import Path
+
+from grpo_trainable.engines.torch_engine import build_torch_engine
+
+HERE = Path(__file__).parent
+
+
+def hang(name):
+    while (HERE / name).exists():
+        (HERE / f"{name}-began").touch()
+        time.sleep(0.1)
+
+
+def score(response, ground_truth):
+    hang("reward")
+    return float(len(response) % 3)
+
+
+def double_clip(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high):
+    hang("loss")
+    return -(log_probs - old_log_probs).exp().clamp(1 - clip_low, 1 + clip_high) * advantages
+
+
+class Engine:
+    def __init__(self, setup):
+        self._engine = build_torch_engine(setup)
+        self.load = self._engine.load
+
+    version = property(lambda self: self._engine.version)
+    round = property(lambda self: self._engine.round)
+
+    def generate(self, requests, between_tokens):
+        hang("engine")
+        return self._engine.generate(requests, between_tokens)
+"""
+
+# The arguments are the storage path, the config or "restore", and the file for the results.
+OWN_TUNER = """
+import json, sys
+from pathlib import Path
+from ray import tune
+from callbacks import grpo_callbacks
+from grpo_trainable.trainable import register
+
+storage, config, results = sys.argv[1:]
+register()
+if config == "restore":
+    tuner = tune.Tuner.restore(f"{storage}/own", trainable="GRPO")
+else:
+    tuner = tune.Tuner(
+        "GRPO",
+        param_space=json.loads(Path(config).read_text()),
+        run_config=tune.RunConfig(
+            name="own", storage_path=storage, callbacks=grpo_callbacks(), verbose=1
+        ),
+    )
+(result,) = tuner.fit()
+Path(results).write_text(json.dumps({"checkpoint": result.checkpoint.path, "trial": result.path}))
+"""
+
+
+class Experiment:
+    """An experiment in a directory that also has the user's file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.errors = directory / "errors.txt"
+        (directory / "own.py").write_text(OWN)
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, command: list[str]) -> psutil.Process:
+        """Start a command whose standard error is written to a file."""
+        with self.errors.open("w") as errors:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
+        return psutil.Process(self.process.pid)
+
+    def start_command(self, arm: str) -> psutil.Process:
+        command = tune_command(*self.arguments(arm), storage=self.directory)
+        return self.start(command)
+
+    @staticmethod
+    def arguments(arm: str) -> list[str]:
+        own = {
+            "engine": "own.py:Engine",
+            "loss.type": "own.py:double_clip",
+            "task.reward": "own.py:score",
+            "task.reward_deadline_s": "300",
+            "eval.every": "1000",  # before the first round and after the last one
+        }
+        settings = [part for key, value in own.items() for part in ("--set", f"{key}={value}")]
+        argv = ["--space", "async_vs_sync", "--name", "own", "--set", f"arm={arm}", *SMALL]
+        argv += [*settings, "--iterations", str(ROUNDS), "--checkpoint-every", "1000"]
+        return argv
+
+    @property
+    def trial(self) -> Path:
+        (trial,) = trial_directories(self.directory / "own")
+        return trial
+
+    def hang_in(self, name: str) -> int:
+        """Wait for the second row, then until `name` hangs. Return the number of rows."""
+        directory = self.directory / "own"
+        wait_for(lambda: any(len(rows(t)) >= 2 for t in trial_directories(directory)), ENOUGH_S)
+        (self.directory / name).touch()
+        wait_for((self.directory / f"{name}-began").exists, ENOUGH_S)
+        finished = len(rows(self.trial))
+        assert finished < ROUNDS
+        return finished
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Return the status and the standard output of the command, after its end."""
+        assert self.process is not None
+        printed, _ = self.process.communicate(timeout=ENOUGH_S)
+        return self.process.returncode, printed
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[Experiment]:
+    experiment = Experiment(tmp_path)
+    yield experiment
+    if experiment.process is not None:
+        experiment.process.kill()
+
+
+def results(trial: Path) -> tuple[list[dict[str, float]], dict[str, str]]:
+    """Return all rows without times, and the digests of the last checkpoint's tensors."""
+    last = max(trial.glob("checkpoint_*"))
+    digests = json.loads((last / MANIFEST).read_text())["files"]
+    return [untimed(row) for row in rows(trial)], {n: d for n, d in digests.items() if n != STATE}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Return an experiment of a colocated trial that ran to its end."""
+    experiment = Experiment(tmp_path_factory.mktemp("uninterrupted"))
+    done = tune(*experiment.arguments("colocated_k1"), storage=experiment.directory)
+    assert done.returncode == 0, done.stderr
+    return experiment
+
+
+def config_of(experiment: Experiment, directory: Path) -> dict[str, Any]:
+    """Return the config of the experiment's trial, with the user's file in another directory."""
+    text = (experiment.trial / "params.json").read_text()
+    return json.loads(text.replace(str(experiment.directory), str(directory)))
+
+
+def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
+    experiment: Experiment, uninterrupted: Experiment
+) -> None:
+    """The worker samples and trains in turn, and writes the checkpoint while it samples."""
+    experiment.start_command("colocated_k1")
+    finished = experiment.hang_in("engine")
+    experiment.signal(signal.SIGINT)
+    status, printed = experiment.end()
+    assert status == 130
+    told = experiment.errors.read_text()
+    assert "SIGINT: every trial stops and saves its last finished round" in told
+    assert f"colocated_k1/0: saved after round {finished} of {ROUNDS}; lost: " in told
+    assert f"s of work on round {finished + 1}\n" in told
+    assert f"saved after round {finished} of {ROUNDS}" in printed
+    assert len(rows(experiment.trial)) == finished
+    (checkpoint,) = checkpoints(experiment.trial)
+    assert checkpoint_round(checkpoint) == finished
+
+    (experiment.directory / "engine").unlink()
+    resumed = tune("--resume", "must", "--name", "own", storage=experiment.directory)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"continuing from {checkpoint.name} (round {finished})" in resumed.stdout
+    assert rows(experiment.trial)[finished]["iterations_since_restore"] == 1
+    assert results(experiment.trial) == results(uninterrupted.trial)
+
+
+def test_a_users_tuner_saves_too_although_nobody_reads_its_output(
+    experiment: Experiment, uninterrupted: Experiment
+) -> None:
+    """With `python my_tuner.py | tee log`, Ctrl-C also ends `tee`."""
+    script, found = experiment.directory / "my_tuner.py", experiment.directory / "results.json"
+    script.write_text(OWN_TUNER)
+    config = experiment.directory / "config.json"
+    config.write_text(json.dumps(config_of(uninterrupted, experiment.directory)))
+    command = [sys.executable, str(script), str(experiment.directory)]
+    experiment.start([*command, str(config), str(found)])
+    finished = experiment.hang_in("reward")
+    assert experiment.process is not None
+    assert experiment.process.stdout is not None
+    experiment.process.stdout.close()
+    experiment.signal(signal.SIGINT)
+    experiment.process.wait(timeout=ENOUGH_S)
+    told = experiment.errors.read_text()
+    assert f"saved after round {finished} of {ROUNDS}; lost: " in told
+    (checkpoint,) = checkpoints(experiment.trial)
+    assert json.loads(found.read_text())["checkpoint"] == str(checkpoint)
+    assert checkpoint_round(checkpoint) == len(rows(experiment.trial)) == finished
+
+    (experiment.directory / "reward").unlink()
+    experiment.start([*command, "restore", str(found)])
+    status, _ = experiment.end()
+    assert status == 0, experiment.errors.read_text()
+    assert json.loads(found.read_text())["trial"] == str(experiment.trial)
+    assert results(experiment.trial) == results(uninterrupted.trial)
+
+
+def test_gradient_steps_that_have_begun_are_finished_and_saved(experiment: Experiment) -> None:
+    experiment.start_command("sync")
+    finished = experiment.hang_in("loss")
+    experiment.signal(signal.SIGTERM)
+    begun = f"sync/0: round {finished + 1} has begun its gradient steps and is finished first: "
+    wait_for(lambda: begun + "about " in experiment.errors.read_text(), ENOUGH_S)
+    (experiment.directory / "loss").unlink()
+    status, printed = experiment.end()
+    assert status == 130
+    told = experiment.errors.read_text()
+    assert told.startswith("SIGTERM: ")
+    assert f"sync/0: saved after round {finished + 1} of {ROUNDS}\n" in told
+    assert f"saved after round {finished + 1} of {ROUNDS}" in printed
+    assert len(rows(experiment.trial)) == finished + 1
+    (checkpoint,) = checkpoints(experiment.trial)
+    assert checkpoint_round(checkpoint) == finished + 1
+
+
+def test_a_second_signal_ends_at_once_says_what_is_lost_and_leaves_no_actor(
+    experiment: Experiment,
+) -> None:
+    command = experiment.start_command("sync")
+    finished = experiment.hang_in("loss")
+    family = command.children(recursive=True)
+    experiment.signal(signal.SIGTERM)
+    wait_for(lambda: "is finished first" in experiment.errors.read_text(), ENOUGH_S)
+    experiment.signal(signal.SIGINT)
+    status, printed = experiment.end()
+    assert status == 130
+    *_, again, lost = experiment.errors.read_text().splitlines()
+    assert again == "interrupted again: stopping at once"
+    assert lost == (
+        f"sync/0: not saved: continues from round 0; lost: rounds 1 to {finished} and the work on "
+        f"round {finished + 1}"
+    )
+    assert "--resume must --name own" in printed.splitlines()[-1]
+    assert checkpoints(experiment.trial) == []
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive

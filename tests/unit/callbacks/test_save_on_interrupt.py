@@ -1,0 +1,318 @@
+"""Ctrl-C and SIGTERM while Tune runs, with fake trials that answer a request to stop."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trials import FakeTrial, row, saved
+
+from callbacks import save_on_interrupt
+from callbacks.save_on_interrupt import (
+    SIGNALS,
+    CheckpointOnInterrupt,
+    continues,
+    finishing,
+    requested,
+    stopped,
+)
+from grpo_trainable.protocol.stopping import Finishing, Stopped
+
+
+class FakeStore:
+    """The key-value store: which trials were asked and released, and what they answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.released: list[str] = []
+        self.answers: dict[str, Finishing | Stopped] = {}
+        self.forgotten = 0
+
+
+class Experiment:
+    """A callback in an experiment of Tune, which ends when it receives SIGUSR1."""
+
+    def __init__(self, store: FakeStore, directory: Path) -> None:
+        self.store, self.directory = store, directory
+        self.trials: list[FakeTrial] = []
+        self.callback = CheckpointOnInterrupt()
+        self.ended = 0
+        self._before_tune = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, self._tunes_handler)
+        signal.signal(signal.SIGUSR1, self._tunes_handler)
+        self.callback.setup()
+
+    def _tunes_handler(self, *_: Any) -> None:
+        self.ended += 1
+        signal.signal(signal.SIGINT, self._before_tune)
+
+    def trial(self, name: str, rounds: int = 0, status: str = "RUNNING") -> FakeTrial:
+        """Add a trial that has finished some rounds."""
+        trial = FakeTrial(self.directory / name, arm=name)
+        trial.init_local_path()
+        trial.status = status
+        trial.last_result = row(rounds) if rounds else {}
+        self.trials.append(trial)
+        return trial
+
+    def step(self) -> None:
+        self.callback.on_step_end(iteration=1, trials=self.trials)
+
+    def end(self) -> None:
+        self.callback.on_experiment_end(trials=self.trials)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    store = FakeStore()
+
+    class Request:
+        def __init__(self, trial_id: str) -> None:
+            self.id = trial_id
+
+        def make(self) -> None:
+            store.asked.append(self.id)
+
+        def answer(self) -> Finishing | Stopped | None:
+            return store.answers.get(self.id)
+
+        def release(self) -> None:
+            store.released.append(self.id)
+
+    def forget_all() -> None:
+        store.forgotten += 1
+
+    monkeypatch.setattr(save_on_interrupt, "TuneStopRequest", Request)
+    monkeypatch.setattr(save_on_interrupt, "forget_all", forget_all)
+    return store
+
+
+@pytest.fixture
+def experiment(store: FakeStore, tmp_path: Path) -> Iterator[Experiment]:
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGUSR1)}
+    streams = sys.stdout, sys.stderr
+    yield Experiment(store, tmp_path)
+    requested.clear()
+    sys.stdout, sys.stderr = streams
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def stopped_after(round_: int, lost_s: float = 0.0, **values: Any) -> Stopped:
+    return Stopped(**{"round": round_, "saved": round_ > 0, "lost_s": lost_s, **values})
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_tune_ends_once_every_running_trial_has_stopped(experiment, store, number, capsys):
+    first, second = experiment.trial("sync", 6), experiment.trial("async", 4)
+    experiment.trial("waiting", status="PENDING")
+    experiment.trial("done", 8, status="TERMINATED")
+    experiment.step()
+    assert store.asked == []
+    signal.raise_signal(number)
+    experiment.step()
+    assert store.asked == [first.trial_id, second.trial_id]
+    store.answers = {
+        first.trial_id: stopped_after(6, 48.2),
+        second.trial_id: Finishing(round=5, left_s=12.4),
+    }
+    experiment.step()
+    experiment.step()
+    assert not experiment.ended
+    assert not store.released
+    store.answers[second.trial_id] = stopped_after(5)
+    experiment.step()
+    experiment.step()
+    assert experiment.ended == 1
+    assert store.released == store.asked
+    opening, *lines = capsys.readouterr().err.splitlines()
+    assert opening.startswith(f"{number.name}: every trial stops and saves its last finished round")
+    assert lines == [
+        "sync/0: saved after round 6 of 8; lost: 48 s of work on round 7",
+        "async/0: round 5 has begun its gradient steps and is finished first: about 12 s, judging "
+        "by earlier rounds",
+        "async/0: saved after round 5 of 8",
+    ]
+
+
+def test_tune_ends_at_once_if_no_trial_runs(experiment, store):
+    experiment.trial("waiting", status="PENDING")
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    assert experiment.ended == 1
+    assert store.asked == []
+
+
+def test_a_trial_that_starts_after_the_signal_is_asked_too(experiment, store, capsys):
+    first = experiment.trial("sync", 6)
+    second = experiment.trial("async", status="PENDING")
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    second.status = "RUNNING"
+    store.answers[first.trial_id] = stopped_after(6)
+    experiment.step()
+    assert not experiment.ended
+    store.answers[second.trial_id] = stopped_after(0, 20.0)
+    experiment.step()
+    assert experiment.ended == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "async/0: nothing to save before the end of its first round; lost: 20 s of work on round 1"
+    )
+
+
+def test_a_trial_that_ends_or_fails_is_not_awaited(experiment):
+    trial = experiment.trial("sync", 8)
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    trial.status = "TERMINATED"
+    experiment.step()
+    assert experiment.ended == 1
+
+
+def test_tune_notes_the_checkpoint_that_the_trial_has_written(experiment, store):
+    trial = experiment.trial("sync", 6)
+    path = str(experiment.directory / "sync" / "checkpoint_000001")
+    Path(path).mkdir()
+    signal.raise_signal(signal.SIGINT)
+    store.answers[trial.trial_id] = stopped_after(6, checkpoint=path)
+    experiment.step()
+    noted = trial.latest_checkpoint_result
+    assert noted.checkpoint.path == path
+    assert noted.metrics["training_iteration"] == 6
+
+
+def test_a_checkpoint_that_could_not_be_written_is_reported_with_its_cost(
+    experiment, store, capsys
+):
+    trial = experiment.trial("sync", 6)
+    saved(trial, 0, 4)
+    signal.raise_signal(signal.SIGINT)
+    note = "the checkpoint could not be written (No space left on device)"
+    store.answers[trial.trial_id] = stopped_after(6, 30.0, saved=False, notes=[note])
+    experiment.step()
+    assert experiment.ended == 1
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"sync/0: {note}",
+        "sync/0: NOT SAVED: continues from round 4; lost: rounds 5 to 6 and 30 s of work on round "
+        "7",
+    ]
+
+
+def test_a_second_signal_ends_at_once_and_says_what_that_costs(experiment, store, capsys):
+    running, stopped_ = experiment.trial("sync", 6), experiment.trial("async", 5)
+    saved(running, 0, 4)
+    experiment.trial("waiting", status="PENDING")
+    signal.raise_signal(signal.SIGTERM)
+    store.answers[stopped_.trial_id] = stopped_after(5)
+    experiment.step()
+    capsys.readouterr()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().err.splitlines() == [
+        "interrupted again: stopping at once",
+        "sync/0: not saved: continues from round 4; lost: rounds 5 to 6 and the work on round 7",
+    ]
+    # The next signal finds the handler from before the experiment.
+    assert signal.getsignal(signal.SIGINT) == experiment._tunes_handler
+
+
+def test_a_second_signal_costs_nothing_once_all_trials_have_stopped(experiment, store, capsys):
+    """Tune has been told to end, but may still be waiting for a slow disk."""
+    trial = experiment.trial("sync", 6)
+    signal.raise_signal(signal.SIGINT)
+    store.answers[trial.trial_id] = stopped_after(6)
+    experiment.step()
+    assert experiment.ended == 1
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert "nothing more is lost" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_checkpoint_that_is_being_written_does_not_count(experiment, capsys):
+    trial = experiment.trial("sync", 6)
+    trial.checkpoint_at(2)
+    saved(trial, 1, 6)
+    trial.checkpoint_at(2)
+    trial.is_saving = True
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert "continues from round 2; lost: rounds 3 to 6" in capsys.readouterr().err
+
+
+def test_the_handlers_from_before_come_back_at_the_end(experiment):
+    before = experiment._tunes_handler, signal.getsignal(signal.SIGUSR1)
+    experiment.end()
+    assert signal.getsignal(signal.SIGINT) == before[0]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert not requested.is_set()
+
+
+def test_after_an_interrupt_the_handler_from_before_tune_comes_back(experiment, store):
+    trial = experiment.trial("sync", 6)
+    signal.raise_signal(signal.SIGINT)
+    store.answers[trial.trial_id] = stopped_after(6)
+    experiment.step()
+    assert signal.getsignal(signal.SIGINT) == experiment.callback._handle
+    experiment.end()
+    assert signal.getsignal(signal.SIGINT) == experiment._before_tune
+    assert store.forgotten == 2  # before and after the experiment
+
+
+def test_output_that_nobody_reads_does_not_keep_trials_from_stopping(experiment, store):
+    """Ctrl-C behind `| tee` ends `tee` first."""
+
+    class Broken(io.TextIOBase):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+        def fileno(self) -> int:
+            return nowhere.fileno()
+
+    with open("/dev/null", "w") as nowhere:
+        sys.stdout, sys.stderr = Broken(), Broken()
+        trial = experiment.trial("sync", 6)
+        signal.raise_signal(signal.SIGINT)
+        print("a line of Tune's own reporter")
+        store.answers[trial.trial_id] = stopped_after(6)
+        experiment.step()
+        experiment.end()
+    assert experiment.ended == 1
+
+
+def test_handlers_are_installed_only_in_the_main_thread(store):
+    before = [signal.getsignal(number) for number in SIGNALS]
+    callback = CheckpointOnInterrupt()
+    thread = threading.Thread(target=callback.setup)
+    thread.start()
+    thread.join()
+    callback.on_experiment_end(trials=[])
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_tune_can_pickle_the_callback_while_it_runs(experiment):
+    signal.raise_signal(signal.SIGINT)
+    restored = pickle.loads(pickle.dumps(experiment.callback))
+    assert restored._former == {}
+    # As written by an earlier version.
+    restored.__setstate__({"_saved": set(), "_ended": True})
+    assert not restored._ended
+
+
+def test_messages_say_what_is_saved_and_what_is_lost():
+    assert stopped(stopped_after(6, 0.2), rounds=9, saved=6) == "saved after round 6 of 9"
+    assert continues(6, 6, []) == "continues from round 6"
+    assert continues(5, 6, []) == "continues from round 5; lost: round 6"
+    unknown = finishing(Finishing(round=1, left_s=None))
+    assert unknown.endswith("no earlier round shows how long that takes")
