@@ -225,7 +225,8 @@ def _asha(plan: Plan) -> ASHA:
     # Arms are compared at equal samples, because their rounds differ in size.
     first = first_rung(plan.trials)
     assert first is not None, "`check_comparable` refuses such trials"
-    return ASHA(time_attr=GROUPS, max_t=groups_of(plan.trials), grace_period=first)
+    longest = max(map(groups_of, plan.trials))
+    return ASHA(time_attr=GROUPS, max_t=longest, grace_period=first)
 
 
 def _pbt(plan: Plan) -> PBT:

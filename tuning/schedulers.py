@@ -155,19 +155,20 @@ def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
 def first_rung(trials: Sequence[GRPOConfig]) -> int | None:
     """Return the number of groups after which ASHA first compares the trials.
 
-    This is the first evaluation, after at least a quarter of the groups, that all trials make after
-    the same number of groups. None if there is none before the end of the longest trial. ASHA
-    compares the trials again after 4, 16, … times as many groups, where all of them are evaluated
-    too.
+    This is the first evaluation, after at least a quarter of the groups of the shortest trial, that
+    all trials make after the same number of groups. None if there is none before the end of the
+    shortest trial. ASHA compares the trials again after 4, 16, … times as many groups, where all
+    trials that last so long are evaluated too.
     """
     between = math.lcm(*(t.eval.every * schedule.prompts_per_round(t) for t in trials))
-    first = math.ceil(groups_of(trials) / 4 / between) * between
-    return first if first < groups_of(trials) else None
+    shortest = min(map(groups_of, trials))
+    first = math.ceil(shortest / 4 / between) * between
+    return first if first < shortest else None
 
 
-def groups_of(trials: Sequence[GRPOConfig]) -> int:
-    """Return the number of groups of the longest trial."""
-    return max(trial.rounds * schedule.prompts_per_round(trial) for trial in trials)
+def groups_of(trial: GRPOConfig) -> int:
+    """Return the number of groups that a trial is to train on."""
+    return trial.rounds * schedule.prompts_per_round(trial)
 
 
 def perturbation_interval(trial: GRPOConfig) -> int | None:

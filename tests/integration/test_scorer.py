@@ -105,16 +105,16 @@ def wait_until_gone(pids, timeout_s=60.0):
 
 def test_a_number_is_the_reward_and_a_dict_may_say_more(scorer):
     assert scorer.score(requests("abc", "dict", "")) == [
-        Score(5.0, 1.0, 5.0),
+        Score(5.0, None, 5.0),
         Score(0.5, 1.0, 0.0),
-        Score(2.0, 1.0, 2.0),
+        Score(2.0, None, 2.0),
     ]
 
 
 def test_any_text_and_any_json_survive_the_trip(scorer):
     text = 'line\nbreak "quotes" \u2028 \ud800 \0 é 🦜'
     assert scorer.score([ScoreRequest(text, {"a": [1, None]})]) == [
-        Score(len(text) + 1.0, 1.0, len(text) + 1.0)
+        Score(len(text) + 1.0, None, len(text) + 1.0)
     ]
     long = "x" * 3_000_000  # many times the capacity of a pipe
     assert scorer.score([ScoreRequest(long, [])])[0].reward == 3_000_000
@@ -137,7 +137,7 @@ def test_an_exception_or_a_bad_value_is_the_error_of_that_response_alone(scorer)
         RewardError("ValueError: reward must be a finite float32, got nan", repeats=True),
         RewardError("TypeError: reward must be a number, got str", repeats=True),
         RewardError("SystemExit: 5", repeats=True),
-        Score(3.0, 1.0, 3.0),
+        Score(3.0, None, 3.0),
     ]
     assert worker_pids(scorer) == before  # no process had to be replaced
 
@@ -153,7 +153,7 @@ def test_a_death_is_the_error_of_that_response_and_the_spare_goes_on(scorer, res
     spare = worker_pids(scorer)[1]
     answers = scorer.score(requests("x", response, "pid", "x"))
     assert answers[1] == RewardError(message)
-    assert answers[0] == answers[3] == Score(3.0, 1.0, 3.0)
+    assert answers[0] == answers[3] == Score(3.0, None, 3.0)
     assert answers[2].reward == spare
 
 
@@ -172,7 +172,7 @@ def test_hangs_and_deaths_in_a_row_all_get_their_errors(spec):
         answers = scorer.score(requests("hang", "die", "hang", "x", "die"))
         kinds = [type(answer) for answer in answers]
         assert kinds == [RewardError, RewardError, RewardError, Score, RewardError]
-        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+        assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
@@ -183,7 +183,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
             "not scored: the reward hung on 10 other responses of the same chunk"
         )
         assert answers == [hung] * 10 + [left_out] * 3
-        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+        assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
@@ -250,7 +250,7 @@ def test_processes_that_died_between_two_calls_are_replaced_without_an_error(sco
     for pid in worker_pids(scorer):
         os.kill(pid, signal.SIGKILL)
     assert wait_until_gone(worker_pids(scorer))
-    assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+    assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_an_interrupted_call_leaves_no_answer_for_the_next(spec):
@@ -268,7 +268,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(spec):
                 interrupted_call()
         finally:
             signal.signal(signal.SIGALRM, previous)
-        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+        assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_close_leaves_no_process_and_may_be_called_twice(spec):
@@ -319,7 +319,7 @@ def test_a_module_is_found_from_the_directory_and_from_our_path(tmp_path, monkey
     directory = str(tmp_path) if by == "directory" else None
     scorer = ProcessScorer("pkg.rewards:f", deadline_s=5.0, directory=directory)
     with contextlib.closing(scorer):
-        assert scorer.score(requests("x")) == [Score(4.0, 1.0, 4.0)]
+        assert scorer.score(requests("x")) == [Score(4.0, None, 4.0)]
 
 
 def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):

@@ -210,7 +210,7 @@ def test_responses_are_scored_by_the_task_in_a_process_of_its_own(sums):
             [ScoreRequest("7", "7"), ScoreRequest("8", "7"), ScoreRequest("score", "7")]
         )
         failed = scorer.score([ScoreRequest("raise", "7")])
-    assert answers == [Score(1.0, 1.0, 1.0), Score(0.0, 1.0, 0.0), Score(2.0, 0.5, 1.5)]
+    assert answers == [Score(1.0, None, 1.0), Score(0.0, None, 0.0), Score(2.0, 0.5, 1.5)]
     assert failed == [RewardError("KeyError: 'two\\nlines'", repeats=True)]
 
 
@@ -219,7 +219,7 @@ def test_a_function_of_the_users_takes_the_place_of_the_tasks_reward(sums, tmp_p
     (tmp_path / "r.py").write_text("def seven(response, ground_truth): return 7\n")
     trial = config(sums, reward=f"{tmp_path}/r.py:seven")
     with contextlib.closing(make_scorer(trial, build_task(trial))) as scorer:
-        assert scorer.score([ScoreRequest("", "")]) == [Score(7.0, 1.0, 7.0)]
+        assert scorer.score([ScoreRequest("", "")]) == [Score(7.0, None, 7.0)]
 
 
 @pytest.mark.slow

@@ -239,6 +239,9 @@ def test_the_first_comparison_is_at_an_evaluation_that_all_trials_make():
     assert first_rung([each, trial(rounds=8, eval={"every": 3})]) == 12
     assert first_rung([each, trial(rounds=8, eval={"every": 8})]) is None
     assert first_rung([trial(rounds=8, eval={"every": 16})]) is None
+    # The shortest trial decides.
+    assert first_rung([each, trial(rounds=80, eval={"every": 1})]) == 8
+    assert first_rung([each, trial(rounds=80, eval={"every": 8})]) is None
 
 
 @pytest.mark.parametrize(
