@@ -19,7 +19,7 @@ import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from grpo_trainable.config.conditions import Condition, Readable
 from grpo_trainable.config.defaults import DefaultBy, Moment
@@ -118,7 +118,7 @@ def integer(
     def convert(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError
-        whole = math.floor(value)
+        whole = int(cast("float", value))
         if whole != value or not minimum <= whole <= (MAX_INTEGER if maximum is None else maximum):
             raise ValueError
         return whole
