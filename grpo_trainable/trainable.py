@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import tune
@@ -33,7 +33,7 @@ class GRPOTrainable(tune.Trainable):
     contains the metrics of one round, keyed by the names in `metrics.NAMES`.
     """
 
-    trial: Trial | InvalidTrial
+    trial: Trial
     last_pauses_s: Sequence[float] = PAUSES_S  # seconds between attempts to save the last policy
     followed = False  # True if callbacks write the rows to files
 
@@ -86,7 +86,7 @@ class GRPOTrainable(tune.Trainable):
         """Make the next step or restore raise the error, or raise it now if Tune runs no trial."""
         if self._trial_info is None:
             raise error
-        self.trial = InvalidTrial(error)
+        self.trial = cast("Trial", InvalidTrial(error))
 
     def step(self) -> dict[str, Any]:
         """Run one round and return its row of metrics.
