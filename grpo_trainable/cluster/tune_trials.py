@@ -37,8 +37,6 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 class InvalidTrial:
     """Takes the place of a trial whose settings are invalid. Using it raises the reason."""
 
-    time_total_s: float  # set before a checkpoint is written, which raises the reason
-
     def __init__(self, reason: ConfigError) -> None:
         self._reason = reason
 
