@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import tune
@@ -37,7 +37,7 @@ class GRPOTrainable(tune.Trainable):
     contains the metrics of one round, keyed by the names in `metrics.NAMES`.
     """
 
-    trial: Trial | InvalidTrial
+    trial: Trial
     last_pauses_s: Sequence[float] = PAUSES_S  # seconds between attempts to save the last policy
     followed = False  # True if callbacks write the rows to files
 
@@ -95,7 +95,7 @@ class GRPOTrainable(tune.Trainable):
         """Make the next step or restore raise the error, or raise it now if Tune runs no trial."""
         if self._trial_info is None:
             raise error
-        self.trial = InvalidTrial(error)
+        self.trial = cast("Trial", InvalidTrial(error))
 
     def _stop_request(self) -> TuneStopRequest | None:
         """Return the request that `CheckpointOnInterrupt` may make, or None outside Tune."""

@@ -118,7 +118,7 @@ def integer(
     def convert(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError
-        whole = math.floor(value)
+        whole = int(value)  # pyright: ignore[reportArgumentType]  # the stub of `int` omits `Real`
         if whole != value or not minimum <= whole <= (MAX_INTEGER if maximum is None else maximum):
             raise ValueError
         return whole
