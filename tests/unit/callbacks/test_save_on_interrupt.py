@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from callbacks.save_on_interrupt import (
     stopped,
 )
 from grpo_trainable.protocol.stopping import Finishing, Stopped
+from grpo_trainable.storage.checkpointing import STATE
 
 
 class FakeStore:
@@ -95,10 +98,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
 
 
 @pytest.fixture
-def experiment(store: FakeStore, tmp_path: Path) -> Iterator[Experiment]:
+def experiment(
+    store: FakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Experiment]:
+    """Yield an experiment, and end it while its output is still captured."""
     before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGUSR1)}
     streams = sys.stdout, sys.stderr
-    yield Experiment(store, tmp_path)
+    experiment = Experiment(store, tmp_path)
+    yield experiment
+    experiment.end()
     requested.clear()
     sys.stdout, sys.stderr = streams
     for number, handler in before.items():
@@ -246,6 +254,22 @@ def test_a_checkpoint_that_is_being_written_does_not_count(experiment, capsys):
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert "continues from round 2; lost: rounds 3 to 6" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_read_does_not_keep_trials_from_being_asked(
+    experiment, store, capsys
+):
+    unreadable, other = experiment.trial("sync", 6), experiment.trial("async", 4)
+    state = saved(unreadable, 0, 4) / STATE
+    state.unlink()
+    os.mknod(state, stat.S_IFSOCK)  # opening a socket is an error
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    assert store.asked == [unreadable.trial_id, other.trial_id]
+    store.answers[unreadable.trial_id] = stopped_after(6, saved=False)
+    experiment.step()
+    told = "sync/0: NOT SAVED: continues from round 4; lost: rounds 5 to 6"
+    assert capsys.readouterr().err.splitlines()[-1] == told
 
 
 def test_the_handlers_from_before_come_back_at_the_end(experiment):
