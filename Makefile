@@ -45,7 +45,8 @@ test: fresh ## Make .venv and run all tests that need no extra.
 
 extras: $(READY_EXTRAS) $(READY_DOCS) ## Install what test-extras and docs need.
 
-# Hugging Face models, mathematics, reasoning-gym, RLlib, an object store and the how-to pages.
+# Hugging Face models, mathematics, reasoning-gym, RLlib, Optuna, HyperOpt, an object store and the
+# how-to pages.
 test-extras: $(READY_EXTRAS) ## Test the extras, and execute every how-to page.
 	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
 

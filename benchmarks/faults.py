@@ -364,7 +364,7 @@ STORES = (
 
 # ---- Rewards that fail -------------------------------------------------------------------------
 
-EVERY = 40  # the reward function fails once in this many calls
+EVERY = 40  # the reward function fails on one in this many responses
 FAILURES = {
     "raises": "raise RuntimeError('the reward service is gone')",
     "hangs": "time.sleep(3600)",
@@ -373,27 +373,27 @@ FAILURES = {
 }
 REWARD = """
 import time
-
-calls = 0
+from zlib import crc32
 
 def reward(response, ground_truth):
-    global calls
-    calls += 1
-    if calls % {every} == 0:
+    if crc32(response.encode()) % {every} == 0:
         {failure}
     return float("." in response)
 """
 
 
 def reward_settings(storage: Path, failure: str, every: int) -> dict[str, Any]:
-    """Write a reward function that fails once in `every` calls, and return settings that use it."""
+    """Write a reward function that fails on one in `every` responses, and return its settings."""
     file = storage / "rewards.py"
     file.write_text(REWARD.format(every=every, failure=FAILURES[failure]))
     return {"task.reward": f"{file}:reward", "task.reward_deadline_s": 1.0}
 
 
 def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
-    """Let one in forty calls fail. The run must continue and count the failures."""
+    """Let the reward of one in forty responses fail. The run must continue and count the failures.
+
+    A call that fails is repeated, so the failure depends on the response.
+    """
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
         settings = reward_settings(storage, failure, EVERY)

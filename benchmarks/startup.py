@@ -97,10 +97,6 @@ def start(words: list[str], tree: Path) -> float:
                 process.wait(DEADLINE_S)
 
 
-def has_row(storage: Path) -> bool:
-    return any(path.stat().st_size for path in storage.glob(f"{NAME}/*/result.json"))
-
-
 # ---- The minimal job ---------------------------------------------------------------------------
 
 

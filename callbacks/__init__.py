@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
     """Return all callbacks, in the required order, for `tune.RunConfig(callbacks=…)`.
 
+    Your own callbacks may come before or after them, and get the same rows of plain values.
+
     The callbacks need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO",
     because rows of a plain `GRPOTrainable` have no responses, spans or version changes. The
     callbacks replace Tune's loggers for result.json, progress.csv and TensorBoard. Set `verbose=0`
@@ -46,14 +48,14 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     return [
         CheckpointCallback(),
         BandsCallback(),
-        StageTimingsCallback(),  # adds to the row, so it comes before callbacks that write rows
+        StageTimingsCallback(),
         VersionLogCallback(),
         RolloutsCallback(),
         GradientStepsCallback(),
         TraceCallback(),
         TensorBoardCallback(),
         *([ConsoleCallback()] if console else []),
-        ResultJsonCallback(),  # removes the details, so it comes after callbacks that read them
+        ResultJsonCallback(),
         ProgressCsvCallback(),
         MirrorCallback(),  # may wait until a store has the files of earlier callbacks
         CheckpointOnInterrupt(),

@@ -1,24 +1,30 @@
-"""Keep Tune's list of checkpoints consistent with the checkpoints that a trial has kept."""
+"""Follow the checkpoints of trials: those that they removed, and those of other trials."""
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
-from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.trial_storage import path_on
+from grpo_trainable.telemetry.metrics import COPIED_FROM
 
 
 class CheckpointCallback(FailSafeCallback):
     """Makes Tune forget checkpoints that trials have removed.
 
-    At the end of the experiment, the callback prints which trials could not write their last
-    checkpoint. A trial decides which checkpoint it continues from (`TrialStorage.go_on`).
+    If PBT makes a trial continue from the checkpoint of another trial, the callback adds the name
+    of the other trial's directory to the first row that follows. At the end of the experiment, the
+    callback prints which trials could not write their last checkpoint. A trial decides which
+    checkpoint it continues from (`TrialStorage.go_on`).
     """
 
     def __init__(self) -> None:
+        # Id of a trial that starts from another trial's checkpoint -> that trial's directory name
+        # and the round of the checkpoint.
+        self._donors: dict[str, tuple[str, int]] = {}
         self._written: set[str] = set()  # ids of trials whose current save wrote a checkpoint
         self._unwritten: dict[str, str] = {}  # id -> label, if the trial's last save failed
 
@@ -43,11 +49,23 @@ class CheckpointCallback(FailSafeCallback):
             print(f"{name}: its last checkpoint could not be written; the previous one remains")
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Remove the details from the row that came with the restored checkpoint."""
+        """Find out whether the checkpoint that the trial starts from is another trial's."""
+        self._donors.pop(trial.trial_id, None)
         restored = trial.latest_checkpoint_result
-        if restored is not None:
-            # PBT keeps the row as the Trainable returned it, and passes the row to the clone.
-            restored.metrics.pop(DETAILS, None)
+        checkpoint = getattr(restored, "checkpoint", None)
+        if checkpoint is not None:
+            donor = PurePath(checkpoint.path).parent.name
+            if donor != PurePath(trial.path).name:
+                self._donors[trial.trial_id] = donor, restored.metrics["training_iteration"]
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Add the name of the donor to the first row of a clone."""
+        donor, round_ = self._donors.pop(trial.trial_id, (None, None))
+        # If the donor's checkpoint is damaged, the trial continues from one of its own.
+        if donor is not None and result["training_iteration"] - 1 == round_:
+            result[COPIED_FROM] = donor
 
 
 def forget_missing(manager: Any) -> None:

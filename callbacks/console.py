@@ -17,12 +17,14 @@ from rich.text import Text
 
 from callbacks import save_on_interrupt
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.stage_timings import stage_fractions
-from callbacks.trial_files import config_of, error_line, label
+from callbacks.trial_files import config_of, continued_file, error_line, label, read_rows
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
-from grpo_trainable.telemetry.stages import STAGES
-from grpo_trainable.text import plural, written
+from grpo_trainable.protocol.round_records import details_of
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, enough_undisturbed
+from grpo_trainable.telemetry.metrics import stage_fractions
+from grpo_trainable.telemetry.stages import STAGES, shares_of_work
+from grpo_trainable.text import plural, rate, written
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
@@ -81,14 +83,13 @@ class ConsoleCallback(FailSafeCallback):
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Show the new row, and print the notes that came with it."""
-        # Copy only numbers: later callbacks remove other entries from the row, such as the details.
         shown = {k: v for k, v in result.items() if type(v) in (int, float)}
         config = config_of(trial)
         if result["time/eval_s"] > 0:
             self._evaluation_s[trial.trial_id] = result["time/eval_s"]
         left_s = seconds_left(result, config, self._evaluation_s.get(trial.trial_id, 0.0))
         self._latest[trial.trial_id] = {**shown, LEFT: left_s}
-        details: RoundDetails | None = result.get(DETAILS)
+        details = details_of(result)
         if details is not None:
             for note in details.notes:
                 print(f"{label(trial)}, round {details.round}: {note}", flush=True)
@@ -99,13 +100,16 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial is done, and how many seconds it took."""
-        seconds = time.time() - self._started.get(trial.trial_id, time.time())
+        """Show that a trial has ended, and how many seconds it took."""
+        now = time.time()
+        seconds = now - self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)
+        how = f"stopped after {_rounds(trial)}," if _stopped(trial) else "done"
         self._show(
             trials,
             trial,
-            f"done in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})",
+            f"{how} in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})"
+            f"{_disturbed_rounds(trial)}",
         )
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -145,6 +149,21 @@ def _line(trial: Any, text: str) -> str:
     return f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {text}"
 
 
+def _disturbed_rounds(trial: Any) -> str:
+    """Return how many rounds of a trial were disturbed, and what follows; empty if none was."""
+    rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
+    disturbed = sum(row.get("time/disturbed_fraction", 0.0) > DISTURBED_ABOVE for row in rows)
+    if not disturbed:
+        return ""
+    if not config_of(trial).callbacks.leave_out_disturbed:
+        effect = "the trial's speed includes them"
+    elif enough_undisturbed(len(rows), disturbed):
+        effect = "the trial's speed leaves them out"
+    else:
+        effect = "the trial's speed is not comparable"
+    return f" · other work disturbed {disturbed} of {plural(len(rows), 'round')}: {effect}"
+
+
 def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
     """Return one row as text: `round 16/64 · held-out 0.52 · …`.
 
@@ -153,10 +172,12 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
         rounds: Number of rounds of the trial.
         left_s: Seconds until the trial ends.
     """
-    fractions = stage_fractions({**result, "time/eval_s": 0.0})
-    taken = ((stage, fractions[f"time/{stage}_fraction"]) for stage in STAGES if stage != "eval")
-    # A stage that a trial does not have takes exactly 0 s.
-    shares = " ".join(f"{stage} {share:.0%}" for stage, share in taken if share)
+    shares = " ".join(
+        f"{stage} {share:.0%}"
+        for stage, share in shares_of_work(result).items()
+        # A stage that the trial does not have takes exactly 0 s.
+        if share or not STAGES[stage].optional
+    )
     kl = (
         f"KL {_cell(result, 'kl/reference_nats', '.2f')} · "
         if "kl/reference_nats" in result
@@ -167,7 +188,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
         f"held-out {_held_out(result)} · "
         f"train {_cell(result, 'reward/train_mean', '.3f')} · "
         f"{_cell(result, 'response/length_mean', '.0f')} tokens per response · "
-        f"{result['throughput/samples_per_s']:.0f} samples/s · "
+        f"{rate(result['throughput/samples_per_s'])} samples/s · "
         f"lag {_cell(result, 'lag/max', '.0f')} · {kl}"
         f"{shares} · {left_s:.0f} s left"
     )
@@ -220,9 +241,19 @@ def _state(trial: Any) -> str:
     if trial.status != "TERMINATED":
         return ""
     if trial.last_result.get(DONE):
-        return "done"
+        return "stopped" if _stopped(trial) else "done"
     # If there was no interrupt, a scheduler has stopped the trial.
     return "interrupted" if save_on_interrupt.requested.is_set() else "stopped"
+
+
+def _stopped(trial: Any) -> bool:
+    """Return True if a trial that has ended was stopped before its last round."""
+    rounds = config_of(trial).rounds
+    return trial.last_result.get("training_iteration", rounds) < rounds
+
+
+def _rounds(trial: Any) -> str:
+    return f"round {trial.last_result['training_iteration']} of {config_of(trial).rounds}"
 
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
@@ -247,7 +278,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     for trial in sorted(begun, key=lambda trial: not trial.is_finished())[hidden:]:
         row = latest.get(trial.trial_id) or trial.last_result or {}
         if "reward/eval_mean" not in row:
-            table.add_row(label(trial), "starting")
+            table.add_row(label(trial), _styled(_state(trial) or "starting"))
             continue
         rows.append(row)
         rounds = config_of(trial).rounds
@@ -255,11 +286,11 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
         left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
         table.add_row(
             label(trial),
-            Text(state, style=STATE_STYLES.get(state, "")),
+            _styled(state),
             f"{row['training_iteration']}/{rounds}",
             f"{row['reward/eval_first']:.3f} → {_reward_after(row)}",
             _cell(row, "response/length_mean", ".0f"),
-            f"{row['throughput/samples_per_s']:.0f}",
+            rate(row["throughput/samples_per_s"]),
             _cell(row, "lag/max", ".0f"),
             _cell(row, "kl/reference_nats", ".2f"),
             _bar(row),
@@ -267,14 +298,19 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
         )
     states = Counter(map(_state, trials))
     table.title = f"{states['done']} of {plural(count, 'trial')} done"
-    if states["failed"]:
-        table.title += f", {states['failed']} failed"
+    for state in ("stopped", "failed"):
+        if states[state]:
+            table.title += f", {states[state]} {state}"
     table.title += f", {count - len(begun)} waiting"
     if hidden:
         table.title += f", {hidden} not shown"
     table.title_justify = "left"
     table.caption = _legend(rows)
     return table
+
+
+def _styled(state: str) -> Text:
+    return Text(state, style=STATE_STYLES.get(state, ""))
 
 
 def _bar(row: Mapping[str, Any]) -> Text:

@@ -62,8 +62,7 @@ class Mirror:
             clock: Returns the time in seconds.
         """
         self.local = local
-        self.told_s = 0.0  # longest lag that was reported to the user
-        self.told = False  # True if the last report to the user says that the store is behind
+        self.told_s = 0.0  # lag that the user was last told of; 0 once the store has caught up
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
@@ -342,25 +341,27 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
     """
     rows = read_rows(local / EXPR_RESULT_FILE)
     last = max((row["training_iteration"] for row in rows), default=0)
+    why = None
     try:
-        older = any(local.iterdir()) and round_of_last_row(stored / EXPR_RESULT_FILE) > last
-    except OSError:
-        older = True
-    if older:
+        if any(local.iterdir()) and round_of_last_row(stored / EXPR_RESULT_FILE) > last:
+            why = f"{stored} has later rows"
+    except OSError as error:
+        why = f"the rows in {stored} cannot be read ({reason(error)})"
+    if why is not None:
         aside = local.with_name(f"{local.name}-until-round-{last}-{time.time_ns()}")
         local.rename(aside)
         local.mkdir()
-        print(f"{stored} has later rows; this machine's older files are now in {aside}", flush=True)
+        print(f"{why}; this machine's files are now in {aside}", flush=True)
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
     """Print a lag of at least `TELL_S`, again whenever it has doubled, and when it is over."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
-        mirror.told, mirror.told_s = True, behind_s
+        mirror.told_s = behind_s
         what = "training waits for it" if mirror.answers else f"files wait in {mirror.local}"
         lag = f"is {behind_s:.0f} s ({plural(rows, 'round')}) behind"
         print(f"{label(trial)}: {trial_path(trial)} {lag}; {what}", flush=True)
-    elif mirror.told and behind_s <= MOST_BEHIND_S:
-        mirror.told = False
+    elif mirror.told_s and behind_s <= MOST_BEHIND_S:
+        mirror.told_s = 0.0
         print(f"{label(trial)}: {trial_path(trial)} has caught up", flush=True)

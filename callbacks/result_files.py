@@ -18,20 +18,21 @@ from ray.tune.utils import flatten_dict
 
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
-from grpo_trainable.protocol.round_records import DETAILS
-from grpo_trainable.storage.atomic import append
+from grpo_trainable.protocol.round_records import Row
+from grpo_trainable.storage.atomic import append, replacing
 from grpo_trainable.storage.ray_private import (
     EXPR_PROGRESS_FILE,
     EXPR_RESULT_FILE,
     SafeFallbackEncoder,
 )
+from grpo_trainable.telemetry.metrics import is_info_metric
 
 
 class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
-    """Writes `result.json`, and removes the details from the row.
+    """Writes `result.json`.
 
-    So neither `result.json` nor Tune's snapshot, which contains each trial's last row, contains the
-    details. This callback comes after every callback that reads the details.
+    Tune keeps the last row of each trial. After a step of Tune, no callback needs the details of a
+    row any more, so this callback removes the details from memory.
     """
 
     def __init__(self) -> None:
@@ -45,9 +46,14 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
         self.update_config(trial, trial.config)
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Remove the details from the row, and return a copy of the row."""
-        result.pop(DETAILS, None)
+        """Return a copy of the row."""
         return dict(result)
+
+    def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
+        """Remove the details from the rows that Tune keeps."""
+        for trial in trials:
+            if isinstance(trial.last_result, Row):
+                trial.last_result.details = None
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the rows after round `last`."""
@@ -63,7 +69,8 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     """Writes `progress.csv` with a column for every metric, even those that the first row lacks.
 
-    If the first round trains on nothing, its row lacks most metrics.
+    If the first round trains on nothing, its row lacks most metrics. A number that an environment
+    reports for the first time gets a column at the end.
     """
 
     def __init__(self) -> None:
@@ -72,8 +79,8 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
         self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty without a header
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return the row without the config and the details."""
-        return {k: v for k, v in result.items() if k not in ("config", DETAILS)}
+        """Return the row without the config."""
+        return {k: v for k, v in result.items() if k != "config"}
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the rows after round `last`."""
@@ -91,13 +98,16 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     def write(self, trial: Any, iteration: int, content: Any) -> None:
         """Append the row, after a header if the file has none yet."""
         row = flatten_dict({**dict.fromkeys(sorted(names_of(trial))), **content}, delimiter="/")
-        header = self._headers[trial.trial_id]
+        path, header = trial_directory(trial) / EXPR_PROGRESS_FILE, self._headers[trial.trial_id]
+        new = [name for name in row if is_info_metric(name) and name not in header]
+        if header and new:
+            header = self._headers[trial.trial_id] = _add_columns(path, new)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, header or list(row), extrasaction="ignore")
         if not header:
             writer.writeheader()
         writer.writerow(row)
-        append(trial_directory(trial) / EXPR_PROGRESS_FILE, text.getvalue().encode())
+        append(path, text.getvalue().encode())
         self._headers[trial.trial_id] = list(writer.fieldnames)
 
 
@@ -107,6 +117,17 @@ def _header(path: Path) -> list[str]:
         return []
     with path.open(newline="") as file:
         return next(csv.reader(file), [])
+
+
+def _add_columns(path: Path, names: list[str]) -> list[str]:
+    """Add columns at the end of a CSV file, empty in all rows, and return all columns."""
+    text = io.StringIO(newline="")
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    csv.writer(text).writerows([[*header, *names], *([*row, *([""] * len(names))] for row in rows)])
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
+    return [*header, *names]
 
 
 def _iteration(row: dict[str, Any]) -> int:

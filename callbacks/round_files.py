@@ -8,7 +8,6 @@ from typing import Any
 
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import (
-    config_of,
     cut_parts,
     is_verbose,
     label,
@@ -23,8 +22,8 @@ from grpo_trainable.protocol.versions import VersionChange
 class RolloutsCallback(RoundWriter):
     """Writes the responses of rounds to `rollouts/`, and those of evaluations to `evaluations/`.
 
-    The held-out prompts are the same in every evaluation, so responses can be compared directly. If
-    the trial sets `callbacks.verbose`, two responses are printed after each evaluation.
+    The held-out prompts are the same in every evaluation, so responses can be compared directly. In
+    a verbose trial, two responses are printed after each evaluation.
     """
 
     def cut(self, trial: Any, last: int) -> None:
@@ -40,7 +39,7 @@ class RolloutsCallback(RoundWriter):
             return
         evaluations = table("evaluations", details.evaluations)
         write_part(directory / "evaluations", iteration, evaluations)
-        if config_of(trial).callbacks.verbose:
+        if is_verbose(trial):
             for example in evaluations.slice(0, 2).to_pylist():
                 text = " ".join(example["response"].split())
                 print(f"{label(trial):<18} {example['prompt']!r} ({example['reward']:g}): {text}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.round_records import details_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class RoundWriter(FailSafeCallback):
 
     def content(self, result: dict[str, Any]) -> Any:
         """Return the part of a row to write, by default its details, or None to write nothing."""
-        return result.get(DETAILS)
+        return details_of(result)
 
     def cut(self, trial: Any, last: int) -> None:
         """Prepare the files of a trial for writing the rounds after `last`.

@@ -1,4 +1,4 @@
-"""Show where the time of a trial went: shares of each round, and totals at the trial's end."""
+"""Show where the time of a trial went, in totals at the trial's end."""
 
 from __future__ import annotations
 
@@ -11,28 +11,8 @@ from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 
-def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics `time/<stage>_fraction` of one row: shares of work that add up to 1.
-
-    Stages that overlap (lag >= 1) count in full, so the fractions are not shares of wall-clock
-    time.
-    """
-    seconds = {stage: float(result[f"time/{stage}_s"]) for stage in STAGES}
-    total = sum(seconds.values()) or 1.0
-    return {f"time/{stage}_fraction": value / total for stage, value in seconds.items()}
-
-
 class StageTimingsCallback(FailSafeCallback):
-    """Adds the shares of stages to each row.
-
-    At the end of a verbose trial, the callback prints the total seconds of every stage.
-    """
-
-    def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Add the shares of stages to the row."""
-        result.update(stage_fractions(result))
+    """Prints the total seconds of every stage at the end of a verbose trial."""
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Print the totals of a verbose trial."""

@@ -22,8 +22,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from callbacks import summaries
 from callbacks.round_writer import RoundWriter
-from callbacks.trial_files import continued_files, mixed_tasks, names_of, trial_directory
-from grpo_trainable.protocol.round_records import DETAILS, SCHEMAS, RoundDetails
+from callbacks.trial_files import continued_files, metrics_in, mixed_tasks, trial_directory
+from grpo_trainable.protocol.round_records import SCHEMAS, RoundDetails, Row, details_of
 from grpo_trainable.storage.atomic import append
 from grpo_trainable.telemetry.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
@@ -80,8 +80,8 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
         self._latest: dict[str, dict[str, float]] = {}  # trial id -> scalars of its last round
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return a copy of the row."""
-        return dict(result)
+        """Return a copy of the row, with its details."""
+        return Row.of(result, details_of(result))
 
     def cut(self, trial: Any, last: int) -> None:
         """Remove the records after round `last`, and begin a new file."""
@@ -92,12 +92,12 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
 
     def write(self, trial: Any, iteration: int, content: dict[str, Any]) -> None:
         """Write the scalars, histograms and examples of a round."""
-        scalars = {name: float(content[name]) for name in sorted(names_of(trial) & content.keys())}
+        scalars = metrics_in(trial, content)
         self._latest[trial.trial_id] = scalars
         parts = [
             summaries.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)
         ]
-        details: RoundDetails | None = content.get(DETAILS)
+        details = details_of(content)
         if details is not None:
             parts += detail_summaries(details)
         # One record contains all summaries of a round.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from grpo_trainable.config import GRPOConfig, mix_of
+from grpo_trainable.config import ConfigError, GRPOConfig, expand_set, mix_of
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
-from grpo_trainable.telemetry.metrics import names_with
+from grpo_trainable.telemetry.metrics import is_info_metric, names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
 # Path of a part, relative to the trial's directory. Parts in deeper directories are copies that
@@ -135,19 +135,33 @@ def config_of(trial: Any) -> GRPOConfig:
 
 def mixed_tasks(trial: Any) -> list[str]:
     """Return the labels of the tasks that a trial mixes. Empty without a mix."""
-    task = trial.config.get("task") or {}
+    task = expand_set(trial.config).get("task") or {}
     return list(mix_of(task.get("mix")))
 
 
 def names_of(trial: Any) -> frozenset[str]:
-    """Return the names of a trial's metrics."""
+    """Return the names of a trial's metrics, except those of numbers in `info`."""
     return names_with(mixed_tasks(trial))
 
 
+def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics in a row, sorted by name."""
+    names = names_of(trial)
+    return {name: float(row[name]) for name in sorted(row) if name in names or is_info_metric(name)}
+
+
 def label(trial: Any) -> str:
-    """Return the name of a trial in messages: `arm/seed`."""
-    config = config_of(trial)
-    return f"{config.arm}/{config.seed}"
+    """Return the name of a trial in messages: `arm/seed`.
+
+    A trial keeps its name if PBT gives it the settings of another trial. A trial whose config is
+    invalid has the name that Tune gave it.
+    """
+    own = trial.evaluated_params
+    try:
+        config = config_of(trial)
+    except ConfigError:
+        return str(trial)
+    return f"{own.get('arm', config.arm)}/{own.get('seed', config.seed)}"
 
 
 def set_verbose(on: bool) -> None:

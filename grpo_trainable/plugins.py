@@ -33,6 +33,18 @@ class PluginError(ValueError):
     """
 
 
+def missing_library(name: str, install: str) -> str | None:
+    """Return the line that says that a library is not installed, or None if it is installed.
+
+    Args:
+        name: Name under which the library is imported.
+        install: The command that installs the library.
+    """
+    if importlib.util.find_spec(name) is not None:
+        return None
+    return f"the library {name} is not installed; run: {install}"
+
+
 def split_reference(reference: str) -> tuple[str, str]:
     """Split a reference into the module or file and the name.
 
@@ -58,15 +70,15 @@ def is_reference(text: str) -> bool:
     return True
 
 
-def load(key: str, reference: str) -> Callable[..., Any]:
-    """Return the function or class that the setting `key` names.
+def load(key: str, reference: str, fits: Callable[[Any], bool] = callable) -> Any:
+    """Return the object that the setting `key` names: by default, any function or class.
 
     Raises:
-        PluginError: The object cannot be imported, or is not callable.
+        PluginError: The object cannot be imported, or does not fit.
     """
     with _one_line_errors(key, reference):
-        found = _import_name(reference, callable)
-        if not callable(found):
+        found = _import_name(reference, fits)
+        if not fits(found):
             raise TypeError(f"{split_reference(reference)[1]} is not callable")
         return found
 

@@ -17,13 +17,22 @@ def written(value: float, form: str) -> str:
     return form.format(0.0) if text.startswith("-") and not set("123456789") & set(text) else text
 
 
+def rate(value: float) -> str:
+    """Return a rate with at least two significant digits: `80`, `1.4`, `0.053`."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return `did you mean NAME?` with the name most similar to a text, or None.
+    """Return `did you mean NAME?` with the names that begin with a text, or the most similar name.
+
+    Returns None if there is neither.
 
     Args:
         text: A name that does not exist.
         names: The names to choose from.
         cutoff: Minimum similarity between the text and the name, from 0 to 1.
     """
-    near = difflib.get_close_matches(text, list(names), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]}?" if near else None
+    names = list(names)
+    near = [name for name in names if text and name.startswith(text)]
+    near = near or difflib.get_close_matches(text, names, n=1, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else None

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import tune
 from ray.tune.registry import register_trainable
-from ray.tune.result import RESULT_DUPLICATE
+from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
-from grpo_trainable.config import GRPOConfig, resources
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.cluster.tune_trials import InvalidTrial, requested
+from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.protocol.stopping import RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.storage.object_store import reason
-from grpo_trainable.storage.ray_private import _TrainingResult
+from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResult
 from grpo_trainable.storage.stop_requests import TuneStopRequest
 
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
+    from grpo_trainable.protocol.round_records import RoundDetails
+    from grpo_trainable.trial import Trial
 
 NAME = "GRPO"
 
@@ -33,34 +37,40 @@ class GRPOTrainable(tune.Trainable):
     contains the metrics of one round, keyed by the names in `metrics.NAMES`.
     """
 
+    trial: Trial
     last_pauses_s: Sequence[float] = PAUSES_S  # seconds between attempts to save the last policy
     followed = False  # True if callbacks write the rows to files
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return one bundle for the trial's own process and one for each actor."""
-        trial = GRPOConfig.from_dict(config)
-        return tune.PlacementGroupFactory(
-            resources.bundles(trial), strategy=resources.placement_strategy(trial)
-        )
+        """Return one bundle for the trial's own process, and one for each actor.
+
+        If the config is invalid, return only the first of these bundles. The trial then fails at
+        its first step.
+        """
+        return requested(lambda: GRPOConfig.from_dict(config))
 
     def setup(
         self,
         config: dict[str, Any],
         inputs: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
+        replaced: Collection[str] = (),
     ) -> None:
         """Write the files that this machine lacks, and start the actors without waiting for them.
 
-        Pass `inputs` and `files` with `tune.with_parameters`.
+        Pass all arguments but `config` with `tune.with_parameters`.
 
         Args:
             config: The trial's settings, as plain data.
             inputs: See `Trial`.
             files: The result of `shipping.contents`. Machines of the trial receive the files that
                 they lack.
+            replaced: See `Trial`.
 
         Raises:
+            ConfigError: The config is invalid. Under Tune, the first step raises this error. An
+                error of `setup` would look like the death of the trial's process.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -72,10 +82,20 @@ class GRPOTrainable(tune.Trainable):
         # does not need the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
 
-        self.trial = Trial(
-            resolved(config), self._storage, inputs, shipped, stop_request=self._stop_request()
-        )
         self._looked_for_checkpoint = False
+        try:
+            self.trial = Trial(
+                *(resolved(config), self._storage, inputs, shipped, replaced),
+                stop_request=self._stop_request(),
+            )
+        except ConfigError as error:
+            self._fail_later(error)
+
+    def _fail_later(self, error: ConfigError) -> None:
+        """Make the next step or restore raise the error, or raise it now if Tune runs no trial."""
+        if self._trial_info is None:
+            raise error
+        self.trial = cast("Trial", InvalidTrial(error))
 
     def _stop_request(self) -> TuneStopRequest | None:
         """Return the request that `CheckpointOnInterrupt` may make, or None outside Tune."""
@@ -97,15 +117,15 @@ class GRPOTrainable(tune.Trainable):
             self._stop(abandoned.lost_s)
             return {RESULT_DUPLICATE: True}
         if report is None:
-            # Tune restored the trial from its final checkpoint without knowing that no round
-            # follows. The row of the last round stays valid.
-            return {RESULT_DUPLICATE: True, "done": True}
-        return {
-            **report.metrics,
-            **self._extra(report),
-            "done": report.last,
-            "should_checkpoint": self.trial.due,
-        }
+            # The trial was restored from its final checkpoint, and no round follows. To Tune, the
+            # row of the last round stays valid. Outside Tune, this row says how far the trial came.
+            ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
+            return {RESULT_DUPLICATE: True, "done": True, **ended}
+        self._ran(report)
+        return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
+
+    def _ran(self, report: RoundReport) -> None:
+        """Use the report of a round, before `step` returns the row."""
 
     def _stop(self, lost_s: float) -> None:
         """Save the last finished round unless it is saved, and wait for the end of Tune's run.
@@ -130,10 +150,6 @@ class GRPOTrainable(tune.Trainable):
         # If this call returned earlier, Tune would read its result and take the trial as done.
         request.wait_until_released()
 
-    def _extra(self, report: RoundReport) -> dict[str, Any]:
-        """Return the entries of a row that are not metrics."""
-        return {}
-
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
@@ -151,13 +167,8 @@ class GRPOTrainable(tune.Trainable):
         """
         with self.trial.checkpointing():
             if checkpoint_dir is None and self._storage is not None:
-                result = self._save_to_storage()
-            else:
-                result = super().save(checkpoint_dir)
-        # Tune stores the last row with every checkpoint, in every snapshot of the experiment, so
-        # the row must not contain the details.
-        result.metrics.pop(DETAILS, None)
-        return result
+                return self._save_to_storage()
+            return super().save(checkpoint_dir)
 
     def _save_to_storage(self) -> _TrainingResult:
         trial, ended = self.trial, self.trial.pipeline.ended
@@ -195,11 +206,18 @@ class GRPOTrainable(tune.Trainable):
     def restore(self, checkpoint_path: Any) -> None:
         """Restore a checkpoint. If it is damaged, restore the trial's newest intact checkpoint.
 
+        The next row continues the count of rounds and the total time of the checkpoint.
+
+        Args:
+            checkpoint_path: A path, a `tune.Checkpoint`, or a result with a checkpoint: what
+                `save` has returned, or a `tune.Result`.
+
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
                 damaged.
         """
-        self._go_on(checkpoint_path)
+        is_path = isinstance(checkpoint_path, Path)
+        self._go_on(str(checkpoint_path) if is_path else checkpoint_path)
 
     def _restore_newest(self) -> None:
         """Restore the newest intact checkpoint of the trial, if there is one.
@@ -210,10 +228,13 @@ class GRPOTrainable(tune.Trainable):
 
     def _go_on(self, noted: Any) -> None:
         """Restore a checkpoint with `TrialStorage.go_on`, and set Tune's counters to match."""
-        self._looked_for_checkpoint = True
         notes = self.trial.stored.go_on(noted, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
-        # Tune's counters may belong to another checkpoint, or to none.
+        self._follow_trial()
+
+    def _follow_trial(self) -> None:
+        """Set Tune's counters to those of the trial, which has just been restored or has begun."""
+        self._looked_for_checkpoint = True
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
@@ -238,14 +259,25 @@ class GRPOTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Continue from a checkpoint. Raises the errors of `Trial.load`."""
         self.trial.load(checkpoint)
+        self._follow_trial()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config, or return False if it needs other resources."""
+        """Start over with another config, or return False if it needs other resources.
+
+        Under Tune, a config that is invalid ends the actors, and the next step raises the reason.
+        """
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False
-        self.trial.stoppable.request = self._stop_request()
-        return self.trial.reset(resolved(new_config), self._storage)
+        trial = self.trial
+        try:
+            return trial.reset(resolved(new_config), self._storage, self._stop_request())
+        except ConfigError as error:
+            # If this method raised the error or returned False, Tune would report another reason,
+            # or none, and would not free the trial's resources.
+            self._fail_later(error)
+            trial.end()
+            return True
 
     def cleanup(self) -> None:
         """End every actor."""
@@ -253,20 +285,31 @@ class GRPOTrainable(tune.Trainable):
 
 
 class DetailedGRPO(GRPOTrainable):
-    """A GRPOTrainable whose rows contain, under `DETAILS`, the data that callbacks write to files.
+    """A GRPOTrainable whose rows bring along the data that callbacks write to files.
 
-    Run it with `callbacks.grpo_callbacks`. Without these callbacks, Tune logs each row with its
-    details, and an object store keeps every checkpoint that is newer than the rows stored there.
+    Run it with `callbacks.grpo_callbacks`. Without these callbacks, an object store keeps every
+    checkpoint that is newer than the rows stored there.
     """
 
     followed = True
+    _details: RoundDetails | None = None
 
-    def _extra(self, report: RoundReport) -> dict[str, Any]:
-        return {DETAILS: self.trial.details(report)}
+    def train(self) -> Row:
+        """Run one round, and return its complete row with the details of the round."""
+        row = super().train()
+        details, self._details = self._details, None
+        # Tune stores the row that `super().train` keeps with every checkpoint, in every snapshot of
+        # the experiment, so that row has no details.
+        return Row.of(row, details)
+
+    def _ran(self, report: RoundReport) -> None:
+        self._details = self.trial.details(report)
 
 
 def register(
-    inputs: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+    inputs: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    replaced: Collection[str] = (),
 ) -> None:
     """Register the Trainable with Tune as "GRPO", with details for the callbacks.
 
@@ -275,10 +318,14 @@ def register(
             it would read has changed since the digests were computed; the error names the file.
             None: each trial reads the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
+        replaced: SHA-256 of earlier versions of files. A trial continues from a checkpoint although
+            the checkpoint was written with one of these versions.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
-        trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
+        trainable = tune.with_parameters(
+            DetailedGRPO, inputs=inputs, files=dict(files or {}), replaced=frozenset(replaced)
+        )
         # Ray names the trial's process after `__qualname__`.
         trainable.__qualname__ = DetailedGRPO.__qualname__
     register_trainable(NAME, trainable)

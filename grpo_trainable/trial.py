@@ -9,15 +9,23 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_trainable.cluster.bundles import refuse_other_bundles
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
-from grpo_trainable.config import GRPOConfig, flatten, make_absolute, resources, schedule
+from grpo_trainable.config import (
+    GRPOConfig,
+    expand_set,
+    flatten,
+    make_absolute,
+    resources,
+    schedule,
+)
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.models.hf.directory import fetch_small_files
@@ -45,7 +53,12 @@ from grpo_trainable.tasks.custom import with_task_settings
 from grpo_trainable.tasks.input_files import input_digests, refuse_changed_inputs
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, Meter
-from grpo_trainable.telemetry.metrics import ActorSpan, names_with, rllib_metrics
+from grpo_trainable.telemetry.metrics import (
+    ActorSpan,
+    is_info_metric,
+    names_with,
+    rllib_metrics,
+)
 from grpo_trainable.telemetry.timers import Span, WallClock, now
 
 logger = logging.getLogger(__name__)
@@ -64,6 +77,7 @@ class Trial:
         storage: StorageContext | None = None,
         inputs: Mapping[str, str] | None = None,
         files: Any = None,
+        replaced: Collection[str] = (),
         stop_request: StopRequest | None = None,
     ) -> None:
         """Start the actors without waiting for them.
@@ -75,9 +89,12 @@ class Trial:
                 experiment. The files that this trial reads must still have these digests. None:
                 nothing is compared.
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
+            replaced: SHA-256 of earlier versions of files, with which a checkpoint may have been
+                written.
             stop_request: A request that the trial obeys. None: nobody can stop the trial.
 
         Raises:
+            ConfigError: The placement group of the trial does not have the bundles of its actors.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -85,10 +102,12 @@ class Trial:
         self._storage = storage
         self._files = files
         self._inputs_at_start = inputs
+        self._replaced = replaced
         self._start_actors(config)
 
     def _start_actors(self, config: GRPOConfig) -> None:
         """Start the actors and put the trial at round 0."""
+        refuse_other_bundles(config)
         self._warm_up_s: float | None = None  # None until the actors are warm
         self.config = config
         self.runtime = RayRuntime(config.resources.deadline_s, self.stoppable.look)
@@ -227,8 +246,8 @@ class Trial:
         row["fleet/niceness"] = float(self._niceness)
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
-        names = names_with(self.config.parts)
-        assert row.keys() <= names, row.keys() - names
+        unknown = row.keys() - names_with(self.config.parts)
+        assert all(map(is_info_metric, unknown)), unknown
         warnings = self._notes + report.notes
         for note in warnings:
             logger.warning("%s", note)
@@ -418,7 +437,7 @@ class Trial:
         if self._has_first_weights:
             # The current pipeline has calls in flight that do not belong to the checkpoint.
             self.reset(self.config, self._storage)
-        refuse_changed_inputs(self.config, self._inputs, state["inputs"])
+        self._compare_inputs(state["inputs"])
         self._learners.read_state(directory, digests, state["learner"])
         self.pipeline.load_state(state["pipeline"], groups)
         self._wall_clock = WallClock(state["wall_clock_s"])
@@ -427,21 +446,47 @@ class Trial:
         self.stored.share(self.rounds_trained)
         self._saved_round = self.rounds_trained
 
+    def _compare_inputs(self, before: Mapping[str, str]) -> None:
+        """Compare the files with those that a checkpoint was written with.
+
+        If the user has replaced a file on purpose, note this.
+
+        Raises:
+            InputChanged: Another file has changed.
+        """
+        replaced = {key for key, digest in before.items() if digest in self._replaced}
+        kept = {key: digest for key, digest in before.items() if key not in replaced}
+        refuse_changed_inputs(self.config, self._inputs, kept)
+        self._notes += [
+            f"{key} has changed since the checkpoint from which this trial continues"
+            for key in sorted(replaced)
+            if self._inputs.get(key) != before[key]
+        ]
+
     # ---- Starting over -----------------------------------------------------------------------
 
-    def reset(self, new: GRPOConfig, storage: StorageContext | None = None) -> bool:
+    def reset(
+        self,
+        new: GRPOConfig,
+        storage: StorageContext | None = None,
+        stop_request: StopRequest | None = None,
+    ) -> bool:
         """Start over with another config, or return False if it needs other resources.
 
         The actors are kept if the new config also has the same placement, resources and transport.
-        Otherwise new actors are started.
+        Otherwise new actors are started. `storage` and `stop_request` are those of the new trial.
+
+        Raises:
+            ConfigError: The trial runs under Tune, and has not reserved these other resources.
         """
         old = self.config
         if (resources.bundles(new), resources.placement_strategy(new)) != (
             resources.bundles(old),
             resources.placement_strategy(old),
         ):
+            refuse_other_bundles(new)
             return False
-        self._storage = storage
+        self._storage, self.stoppable.request = storage, stop_request
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
             self.end()
             self._start_actors(new)
@@ -474,6 +519,6 @@ def resolved(config: Mapping[str, Any]) -> GRPOConfig:
         ValueError: The files of the model cannot be downloaded. The message is one line.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
-    settings = make_absolute(config, started)
+    settings = make_absolute(expand_set(config), started)
     fetch_small_files(flatten(settings).get("model.path"))
     return with_task_settings(GRPOConfig.from_dict(settings), started)

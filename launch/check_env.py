@@ -19,6 +19,7 @@ from rich.progress import track
 from grpo_trainable import command_line
 from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
 from grpo_trainable.config import GRPOConfig, parse_assignment, set_dotted, shown
+from grpo_trainable.text import plural
 
 if TYPE_CHECKING:
     from grpo_trainable.tools.environment_check import EnvironmentCheck, Report, Specification
@@ -172,8 +173,8 @@ def _json(text: str) -> Any:
 
 def _told(env: str, specifications: Sequence[Specification], report: Report) -> str:
     lines = [
-        f"{env}: {len(specifications)} specifications, {report.episodes} episodes, "
-        f"{len(report.seconds)} answers"
+        f"{env}: {plural(len(specifications), 'specification')}, "
+        f"{plural(report.episodes, 'episode')}, {plural(len(report.seconds), 'answer')}"
     ]
     if report.seconds:
         middle, most = statistics.median(report.seconds), max(report.seconds)

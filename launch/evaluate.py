@@ -102,7 +102,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--prompts",
         metavar="N",
         type=_prompts,
-        help="number of held-out prompts of the task, or all (default: the trial's, or 128)",
+        help="number of held-out prompts of the task, or all (default: the trial's, or 128; with "
+        "--set task.eval_file=…, not more than that file has)",
     )
     add(
         "--samples",
@@ -117,6 +118,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=number(float, 0),
         help="sampling temperature; 0 always chooses the most likely token (default: the trial's, "
         f"or {_temperatures()})",
+    )
+    add(
+        "--top-p",
+        metavar="P",
+        type=number(float, 0, 1),
+        help="sample from the most likely tokens whose probabilities add up to P (default: the "
+        "trial's, or 1, which is all tokens)",
     )
     add(
         "--seed",
@@ -146,7 +154,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--batch",
         metavar="N",
         type=number(int, 1),
-        help="number of responses sampled together (default: as in the trial, or 64)",
+        help="number of responses sampled together, not below --samples (default: as in the "
+        "trial, or 64)",
     )
     add("--dry-run", action="store_true", help="show the settings, then exit")
     return parser.parse_args(argv)
@@ -178,9 +187,13 @@ def _main(argv: list[str]) -> int:
         plan = _plan(args)
     if args.dry_run:
         print(json.dumps(plan.config.to_dict()))
+        for line in plan.told:
+            print(line, file=sys.stderr)  # standard output is for programs
         return OK
     with _one_line_mistakes():
         evaluator = _evaluator(args, plan)
+    for line in plan.told:
+        print(line, flush=True)
     with closing(evaluator):
         return _evaluate(plan, evaluator, argv)
 
@@ -203,16 +216,20 @@ class _Plan:
     """The policy to evaluate, its settings, and the directory for the result."""
 
     config: GRPOConfig
+    told: Sequence[str]  # lines about the policy and its prompts
     trained: TrainedPolicy | None
     out: Path
     against: EvaluationRecord | None
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
+    from grpo_trainable.tasks.prompts import build_task
     from grpo_trainable.tools.evaluation.checkpoint import read_trained_policy
     from grpo_trainable.tools.evaluation.evaluator import with_all_prompts
     from grpo_trainable.tools.evaluation.settings import evaluation_config
     from reports.evaluations.files import read_evaluation
+    from tuning.checks import about_adapter
+    from tuning.prompt_notes import numbers_of_prompts
 
     trained = None
     if args.checkpoint is not None:
@@ -223,18 +240,32 @@ def _plan(args: argparse.Namespace) -> _Plan:
         "--prompts": None if args.prompts == "all" else args.prompts,
         "--samples": args.samples,
         "--temperature": args.temperature,
+        "--top-p": args.top_p,
         "--seed": args.seed,
     }
     config = evaluation_config(trained, args.assignments, options, os.getcwd())
+    task = build_task(config)
+    named = {text.partition("=")[0].strip() for text in args.assignments}
+    names_file = config.task.eval_file is not None and "task.eval_file" in named
     if args.prompts == "all":
-        if any(text.partition("=")[0].strip() == "eval.prompts" for text in args.assignments):
+        if "eval.prompts" in named:
             raise UsageError("--prompts all contradicts --set eval.prompts")
-        config = with_all_prompts(config)
+        config = with_all_prompts(config, task)
+    elif args.prompts is None and "eval.prompts" not in named and names_file:
+        # Evaluate no prompt of the file twice.
+        whole = with_all_prompts(config, task)
+        config = min(config, whole, key=lambda each: each.eval.prompts)
+    if args.batch is not None and args.batch < config.eval.samples:
+        raise UsageError(
+            f"--batch {args.batch}: must be >= {config.eval.samples}, because all responses to a "
+            "prompt are sampled together"
+        )
     against = None
     if args.against is not None:
         against = read_evaluation(_directory("--against", args.against))
     out = _directory("--out", args.out or time.strftime("evaluation-%Y%m%d-%H%M%S"))
-    return _Plan(config=config, trained=trained, out=out, against=against)
+    told = [*about_adapter(config.model), *numbers_of_prompts(config, task)]
+    return _Plan(config=config, told=told, trained=trained, out=out, against=against)
 
 
 def _any_path(option: str, text: str) -> AnyPath:

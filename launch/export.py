@@ -1,4 +1,4 @@
-"""Write a trained policy as a Hugging Face directory.
+"""Write a trained policy as a Hugging Face directory, or its adapters as a directory of peft.
 
 python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
 """
@@ -16,7 +16,8 @@ import torch
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import Parser, UsageError
-from grpo_trainable.tools.export import Exported, ExportError, export
+from grpo_trainable.text import plural
+from grpo_trainable.tools.export import Exported, ExportError, export, export_adapters
 from tuning.directories import directory_named
 
 if TYPE_CHECKING:
@@ -28,11 +29,14 @@ Write the policy of a checkpoint to the directory OUT, in the form that transfor
   AutoModelForCausalLM.from_pretrained("OUT"), AutoTokenizer.from_pretrained("OUT")
 
 A policy of this package becomes a Llama. A Hugging Face model keeps its architecture, tokenizer and
-chat template. LoRA adapters are merged into the model."""
+chat template. LoRA adapters are merged into the model, or, with --adapters, written alone:
+
+  PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("BASE"), "OUT")"""
 EXAMPLES = """\
 examples:
   python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
   python launch/export.py ~/ray_results/lag/GRPO_x my_model --dtype bfloat16
+  python launch/export.py ~/ray_results/lag/GRPO_x my_adapters --adapters
 
 exit status: 0 OUT is written, 2 there is nothing to export or OUT cannot be written"""
 
@@ -47,7 +51,8 @@ def _main(argv: Sequence[str] | None) -> None:
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     out = Path(args.out).expanduser()
     try:
-        done = export(_source(args.checkpoint), out, dtype)
+        write = export_adapters if args.adapters else export
+        done = write(_source(args.checkpoint), out, dtype)
     except ExportError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
@@ -77,6 +82,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("out", metavar="OUT", help="directory to write to, new or empty")
     parser.add_argument(
+        "--adapters",
+        action="store_true",
+        help="write only the LoRA adapters, in the format of peft; needs a trial that trained "
+        "adapters (model.lora_rank)",
+    )
+    parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         help="type in which weights are stored (default: the type in which the policy was trained)",
@@ -86,7 +97,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _summary(done: Exported, out: Path) -> str:
     dtype = str(done.dtype).removeprefix("torch.")
-    trained = "" if done.round is None else f", trained for {done.round} rounds"
+    trained = "" if done.round is None else f", trained for {plural(done.round, 'round')}"
     return (
         f"{done.source}{trained}\n{out}: {done.architecture}, {done.parameters:,} parameters "
         f"in {dtype}\nto train from it: --set model.path={shlex.quote(str(out))}"

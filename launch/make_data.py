@@ -16,6 +16,7 @@ from pathlib import Path
 from grpo_trainable import command_line
 from grpo_trainable.command_line import Parser, UsageError, number
 from grpo_trainable.tasks.keyword import NOUNS_FILE, read_keywords
+from grpo_trainable.text import plural
 from grpo_trainable.tools.prompt_sets.endpoint import Endpoint, EndpointError, EndpointWriter
 from grpo_trainable.tools.prompt_sets.keyword import MOST_ATTEMPTS, Item, items
 from grpo_trainable.tools.prompt_sets.making import EVAL, TRAIN, Made, PromptSet, Writer
@@ -252,8 +253,8 @@ def _write(prompts: PromptSet, writer: Writer, args: argparse.Namespace, total: 
 def _summary(made: Made, out: Path) -> str:
     train, held_out = (shlex.quote(str(out / name)) for name in (TRAIN, EVAL))
     return (
-        f"{out}: {made.train} prompts to train on, {made.eval} held out; left out: {made.repeated} "
-        f"repeated prompts, {made.rejected} without a usable answer\n"
+        f"{out}: {plural(made.train, 'prompt')} to train on, {made.eval} held out; left out: "
+        f"{plural(made.repeated, 'repeated prompt')}, {made.rejected} without a usable answer\n"
         f"to train on them: --set task.train_file={train} --set task.eval_file={held_out}"
     )
 

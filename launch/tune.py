@@ -21,7 +21,7 @@ from grpo_trainable.config.describe import settings
 from grpo_trainable.text import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
-from tuning.checks import Missing
+from tuning.checks import ADAPTERS, Missing
 from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
@@ -171,6 +171,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--max-failures and --max-concurrent may change",
     )
     add(
+        "--accept-changed-code",
+        action="store_true",
+        help="with --resume: continue although a file with your own code, such as a reward, has "
+        "changed since trials trained with it. Until the first round of any trial is done, a "
+        "resume accepts changed code without this option",
+    )
+    add(
         "--checkpoint-every",
         metavar="N",
         type=number(int, 1),
@@ -185,9 +192,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--scheduler",
         choices=("fifo", "asha", "pbt"),
-        help="Tune scheduler (fifo). asha stops trials that learn less than the others, "
-        "beginning after a quarter of the samples. pbt lets the worse trials of one arm continue "
-        "from the better ones with another optim.lr and, if the loss reads it, another loss.clip",
+        help="Tune scheduler (fifo). asha compares held-out rewards after equal numbers of "
+        "samples, from a quarter of the samples on, and continues only the best quarter of the "
+        "trials. pbt lets the worse trials of one arm continue from the better ones with another "
+        "optim.lr and, if the loss reads it, another loss.clip",
     )
     add(
         "--max-concurrent",
@@ -205,8 +213,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--verbose",
         action="store_true",
-        help="print a line for every version change, the seconds of each stage at the end of a "
-        "trial, and the logs of Ray and the actors",
+        help="print a line for every version change, two responses after each evaluation, the "
+        "seconds of each stage at the end of a trial, and the logs of Ray and the actors",
     )
     add("--list", action="store_true", help="show the search spaces and the presets, then exit")
     add(
@@ -332,8 +340,8 @@ def notes(plan: Plan) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return the notes, except those that only state numbers of prompts."""
-    return [note for note in notes(plan) if not note.startswith(NUMBERS)]
+    """Return the notes, except those that only state facts about prompts and adapters."""
+    return [note for note in notes(plan) if not note.startswith((NUMBERS, ADAPTERS))]
 
 
 def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> int:
@@ -372,7 +380,7 @@ def tell(
     from tuning.interrupt import left_off
 
     experiment = read_experiment(directory)
-    comparison = compare(experiment.trials)
+    comparison = compare(experiment.trials, experiment.not_begun)
     print()
     print(table(comparison))
     print()

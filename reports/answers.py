@@ -9,14 +9,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from grpo_trainable.telemetry.stages import shares_of_work
+from grpo_trainable.text import rate
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COUNTED, MARK, Comparison, median, show
-from search_spaces.columns import SHARES, Column
+from search_spaces.columns import SHARES, SHOWN_STAGES, Column
 
 REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean", form="{:.3f}")
+EARLY_REWARD = Column(
+    name="early_reward", title="early held-out reward", metric="early_reward", form="{:.3f}"
+)
 EARLY = 0.25  # share of the rounds
 
 
@@ -44,7 +50,9 @@ class Answer:
         if column.is_speed and arm in self.not_comparable:
             return MARK
         mark = f" {COUNTED}" if column.is_speed and arm in self.counted else ""
-        return show(self.arms[arm][column.name], column.form) + mark
+        # A whole number would show the speed of a slow model as 0.
+        form = rate if column.is_speed and column.form == "{:.0f}" else column.form
+        return show(self.arms[arm][column.name], form) + mark
 
 
 def answer(
@@ -56,14 +64,13 @@ def answer(
         return None
     # Use the baseline from the table of arms, or else the first arm.
     base = comparison.baseline or next(iter(arms))
-    rewards = {trial.config.seed: trial.last(REWARD.metric) for trial in arms[base]}
+    rewards = {trial.config.seed: trial.reward_after for trial in arms[base]}
 
     def against(trial: TrialRecord) -> float | None:
-        own, other = trial.last(REWARD.metric), rewards.get(trial.config.seed)
+        own, other = trial.reward_after, rewards.get(trial.config.seed)
         return None if own is None or other is None else own - other
 
     difference = replace(REWARD, name="against", title=f"against {base}", form="{:+.3f}")
-    early = replace(REWARD, name="early_reward", title="reward after ¼ of the rounds")
     asked = (*experiment.question.columns, *SHARES)
     not_comparable = {arm for arm in arms if not comparison.comparable(arm)}
 
@@ -74,24 +81,37 @@ def answer(
 
     values = {
         arm: {
-            REWARD.name: [trial.last(REWARD.metric) for trial in trials],
+            REWARD.name: [trial.reward_after for trial in trials],
             difference.name: [against(trial) for trial in trials],
-            early.name: [early_reward(trial) for trial in trials],
-            **{column.name: figures(column, arm) for column in asked},
+            **{column.name: figures(column, arm) for column in (EARLY_REWARD, *asked)},
         }
         for arm, trials in arms.items()
     }
     return Answer(
         arms=values,
-        columns=(REWARD, difference, early, *asked),
+        columns=(REWARD, difference, EARLY_REWARD, *asked),
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
         note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
         "with the minimum and the maximum below it. Differences are taken between trials of the "
-        "same seed. The reward after ¼ of the rounds comes from the evaluation nearest to that "
-        "point. A trial's figure in each of the other columns is computed as follows. "
+        f"same seed. {_how_early([trial for trials in arms.values() for trial in trials])}"
+        "A trial's figure in each of the other columns is computed as follows. "
         f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
+    )
+
+
+def _how_early(trials: Sequence[TrialRecord]) -> str:
+    """Say when the early held-out reward was measured; empty if no trial has one."""
+    found = [(trial, early_evaluation(trial)) for trial in trials]
+    shares = [early[0] / trial.config.rounds for trial, early in found if early is not None]
+    if not shares:
+        return ""
+    first, last = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    when = first if first == last else f"{first} to {last}"
+    return (
+        f"The early held-out reward comes from the evaluation nearest to {EARLY:.0%} of the "
+        f"rounds (here, after {when} of them). "
     )
 
 
@@ -137,11 +157,21 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     return None if value is None else 0.0 + column.factor * value  # no negative zero
 
 
-def early_reward(trial: TrialRecord) -> float | None:
-    """Return the held-out reward of the evaluation nearest to a quarter (`EARLY`) of the rounds."""
+def early_evaluation(trial: TrialRecord) -> tuple[int, float] | None:
+    """Return the round and the reward of the evaluation nearest to `EARLY` of the rounds."""
     place = EARLY * trial.config.rounds
-    measured = [(abs(round_ - place), reward) for round_, reward, _ in trial.evaluated() if round_]
-    return min(measured)[1] if measured else None
+    measured = [(round_, reward) for round_, reward, _ in trial.evaluated() if round_]
+    return min(measured, key=lambda found: abs(found[0] - place), default=None)
+
+
+def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:
+    early = early_evaluation(trial)
+    return None if early is None else early[1]
+
+
+def _share_of(stage: str, trial: TrialRecord, files: TrialFiles) -> float | None:
+    """Return the median over the rounds of a stage's share of the work."""
+    return median([shares_of_work(row)[stage] for row in trial.rows if f"time/{stage}_s" in row])
 
 
 def _mean(trial: TrialRecord, metric: str) -> float | None:
@@ -172,8 +202,10 @@ def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 # Figures that are not metrics of a round. The keys are those of search_spaces.columns.DERIVED.
 DERIVED: Mapping[str, Callable[[TrialRecord, TrialFiles], float | None]] = {
+    "early_reward": _early_reward,
     "samples_per_s": lambda trial, files: trial.samples_per_s,
     "lag_of_bound": _lag_of_bound,
     "uses_per_group": lambda trial, files: files.uses,
     "never_trained": _never_trained,
+    **{f"{stage}_share": partial(_share_of, stage) for stage in SHOWN_STAGES},
 }

@@ -22,6 +22,7 @@ from matplotlib.transforms import Bbox
 
 DPI = 144
 WIDTH, HEIGHT = 5.0, 3.4  # inches; 11-point text is readable on a 360-pixel screen
+MARGIN = 0.02  # inches to the left of the leftmost label
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
 # Okabe and Ito's colours, without yellow (invisible on white) and black (invisible on dark pages).
@@ -87,10 +88,21 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
             FigureCanvasAgg(figure)
             with _no_warnings():
                 plot.draw(figure, theme)
+                _keep_labels_inside(figure)
                 images[f"{plot.name}-{theme.name}"] = _png(figure)
                 if files and theme is LIGHT:
                     images[f"{plot.name}-file"] = _png(figure, _titled(figure, theme, plot.title))
     return images
+
+
+def _keep_labels_inside(figure: Figure) -> None:
+    """Narrow the axes if wide tick labels have pushed the y label over the left edge."""
+    outside = MARGIN - figure.get_tightbbox().x0  # inches
+    if outside > 0:
+        for axes in figure.axes:
+            box = axes.get_position()
+            left = box.x0 + outside / figure.get_figwidth()
+            axes.set_position(Bbox.from_extents(left, box.y0, box.x1, box.y1))
 
 
 def _titled(figure: Figure, theme: Theme, title: str) -> Bbox:
@@ -219,7 +231,7 @@ def axes_of(
     Args:
         figure: The figure.
         theme: Its colours.
-        x_label: The label of the x axis; "round" makes its ticks integers.
+        x_label: The label of the x axis. If it ends with "round", the ticks are integers.
         y_label: The label of the y axis.
         names: Row names, shown at the left from top to bottom.
         below: Inches to keep free for a legend at the bottom.
@@ -243,7 +255,7 @@ def axes_of(
         axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
     else:
         axes.xaxis.set_major_locator(
-            MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=x_label == "round")
+            MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=x_label.endswith("round"))
         )
     return axes
 

@@ -3,7 +3,8 @@
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
 sentence every time, or a loop. The reward does not show such changes. Each quantity here is
 measured before training and at the end. The report names each quantity that moved by more than its
-threshold in either direction. The reader decides whether the change is harmless.
+threshold in either direction. The reader decides whether the change is harmless. A figure of few
+responses has a wider threshold.
 
 A word is a run of letters and digits, in lower case, so the measures work for any language. In a
 language without spaces between words, a run is a whole phrase, so n-grams are longer than their
@@ -20,11 +21,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_trainable.config import schedule
 from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord
 
+# Number of responses at each end for which the thresholds hold. With fewer, chance alone moves
+# figures further, so the thresholds are wider.
+ENOUGH = 64
+# Largest threshold of a relative change. A value falls by 100 % at most, so without this limit no
+# fall would be named if there are very few responses.
+MAX_RELATIVE = 0.8
 REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
 WORDING_WORDS = 3  # length of the n-grams that several responses may share
+
+FEW = f"some figures rest on fewer than {ENOUGH} responses"
 
 Ngram = tuple[str, ...]
 Ends = tuple[float, float]  # values before training and at the end
@@ -180,6 +190,7 @@ class Change:
     quantity: Quantity
     before: Sequence[float | None]  # one entry per seed; None if unknown
     after: Sequence[float | None]
+    responses: Sequence[int] = ()  # behind each seed's values, at the end that has fewer
 
     @property
     def name(self) -> str:
@@ -189,7 +200,17 @@ class Change:
     @property
     def threshold(self) -> float:
         """Largest change that the report does not name."""
-        return self.quantity.threshold
+        wide = self.quantity.threshold * self.widened
+        return min(wide, MAX_RELATIVE) if self.quantity.relative else wide
+
+    @property
+    def widened(self) -> float:
+        """Factor by which the threshold is wider than that of `ENOUGH` responses.
+
+        The standard deviation of a mean over n responses is proportional to 1 / sqrt(n).
+        """
+        known = [n for n in self.responses if n]
+        return max(1.0, math.sqrt(ENOUGH / min(known))) if known else 1.0
 
     @property
     def known(self) -> list[Ends]:
@@ -238,35 +259,47 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
     return [
         Change(
             quantity=quantity,
-            before=[before.get(quantity.name) for before, _ in ends],
-            after=[after.get(quantity.name) for _, after in ends],
+            before=[before.get(quantity.name) for before, _, _ in ends],
+            after=[after.get(quantity.name) for _, after, _ in ends],
+            responses=[responses[quantity.name] for _, _, responses in ends],
         )
         for quantity in QUANTITIES
     ]
 
 
-def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
-    """Return the values before training and at the latest round."""
-    before, after = measure(*_held_out(trial))
+def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
+    """Return the values before training and at the latest round, and the responses behind them.
+
+    The third mapping has the number of responses of the end with fewer. After one round, there are
+    no later metrics to compare with those of round 1.
+    """
+    ends = _held_out(trial)
+    before, after = measure(*ends)
+    responses = dict.fromkeys((quantity.name for quantity in QUANTITIES), min(map(len, ends)))
     for quantity, metric in (
         (ENTROPY, "policy/entropy_nats"),
         (NLL, "response/reference_nll_nats"),
     ):
         # At any lag, the initial policy sampled the responses of round 1.
         first = trial.rows[0] if trial.rows and trial.rows[0]["training_iteration"] == 1 else {}
-        late = trial.late_mean(metric)
+        late = trial.late_mean(metric) if trial.round > 1 else None
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
-    return before, after
+        responses[quantity.name] = schedule.responses_per_round(trial.config)
+    return before, after, responses
 
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
     """Name the quantities that moved, with their arms, in one line."""
+    if not any(change.known for own in changes.values() for change in own):
+        return "nothing was measured both before training and after it"
     moved = {arm: [said for c in own for said in c.in_short()] for arm, own in changes.items()}
     named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
     unknown = [arm for arm, own in changes.items() if not_known(own)]
-    missing = [f"not everything was measured in {', '.join(unknown)}"] if unknown else []
-    return "; ".join([*(named or ["no quantity moved by more than its threshold"]), *missing])
+    doubts = [f"not everything was measured in {', '.join(unknown)}"] if unknown else []
+    few = [arm for arm, own in changes.items() if any(c.known and c.widened > 1 for c in own)]
+    doubts += [f"thresholds are wider for {', '.join(few)} ({FEW})"] if few else []
+    return "; ".join([*(named or ["no quantity moved by more than its threshold"]), *doubts])
 
 
 def not_known(changes: Sequence[Change]) -> list[str]:

@@ -65,16 +65,23 @@ def lines(
         apart: Shift between the lines of neighbouring arms, in units of y, so that equal lines stay
             visible.
         whole: Show whole numbers on the y axis.
-        linear_within: Make the y axis logarithmic beyond this absolute value.
+        linear_within: If values exceed ten times this absolute value, make the y axis logarithmic
+            beyond it. The y axis covers only the solid lines; dotted lines may leave the plot.
     """
     curves = {arm: curve(trials, series) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
+    shifts = [apart * (i - (len(curves) - 1) / 2) for i in range(len(curves))]
 
     def draw(figure: Figure, theme: Theme) -> None:
         below = LEGEND_LINE if legend_of else 0.0
         axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
-        for i, (arm, points) in enumerate(curves.items()):
-            up = apart * (i - (len(curves) - 1) / 2)
+        if linear_within is not None:
+            largest = max(abs(point.y) for points in curves.values() for point in points)
+            if largest > 10 * linear_within:  # otherwise, the axis would have two numbers at most
+                axes.set_yscale("symlog", linthresh=linear_within)
+                axes.yaxis.set_major_formatter("{x:g}")
+            axes.axhline(0, color=theme.text, linewidth=0.8)
+        for i, points in enumerate(curves.values()):
             # Curves of different arms can be equal bit for bit. A wider line stays visible behind a
             # narrower one.
             covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
@@ -82,7 +89,7 @@ def lines(
             every = max(1, len(points) // 6)
             axes.plot(
                 xs,
-                [point.y + up for point in points],
+                [point.y + shifts[i] for point in points],
                 color=colour(i),
                 marker=marker(i),
                 markersize=5 + 3 * covering,
@@ -94,15 +101,18 @@ def lines(
             if any(point.low < point.high for point in points):
                 axes.fill_between(
                     xs,
-                    [point.low + up for point in points],
-                    [point.high + up for point in points],
+                    [point.low + shifts[i] for point in points],
+                    [point.high + shifts[i] for point in points],
                     color=colour(i),
                     alpha=0.16,
                     linewidth=0,
                 )
+        if linear_within is not None:
+            axes.set_ylim(axes.get_ylim())  # so that dotted lines do not change the range
+        for i, points in enumerate(seconds.values()):
             axes.plot(
-                [point.x for point in seconds[arm]],
-                [point.y + up for point in seconds[arm]],
+                [point.x for point in points],
+                [point.y + shifts[i] for point in points],
                 color=colour(i),
                 linestyle=":",
                 linewidth=1.4,
@@ -114,10 +124,6 @@ def lines(
                 for style, label in zip(("-", ":"), legend_of, strict=True)
             ]
             legend(figure, theme, handles, columns=2)
-        if linear_within is not None:
-            axes.set_yscale("symlog", linthresh=linear_within)
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.axhline(0, color=theme.text, linewidth=0.8)
         if whole:
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             low, high = axes.get_ylim()
@@ -284,15 +290,18 @@ def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles])
         learner = [change for change in read.changes if change.side == "learner"]
         steps = list(dict.fromkeys(change.version for change in learner))
         last = steps[min(FIRST_ROUNDS, len(steps)) - 1] if steps else math.inf
-        end = max((c.second for c in read.changes if c.version <= last), default=1.0)
+        changes = [change for change in read.changes if change.version <= last]
+        end = 1.05 * max((change.second for change in changes), default=1.0)
         # Draw a line for each actor, because generators change version at different times.
-        for side, actor in sorted({(c.side, c.actor) for c in read.changes}):
-            own = [c for c in read.changes if (c.side, c.actor) == (side, actor)]
-            xs = [change.second for change in own if change.second <= end]
-            ys = [change.version for change in own if change.second <= end]
+        for side, actor in sorted({(c.side, c.actor) for c in changes}):
+            own = [(c.second, c.version) for c in changes if (c.side, c.actor) == (side, actor)]
+            if side == "learner":
+                # The learner's first change is its first step. Before it, the learner has the
+                # version that the generators load first.
+                own.insert(0, (0.0, min(change.version for change in changes)))
+            own.append((end, own[-1][1]))
             axes.step(
-                [*xs, end],
-                [*ys, ys[-1]] if ys else [math.nan],
+                *zip(*own, strict=True),
                 where="post",
                 color=colour(i) if side == "learner" else theme.text,
                 linestyle="-" if side == "learner" else ":",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from grpo_trainable.text import written
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import COUNTED, Comparison, relative_to
+from reports.summary import COUNTED, MARK, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
 HEADER = ("arm", "relative to", "speed-up", "at equal cost", "held-out reward")
@@ -42,7 +42,7 @@ def every_pair(
 
 def _cell(quantity: Quantity, arm: str) -> str:
     if arm in quantity.not_comparable:
-        return f"not comparable: {quantity.not_comparable[arm]}"
+        return MARK
     own = quantity.contrasts.get(arm)
     if own is None:
         return "-"

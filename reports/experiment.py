@@ -18,15 +18,26 @@ from typing import Any
 
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
 from grpo_trainable.storage.checkpointing import ASIDE
+from grpo_trainable.telemetry.metrics import COPIED_FROM
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
-from reports.records import MAX_NUMBER, MIN_NUMBER, NO_ERROR, ExperimentRecord, TrialRecord
+from reports.records import (
+    MAX_NUMBER,
+    MIN_NUMBER,
+    NO_ERROR,
+    ExperimentRecord,
+    Stretch,
+    TrialRecord,
+)
 from search_spaces import SPACES
 from search_spaces.search_space import Question
 
 REPORT_FILES = ("report.html", "report.json", "plots")  # the report is not written through links
 
 MAX_ROUND = 1 << 31
+
+# The first round of a stretch, and the settings and the donor in the row of that round.
+Begun = tuple[int, dict[str, Any], Any]
 
 
 class ExperimentError(ValueError):
@@ -66,11 +77,12 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     question = _question(description, problems)
     order = {arm: place for place, arm in enumerate(question.arms if question else ())}
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
+    members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(
         directory=directory,
         description=description,
         question=question,
-        trials=told_apart(trials),
+        trials=as_population(trials) if members else told_apart(trials),
         not_begun=_not_begun(description, entries, problems),
         problems=problems,
     )
@@ -118,6 +130,16 @@ def _not_begun(
     return left
 
 
+def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Give the members of a population one arm.
+
+    The settings of a member change when it copies another member, so no settings describe it.
+    """
+    arms = " and ".join(dict.fromkeys(trial.config.arm for trial in trials))
+    label = f"{arms} (population of {len(trials)})"
+    return [replace(trial, arm=label, member=True) for trial in trials]
+
+
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Add to each arm's label the settings, other than the seed, in which its trials differ.
 
@@ -157,7 +179,12 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     except ConfigError as error:
         problems.append(f"{directory.name}: left out, because its config cannot be used ({error})")
         return None
-    rows, ended = _read_rows(directory, own)
+    rows, ended, begun = _read_rows(directory, own)
+    stretches = _stretches(begun, f"{directory.name}/result.json", own)
+    if begun and begun[0][1].keys() >= {"arm", "seed"} and stretches:
+        # A trial that copies another one takes over its settings, seed included.
+        first = stretches[0].config
+        config = replace(config, arm=first.arm, seed=first.seed)
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     own += [
@@ -173,6 +200,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         directory=directory,
         params=params,
         config=config,
+        stretches=stretches,
         arm=config.arm,
         rows=rows,
         ended=ended,
@@ -215,8 +243,10 @@ def _finite(text: str) -> float:
     return value
 
 
-def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, float]], bool]:
-    """Return the rows of result.json, and True if the last one ends the trial.
+def _read_rows(
+    directory: Path, problems: list[str]
+) -> tuple[list[dict[str, float]], bool, list[Begun]]:
+    """Return the rows of result.json, True if the last one ends the trial, and its stretches.
 
     A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
     row replaces all rows above it that are of the same round or of a later one.
@@ -225,6 +255,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
     content = content_of(directory.parent, (directory.name, "result.json"), problems)
     lines = [] if content is None else content.splitlines()
     rows: list[dict[str, float]] = []
+    begun: list[Begun] = []
     unusable: dict[str, str] = {}
     done = False
     for number, line in enumerate(lines, start=1):
@@ -250,10 +281,32 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
                 unusable.setdefault(name, text)
         while rows and rows[-1]["training_iteration"] >= round_:
             rows.pop()
+        while begun and begun[-1][0] >= round_:
+            begun.pop()
+        settings, donor = values.get("config"), values.get(COPIED_FROM)
+        if isinstance(settings, dict) and (not begun or donor or settings != begun[-1][1]):
+            begun.append((round_, settings, donor))
         rows.append({name: value for name, value in numbers.items() if abs(value) < MAX_NUMBER})
         done = values.get("done") is True
     problems += unusable.values()
-    return rows, done
+    return rows, done, begun
+
+
+def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:
+    """Return the stretches of a trial; empty if the settings of one cannot be used."""
+    try:
+        return [
+            Stretch(
+                first=round_,
+                config=GRPOConfig.from_dict(settings),
+                copied_from=donor if isinstance(donor, str) else None,
+            )
+            for round_, settings, donor in begun
+        ]
+    except ConfigError as error:
+        if len(begun) > 1:
+            problems.append(f"{where}: the settings of its rounds cannot be used ({error})")
+        return []
 
 
 def _last_line(error: str) -> str:

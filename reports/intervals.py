@@ -19,13 +19,13 @@ from functools import cache
 
 import numpy as np
 
+from grpo_trainable.telemetry.machine_load import LEAST_ROUNDS
 from grpo_trainable.text import plural
 
 LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # quantile of the standard normal at POWER
 NORMAL = 1.959964  # quantile of the standard normal at 0.5 + LEVEL / 2
 MOST_SEEDS = 50  # advice to run more seeds than this would be useless
-LEAST_ROUNDS = 4  # minimum number of rounds to estimate a spread
 BATCHES = 5  # batches of a run's rounds: few, so that each is long, but enough for a spread
 
 

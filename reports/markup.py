@@ -52,7 +52,7 @@ def moment(started: Any) -> str:
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::[\d.]+)?(.*)", str(started))
     if found is None:
         return str(started)
-    zone = "UTC" if found[3] in ("Z", "+00:00") else found[3]
+    zone = "UTC" if found[3] in ("Z", "+00:00", "+0000") else found[3]
     return f"{found[1]} {found[2]} {zone}".strip()
 
 

@@ -14,7 +14,7 @@ SHORT = 12  # number of digits of a digest to show
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFile:
-    """A file as it was when the experiment started."""
+    """A file as it was when the experiment started, or when it continued with changed code."""
 
     key: str  # the setting that names the file, plus the path if arms name several files
     name: str  # file name without the directory
@@ -40,6 +40,12 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
         for key, path in paths.items()
         if key in digests
     ]
+
+
+def replaced(experiment: ExperimentRecord) -> int:
+    """Return the number of the user's own files that have changed since trials had results."""
+    found = experiment.description.get("replaced")
+    return len(found) if isinstance(found, list) else 0
 
 
 def are_noted(experiment: ExperimentRecord) -> bool:

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
+from grpo_trainable.telemetry.machine_load import (
+    DISTURBED_ABOVE,
+    LEAST_ROUNDS,
+    enough_undisturbed,
+)
 from grpo_trainable.text import plural
-from reports.intervals import LEAST_ROUNDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +34,8 @@ class Pace:
 
     @property
     def comparable(self) -> bool:
-        """Return True if disturbed rounds count, or if enough rounds were undisturbed.
-
-        Enough means at least half of the rounds, and at least `LEAST_ROUNDS` (or all rounds of a
-        shorter trial).
-        """
-        if self.keeps_disturbed:
-            return True
-        clean = self.rounds - self.disturbed
-        return 2 * clean >= self.rounds and clean >= min(LEAST_ROUNDS, self.rounds)
+        """Return True if disturbed rounds count, or if enough rounds were undisturbed."""
+        return self.keeps_disturbed or enough_undisturbed(self.rounds, self.disturbed)
 
     @property
     def counts_disturbed(self) -> bool:

@@ -23,9 +23,11 @@ from reports.every_pair import HEADER as PAIRS
 from reports.every_pair import ArmPair
 from reports.markup import escaped, html_list, html_table, moment, shortened
 from reports.parquet_reader import TrialFiles
-from reports.records import ExperimentRecord, TrialRecord
+from reports.population import HEADER as LINEAGE
+from reports.population import SAID
+from reports.records import ExperimentRecord, TrialRecord, count_stopped
 from reports.settings import settings_section
-from reports.summary import Comparison, ends
+from reports.summary import MARK, Comparison, ends
 
 if TYPE_CHECKING:
     from reports.canvas import Section
@@ -65,6 +67,7 @@ def render_page(
         _head(experiment, name, comparison, short),
         _missing(experiment, files, damaged),
         _table_section(comparison),
+        _population_section(comparison),
         _told_section(told, pairs),
         _answer_section(asked),
         _changes_section(comparison),
@@ -92,7 +95,8 @@ def _head(
     done = sum(trial.done for trial in trials)
     failed = sum(trial.failed for trial in trials)
     open_ = len(trials) - done - failed
-    counts = [f"{done} finished"]
+    counts = [f"{sum(trial.finished for trial in trials)} finished"]
+    counts += count_stopped(trials)
     counts += [f"{failed} failed"] if failed else []
     counts += [f"{open_} still running or interrupted"] if open_ else []
     counts += [f"{len(not_begun)} not started"] if not_begun else []
@@ -104,28 +108,38 @@ def _head(
         ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
     ]
     line = " · ".join(f"{escaped(key)} <b>{escaped(value)}</b>" for key, value in facts)
-    size = (
-        f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
-        f"{', '.join(counts)}"
-    )
-    state = "good" if done == planned else "bad"
+    if any(trial.member for trial in trials):
+        size = f"a population of {plural(planned, 'member')}, {', '.join(counts)}"
+    else:
+        size = (
+            f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
+            f"{', '.join(counts)}"
+        )
+    state = "good" if _all_done(experiment) else "bad"
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
-        f"{answered}{_warning(comparison)}</header>"
+        f"{answered}{_warnings(comparison)}</header>"
     )
 
 
-def _warning(comparison: Comparison) -> str:
-    """Return a warning for the first screen if quantities other than the reward changed."""
-    moved = any(change.moved for own in comparison.changes.values() for change in own)
-    if not moved:
-        return ""
-    return (
-        '<p class="status bad">Before you trust the reward, check <a href="#changes">the other '
-        f"quantities that changed</a>: {escaped(changes.moved_in(comparison.changes))}</p>\n"
-    )
+def _all_done(experiment: ExperimentRecord) -> bool:
+    return not experiment.not_begun and all(trial.done for trial in experiment.trials)
+
+
+def _warnings(comparison: Comparison) -> str:
+    """Return the warnings for the first screen, as HTML.
+
+    They concern responses that were cut off, and quantities other than the reward that changed.
+    """
+    found = [escaped(note) for note in comparison.truncated()]
+    if any(change.moved for own in comparison.changes.values() for change in own):
+        found.append(
+            'Before you trust the reward, check <a href="#changes">the other quantities that '
+            f"changed</a>: {escaped(changes.moved_in(comparison.changes))}"
+        )
+    return "".join(f'<p class="status bad">{text}</p>\n' for text in found)
 
 
 def _missing(
@@ -134,17 +148,18 @@ def _missing(
     """Return the gaps that make the figures less reliable, as HTML; empty if there are none."""
     items = []
     for trial in experiment.trials:
-        if not trial.done or trial.status != "finished":
-            items.append(f"{trial.name}: {trial.status}")
+        name = _short_name(trial)
+        if not trial.finished:
+            items.append(f"{name}: {trial.status}")
         elif trial.error is not None:
-            items.append(f"{trial.name}: finished after a retry; the earlier error: {trial.error}")
+            items.append(f"{name}: finished after a retry; the earlier error: {trial.error}")
     if experiment.not_begun:
         waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
         items.append(f"not started: {', '.join(waiting)}")
     with_rows = [trial for trial in experiment.trials if trial.rows]
 
     def lacking(what: str, lacks: Callable[[TrialRecord], bool]) -> None:
-        names = [trial.name for trial in with_rows if lacks(trial)]
+        names = [_short_name(trial) for trial in with_rows if lacks(trial)]
         if names:
             items.append(f"{what}: {_some(names, len(with_rows))}")
 
@@ -166,7 +181,10 @@ def _missing(
     )
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
-    lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)
+    lacking(
+        "no held-out responses from a round after round 0 were kept",
+        lambda trial: not files[trial.name].examples.round,
+    )
     for key in ("packages", "machine", "started"):
         if not experiment.description.get(key):
             items.append(f"{key} not recorded: an older version started the experiment")
@@ -181,6 +199,10 @@ def _missing(
         "<p>Read this list before you rely on the figures below.</p>\n"
         f"<ul>{listed}</ul>\n</section>"
     )
+
+
+def _short_name(trial: TrialRecord) -> str:
+    return f"{trial.arm}/{trial.config.seed}"
 
 
 def _some(names: Sequence[str], total: int) -> str:
@@ -200,6 +222,16 @@ def _table_section(comparison: Comparison) -> str:
     )
 
 
+def _population_section(comparison: Comparison) -> str:
+    """Return the lineage of a population as HTML; empty if the trials are independent."""
+    if not comparison.lineage:
+        return ""
+    return (
+        f'<section id="population">\n<h2>The population</h2>\n<p>{escaped(SAID)}</p>\n'
+        f"{html_table(LINEAGE, comparison.lineage)}\n</section>"
+    )
+
+
 def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
     if not told:
         return ""
@@ -207,7 +239,8 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
     if len(pairs) > 1:  # a single pair is already in the list above
         every = (
             "<details><summary>Every pair of arms</summary>\n"
-            f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n</details>\n"
+            f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n"
+            f"{_why_marked(pairs)}</details>\n"
         )
     return (
         '<section id="told">\n<h2>Which arms differ</h2>\n'
@@ -215,6 +248,16 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
         "a ratio, 0 for a difference in reward. “No clear difference” does not mean that two arms "
         "are equal, but that these runs cannot show which arm is better.</p>\n"
         f"{html_list(told)}{every}</section>"
+    )
+
+
+def _why_marked(pairs: Sequence[ArmPair]) -> str:
+    if not any(own.not_comparable for pair in pairs for own in pair.quantities):
+        return ""
+    return (
+        f'<p class="note">{MARK}: not comparable, because other processes used the machine while '
+        'one of the two arms ran. The notes below the <a href="#arms">first table</a> say how much '
+        "of the machine they took.</p>\n"
     )
 
 
@@ -258,8 +301,11 @@ def _changes_section(comparison: Comparison) -> str:
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        '<p class="note">A word is a run of letters and digits. Upper and lower case count as '
-        "equal. In a language written without spaces, a run is a whole phrase.</p>"
+        f'<p class="note">If a figure rests on n &lt; {changes.ENOUGH} responses before or after '
+        f"training, its threshold is wider by the factor √({changes.ENOUGH} / n), because chance "
+        f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
+        "A word is a run of letters and digits. Upper and lower case "
+        "count as equal. In a language written without spaces, a run is a whole phrase.</p>"
         "</details>\n</section>"
     )
 
@@ -375,7 +421,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
         ("Write this page again", [*command("report"), str(directory)]),
     ]
     space = experiment.description.get("space_source") or experiment.description.get("space")
-    if space:
+    if space and not _all_done(experiment):
         resume = [
             *(*command("tune"), "--space", str(space)),
             *("--resume", "must", "--name", directory.name, "--storage", str(directory.parent)),

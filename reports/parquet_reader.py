@@ -264,10 +264,10 @@ def truth_text(row: Mapping[str, Any]) -> str | None:
 
 
 def scores_text(row: Mapping[str, Any]) -> str:
-    """Return `reward 0.50`, plus the format reward and the answer reward if a row has them."""
-    parts = {name: row[f"{name}_reward"] for name in ("format", "answer")}
-    told = [f"{name} {value:.2f}" for name, value in parts.items() if value is not None]
-    return ", ".join([f"reward {row['reward']:.2f}", *told])
+    """Return `reward 0.50`, plus the format reward and the answer reward if the reward has both."""
+    parts = {"format": row["format_reward"], "answer": row["answer_reward"]}
+    whole = {"reward": row["reward"], **({} if None in parts.values() else parts)}
+    return ", ".join(f"{name} {value:.2f}" for name, value in whole.items())
 
 
 def _turn_lines(turn: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from reports.contrasts import Contrast
 from reports.parquet_reader import StepPoint, TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
-from reports.summary import MARK, Comparison
+from reports.summary import DEVICE, MARK, Comparison
 
 NO_WALL_CLOCK = "No wall-clock was recorded."
 NOT_KNOWN = "not known"
@@ -177,10 +177,10 @@ def _costs(comparison: Comparison) -> list[Plot]:
         {arm: _device_hours(comparison, arm) for arm in comparison.arms},
         name="device_hours",
         title="Device-hours",
-        look="The cost of the whole run: wall-clock time × reserved GPUs, or CPU cores if the arm "
-        "has no GPU. A shorter bar is cheaper. Compare only arms that trained on the same number "
-        "of samples. A question mark means that other processes used the machine, so the total is "
-        "not comparable.",
+        look="The cost of the whole run: wall-clock time × reserved GPUs, or × the CPUs that the "
+        "actors reserve if the arm has no GPU. A shorter bar is cheaper. Compare only arms that "
+        "trained on the same number of samples. A question mark means that other processes used "
+        "the machine, so the total is not comparable.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -211,8 +211,8 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="equal_cost",
             title="Speed-up at equal cost",
             look=f"Samples per device-hour {relative}. Use this plot if the devices could do other "
-            "work: a longer bar is cheaper. A device is a GPU, or a CPU core of the actors if "
-            f"there is no GPU. Whiskers show the 95% interval.{_counted(comparison)}",
+            f"work: a longer bar is cheaper. {DEVICE} Whiskers show the 95% interval."
+            f"{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
@@ -224,7 +224,8 @@ def _ratios(comparison: Comparison) -> list[Plot]:
 def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
-        found[comparison.baseline] = Bar(1.0, 1.0, 1.0)
+        usable = comparison.has_usable_baseline
+        found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
     for arm, own in contrasts.items():
         ends = (own.interval.low, own.interval.high) if own.interval else (own.value, own.value)
         found[arm] = Bar(own.value, *ends)
@@ -240,8 +241,11 @@ def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
 
 def _no_bar(comparison: Comparison) -> str:
     """Return the reason why no arm has a bar."""
-    disturbed = any(not comparison.comparable(arm) for arm in comparison.arms)
-    return "Other processes on the machine disturbed every arm." if disturbed else NO_WALL_CLOCK
+    disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
+    if not disturbed:
+        return NO_WALL_CLOCK
+    named = "every arm" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
+    return f"Other processes on the machine disturbed {named}."
 
 
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
@@ -258,10 +262,11 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages",
             title="Seconds for 100 responses, by stage",
             look="The typical time of each stage. The longest stage is the one to speed up. The "
-            "vertical tick shows the time of the whole step without evaluation. Stages that extend "
-            "beyond the tick, except eval, overlap with other stages. Patterned bars show the time "
-            "in which the generator or the learner waits. Checkpoints are written between steps, "
-            "so only the table of arms shows their time."
+            "vertical tick shows the time of a whole round without evaluation, so eval extends "
+            "beyond it. If other stages extend far beyond it too, stages overlap. A small "
+            "difference means nothing, because each figure is a separate median over the rounds. "
+            "Patterned bars show the time in which the generator or the learner waits. Checkpoints "
+            "are written between rounds, so only the table of arms shows their time."
             f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
@@ -288,37 +293,45 @@ def _drift(arms: Arms) -> list[Plot]:
         "No row has a KL (kl/…)." if monitored else "KL was not monitored (loss.kl_monitor=false)."
     )
     plots = []
-    for name, title, look in (
+    # "From" a policy: KL(that policy ‖ trained policy). The responses are samples from that policy,
+    # so the metric, k1, estimates the negative of this KL.
+    for name, title, sign, look in (
         (
             "reference",
             "KL to the reference",
-            "The distance of the policy from the initial policy. At equal reward, less is better.",
+            1.0,
+            "KL(policy ‖ reference): the distance of the policy from the initial policy. At equal "
+            "reward, less is better.",
         ),
         (
             "previous",
-            "KL to the policy of the previous round",
-            "The distance that the policy moves in one round. A spike means that the steps of a "
-            "round were too large.",
+            "KL from the policy before the round",
+            -1.0,
+            "KL(policy before the round ‖ policy after it): the distance that the policy moves in "
+            "one round. A spike means that the steps of a round were too large.",
         ),
         (
             "behaviour",
-            "KL to the weights that sampled the responses",
-            "The distance between the trained policy and the weights that sampled the responses: "
-            "staleness as the loss sees it. The distance grows with lag and with the number of "
-            "gradient steps per round.",
+            "KL from the weights that sampled the responses",
+            -1.0,
+            "KL(sampler ‖ policy): the distance of the trained policy from the weights that "
+            "sampled the responses. This is staleness as the loss sees it: it grows with lag and "
+            "with the number of gradient steps per round.",
         ),
     ):
+        reversed_ = f" (kl/{name}_nats with its sign reversed)" if sign < 0 else ""
         plots.append(
             lines(
                 arms,
                 name=f"kl_{name}",
                 title=title,
-                look=f"{look} Solid: the estimate k1, which can be negative. Dotted: the estimate "
-                "k3, which is never negative but jumps at a single unlikely token. The y axis is "
-                "linear near 0 and logarithmic beyond.",
+                look=f"{look} Solid: the estimate k1{reversed_}, which can be negative. Dotted: "
+                "the estimate k3, which is never negative but jumps at a single unlikely token. "
+                "The y axis covers the range of k1, so k3 can leave the plot. If this range is "
+                "wide, the axis is linear near 0 and logarithmic beyond.",
                 x_label="round",
                 y_label="nats per response",
-                series=metric(f"kl/{name}_nats"),
+                series=metric(f"kl/{name}_nats", sign),
                 dotted=metric(f"kl/{name}_k3_nats"),
                 legend_of=("k1", "k3"),
                 linear_within=1.0 if name == "reference" else 0.1,
@@ -413,8 +426,11 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         Plot(
             name="versions",
             title="Policy versions over time",
-            look=f"The first {FIRST_ROUNDS} rounds. The dotted line (generator) follows the solid "
-            "line (learner). The gap shows how far the generator's weights are behind.",
+            look=f"The first {FIRST_ROUNDS} rounds. Solid: the version of the learner. Dotted: the "
+            "version of the generator. A gap between the lines shows how long new weights take to "
+            "arrive. Lines that coincide do not mean that rollouts are fresh: an asynchronous arm "
+            "trains on responses that were sampled before the generator's weights changed. “Lag "
+            "over the rounds” shows how stale these responses were.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
             alt="Version of the learner and of the generator over seconds, one panel per arm: "
             f"{', '.join(changed)}.",
@@ -463,7 +479,6 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             x_label="gradient step of the round",
             y_label="nats per response",
             series=by_step(lambda point: point.kl_sampler_nats),
-            whole=True,
             missing=missing,
         ),
         lines(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,20 +22,39 @@ NO_ERROR = "(error.txt is empty)"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Consecutive rounds of a trial with the same settings.
+
+    PBT begins a stretch by making the trial copy the policy and the settings of another trial.
+    """
+
+    first: int  # first round
+    config: GRPOConfig
+    copied_from: str | None  # name of the copied trial; None in the first stretch, or if unknown
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialRecord:
     """Trial as read from its directory."""
 
     name: str
     directory: Path
     params: Mapping[str, Any]  # params.json as it was written
-    config: GRPOConfig
+    config: GRPOConfig  # the latest settings, but the arm and the seed that the trial began with
+    stretches: Sequence[Stretch]  # in order; empty if the rows do not have usable settings
     arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
+    member: bool = False  # True if PBT may make the trial copy other trials of the experiment
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # the last row says that no round follows
     error: str | None  # the last line of error.txt, which remains if a retry succeeds
     error_at: float | None  # time of the last failure, in seconds since 1970
     has_trace: bool
     problems: Sequence[str]  # one line for each thing that could not be read
+
+    @property
+    def label(self) -> str:
+        """The name of the trial in messages: `arm/seed`."""
+        return f"{self.config.arm}/{self.config.seed}"
 
     @property
     def round(self) -> int:
@@ -74,16 +94,32 @@ class TrialRecord:
         return reported is None or self.error_at is None or reported <= self.error_at
 
     @property
+    def copied(self) -> bool:
+        """Return True if the trial has copied another trial."""
+        return len(self.stretches) > 1
+
+    @property
+    def finished(self) -> bool:
+        """Return True if the trial has ended, after all its rounds."""
+        return self.done and self.complete
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The cause that ended the trial before its last round, or None if nothing did."""
+        if not self.done or self.complete:
+            return None
+        limit = self.config.callbacks.kl_stop
+        drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
+        return f"callbacks.kl_stop={limit:g}" if drifted else "the scheduler"
+
+    @property
     def status(self) -> str:
         """State of the trial, as a text for the user."""
         reached = f"round {self.round} of {self.config.rounds}"
-        if self.done:
-            if self.complete:
-                return "finished"
-            limit = self.config.callbacks.kl_stop
-            drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
-            by = f"callbacks.kl_stop={limit:g}" if drifted else "the scheduler"
-            return f"stopped by {by} after {reached}"
+        if self.finished:
+            return "finished"
+        if self.stopped_by is not None:
+            return f"stopped by {self.stopped_by} after {reached}"
         if self.failed:
             return f"failed after {reached}: {self.error}"
         before = f"; the earlier error: {self.error}" if self.error is not None else ""
@@ -140,6 +176,12 @@ class TrialRecord:
         for row in self.rows:
             if row.get("eval/round") == row["training_iteration"] and "reward/eval_mean" in row:
                 yield int(row["training_iteration"]), row["reward/eval_mean"], row
+
+
+def count_stopped(trials: Sequence[TrialRecord]) -> list[str]:
+    """Return how many trials each cause ended early: `2 stopped by the scheduler`."""
+    causes = Counter(trial.stopped_by for trial in trials if trial.stopped_by is not None)
+    return [f"{count} stopped by {cause}" for cause, count in causes.items()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         experiment = read_experiment(Path(os.path.abspath(directory)))
     except ExperimentError as error:
         raise ReportError(str(error)) from None
-    return write_report_of(experiment, compare(experiment.trials), warn)
+    comparison = compare(experiment.trials, experiment.not_begun)
+    return write_report_of(experiment, comparison, warn)
 
 
 def write_report_of(

@@ -17,6 +17,7 @@ from reports.contrasts import Contrast, doubts
 from reports.every_pair import ArmPair
 from reports.intervals import LEVEL
 from reports.own_files import OwnFile, own_files
+from reports.population import settings_of, stretches_of, varied_settings
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import Comparison, TrialSummary
 from reports.verdicts import Quantity
@@ -49,6 +50,7 @@ def report_data(
         problems: One line for each thing that could not be read.
     """
     records = experiment.arms
+    varied = varied_settings(experiment.trials)
     description = experiment.description
     return {
         "format": FORMAT,
@@ -81,7 +83,9 @@ def report_data(
         ],
         "answer": list(short),
         "told": list(told),
-        "trials": [_trial(trial) for trial in experiment.trials],
+        "trials": [
+            {**_trial(trial), "lineage": _lineage(trial, varied)} for trial in experiment.trials
+        ],
         "not_begun": [{"arm": arm, "seed": seed} for arm, seed in experiment.not_begun],
         "own_files": {file.key: _own_file(file) for file in own_files(experiment)},
         "problems": list(problems),
@@ -189,6 +193,26 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "disturbed_counted": own is not None and own.counts_disturbed,
         "comparable": own is None or own.comparable,
     }
+
+
+def _lineage(trial: TrialRecord, varied: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Return the stretches of a member of a population, or None if there are none.
+
+    Args:
+        trial: The trial.
+        varied: The settings that change between stretches.
+    """
+    if not trial.member or not trial.rows:
+        return None
+    return [
+        {
+            "first_round": stretch.first,
+            "last_round": last,
+            "settings": settings_of(stretch, varied),
+            "copied_from": stretch.copied_from,
+        }
+        for stretch, last in stretches_of(trial)
+    ]
 
 
 def _own_file(file: OwnFile) -> dict[str, str]:

@@ -31,14 +31,14 @@ Series = Callable[[TrialRecord], Iterable[tuple[int, float, float]]]  # (round, 
 Arms = Mapping[str, Sequence[TrialRecord]]
 
 
-def metric(name: str) -> Series:
-    """Return the series of a metric by round."""
+def metric(name: str, factor: float = 1.0) -> Series:
+    """Return the series of a metric, multiplied by a factor, by round."""
 
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
         for row in trial.rows:
             if name in row:
                 round_ = int(row["training_iteration"])
-                yield round_, round_, row[name]
+                yield round_, round_, 0.0 + factor * row[name]  # no negative zero
 
     return series
 
@@ -68,10 +68,10 @@ def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
 def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, float]:
     """Return the seconds that an arm spends in each stage, in waiting, and in the whole `step`.
 
-    Each figure is computed in two steps: the median over the rounds of each trial, then the median
-    over the trials. For eval, the mean over the rounds is used instead, because most rounds have no
-    evaluation. Arms differ in the number of responses per round, so the seconds are scaled to
-    `responses`.
+    The seconds of `step` exclude evaluation. Each figure is computed in two steps: the median over
+    the rounds of each trial, then the median over the trials. For eval, the mean over the rounds is
+    used instead, because most rounds have no evaluation. Arms differ in the number of responses per
+    round, so the seconds are scaled to `responses`.
 
     Args:
         trials: The trials of an arm.
@@ -82,10 +82,22 @@ def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, fl
     scale = responses / (schedule.prompts_per_round(config) * config.rollout.group_size)
     for stage in (*STAGE_COLOURS, *WAITING, "step"):
         middle = statistics.fmean if stage == "eval" else statistics.median
-        columns = [trial.column(f"time/{stage}_s") for trial in trials]
+        columns = [
+            _seconds_of_steps(trial) if stage == "step" else trial.column(f"time/{stage}_s")
+            for trial in trials
+        ]
         spent = [middle(column) for column in columns if column]
         seconds[stage] = scale * statistics.median(spent) if spent else 0.0
     return seconds
+
+
+def _seconds_of_steps(trial: TrialRecord) -> list[float]:
+    """Return the seconds of each round without its evaluation."""
+    return [
+        row["time/step_s"] - row.get("time/eval_s", 0.0)
+        for row in trial.rows
+        if "time/step_s" in row
+    ]
 
 
 def lag_shares(counts: Iterable[Mapping[int, int]]) -> dict[int, float]:

@@ -9,7 +9,7 @@ from typing import Any
 from grpo_trainable.config import defaults_with, flatten, shown
 from grpo_trainable.text import plural
 from reports.markup import escaped, html_table
-from reports.own_files import SHORT, are_noted, own_files
+from reports.own_files import SHORT, are_noted, own_files, replaced
 from reports.records import ExperimentRecord, TrialRecord
 
 Flat = Mapping[str, Any]  # dotted key -> value
@@ -19,7 +19,7 @@ def settings_section(experiment: ExperimentRecord) -> str:
     """Return the section as HTML."""
     by_arm: dict[str, list[Flat]] = {}
     for trial in experiment.trials:
-        by_arm.setdefault(trial.arm, []).append(flatten(trial.config.to_dict()))
+        by_arm.setdefault(trial.arm, []).append(trial.config.in_effect)
     every = [flat for trials in by_arm.values() for flat in trials]
     # A user's task adds keys, so arms can differ in their keys.
     keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
@@ -30,8 +30,10 @@ def settings_section(experiment: ExperimentRecord) -> str:
         for key in keys
         if key not in shared
     ]
+    between = "arms" if len(by_arm) > 1 else "trials, as they are at the end"
     table = (
-        f"<h3>Settings that differ between arms</h3>\n{html_table(('key', *by_arm), different)}\n"
+        f"<h3>Settings that differ between {between}</h3>\n"
+        f"{html_table(('key', *by_arm), different)}\n"
         if different
         else "<p>The trials differ only in arm and seed.</p>\n"
     )
@@ -61,11 +63,15 @@ def _seeds(experiment: ExperimentRecord) -> str:
 def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
     """Return sentences about the settings that all trials share."""
     known = [default_settings(trial, experiment.description) for trial in experiment.trials]
+    given = [flatten(trial.config.to_dict()) for trial in experiment.trials]
     unknown = [key for key in shared if not all(key in defaults for defaults in known)]
     changed = [
         key
-        for key, value in shared.items()
-        if key not in unknown and not all(_same(defaults[key], value) for defaults in known)
+        for key in shared
+        if key not in unknown
+        and not all(
+            _same(defaults[key], own[key]) for defaults, own in zip(known, given, strict=True)
+        )
     ]
     said = [f"Shared settings that are not the defaults: {_listed(changed, shared)}."]
     if unknown:
@@ -116,4 +122,11 @@ def _files_table(experiment: ExperimentRecord) -> str:
         )
     rows = [(file.setting, file.name, file.short) for file in files]
     header = ("setting", "file", f"SHA-256, first {SHORT} digits")
-    return f"<h3>Your own files, as they were at the start</h3>\n{html_table(header, rows)}\n"
+    title, note = "Your own files, as they were at the start", ""
+    if replaced(experiment):
+        title = "Your own files, as they were at the last resume"
+        note = (
+            "<p>Your code has changed since the start (--accept-changed-code), so some rounds were "
+            "trained with an earlier version.</p>\n"
+        )
+    return f"<h3>{title}</h3>\n{note}{html_table(header, rows)}\n"

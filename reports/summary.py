@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grpo_trainable.command_line import align
-from grpo_trainable.config import resources
-from grpo_trainable.telemetry.metrics import without_signal
-from grpo_trainable.text import plural, written
+from grpo_trainable.config import resources, schedule
+from grpo_trainable.config.conditions import CONTROL
+from grpo_trainable.telemetry.metrics import PATIENCE, TRUNCATED_ABOVE, without_signal
+from grpo_trainable.text import plural, rate, written
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, NotComparable, speed_up
 from reports.pace import Pace, counted_disturbed
+from reports.population import HEADER as LINEAGE
+from reports.population import SAID, lineage
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
 # Shown instead of a speed, or after a total, if other processes made the figure incomparable.
 MARK = "?"
 COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
+# What to do if other processes made speeds incomparable.
+ADVICE = (
+    "Run the experiment again on an idle machine, or with --set "
+    "callbacks.leave_out_disturbed=false, which includes disturbed rounds."
+)
+DEVICE = (
+    "A device is a GPU or, if the trial has no GPU, a CPU that its actors reserve (0.95 CPUs per "
+    "actor by default)."
+)
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs and "
     "does not predict other runs. To predict other runs, use --num-samples 3 or more.",
@@ -33,6 +45,7 @@ UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
     "Use --samples N to train every arm on N responses."
 )
+DIFFERENT = "The trials trained on different numbers of samples"
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
     *("device-hours", "held-out reward", "tokens per response", "reference NLL", "largest lag"),
@@ -48,7 +61,9 @@ class TrialSummary:
     arm: str
     seed: int
     rounds: int
+    planned_rounds: int
     complete: bool
+    stopped_by: str | None  # the cause that ended the trial before its last round
     samples: float | None  # responses trained on
     wall_clock_s: float | None
     pace: Pace | None
@@ -58,6 +73,10 @@ class TrialSummary:
     device_hours: float | None
     first: float | None
     last: float | None
+    # Responses that the trial was to train on before an evaluation -> held-out reward.
+    rewards: Mapping[int, float]
+    truncated: float | None  # share of the responses of the last rounds that the limit cut off
+    max_new_tokens: int
     reference_nll: float | None
     largest_lag: float | None
     niceness: float  # highest niceness of its actors; an ordinary process has 0
@@ -80,7 +99,9 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         arm=trial.arm,
         seed=trial.config.seed,
         rounds=trial.round,
+        planned_rounds=trial.config.rounds,
         complete=trial.complete,
+        stopped_by=trial.stopped_by,
         samples=None if trained is None else trained * trial.config.rollout.group_size,
         wall_clock_s=trial.last("time/wall_clock_s") or None,
         pace=trial.pace,
@@ -90,11 +111,23 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         device_hours=trial.last("cost/device_hours"),
         first=trial.last("reward/eval_first"),
         last=trial.reward_after,
+        rewards={
+            round_ * schedule.responses_per_round(trial.config): reward
+            for round_, reward, _ in trial.evaluated()
+            if round_
+        },
+        truncated=trial.late_mean("response/truncated_fraction") if has_limit(trial) else None,
+        max_new_tokens=trial.config.rollout.max_new_tokens,
         reference_nll=trial.late_mean("response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
         niceness=max(trial.column("fleet/niceness"), default=0.0),
         still=sum(map(without_signal, trial.rows)) if trial.config.needs_unequal_rewards else 0,
     )
+
+
+def has_limit(trial: TrialRecord) -> bool:
+    """Return True if a response that reaches the token limit is incomplete. Episodes are not."""
+    return trial.config.task.name != CONTROL and not trial.config.env.plays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +140,8 @@ class Comparison:
     cost: Mapping[str, Contrast]  # other arm -> samples per device-hour relative to the baseline
     not_comparable: Mapping[str, str]  # arm -> reason why it has no speed and no cost
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
+    lineage: Sequence[tuple[str, ...]] = ()  # of a population: a row for each stretch of a member
+    awaited: str | None = None  # the planned baseline, while it has no timed round
 
     @property
     def seeds(self) -> int:
@@ -150,6 +185,11 @@ class Comparison:
         trials = self.arms[arm]
         return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 
+    @property
+    def has_usable_baseline(self) -> bool:
+        """Return True unless the baseline is too disturbed to compare any speed with it."""
+        return self.baseline is not None and (self.comparable(self.baseline) or bool(self.speed))
+
     def rates(self, arm: str) -> list[float | None]:
         """Return the samples per second of each trial; empty if the arm is not comparable."""
         return [t.samples_per_s for t in self.arms[arm]] if self.comparable(arm) else []
@@ -160,6 +200,8 @@ class Comparison:
 
     def note(self) -> str:
         """Return the line above the table; empty if there is nothing to explain."""
+        if self.lineage:
+            return f"Medians over {plural(self.seeds, 'member')} (minimum to maximum)."
         if self.seeds == 1:
             return "Each speed-up is followed by its 95% interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
@@ -172,10 +214,10 @@ class Comparison:
     def footnotes(self) -> list[str]:
         """Return the notes below the table, one paragraph each."""
         notes = [
-            f"{self._what_ratios_are()}A device is a GPU, or a CPU core of the actors if the trial "
-            "has no GPU. Wall-clock and device-hours start with round 1, when the actors are warm, "
-            "and exclude evaluation and checkpoints. Tokens per response: the mean length of the "
-            "held-out responses before training and at the latest evaluation."
+            f"{self._what_ratios_are()}{DEVICE} Wall-clock and device-hours start with round 1, "
+            "when the actors are warm, and exclude evaluation and checkpoints. Tokens per "
+            "response: the mean length of the held-out responses before training and at the latest "
+            "evaluation."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
         notes += [COVERS[several] for several in sorted(among_seeds)]
@@ -186,7 +228,65 @@ class Comparison:
             notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
         if not self.equal_samples:
             notes.append(UNEQUAL)
-        return notes + self._stood_still() + self._notes_on_other_work()
+        notes += [*self._stopped_early(), *self._at_equal_samples()]
+        return notes + self._stood_still() + self.truncated() + self._notes_on_other_work()
+
+    def _stopped_early(self) -> list[str]:
+        """Return a note for each cause that ended trials before their last round."""
+        found: dict[str, list[str]] = {}
+        for arm, trials in self.arms.items():
+            for trial in trials:
+                if trial.stopped_by is not None:
+                    reached = f"after round {trial.rounds} of {trial.planned_rounds}"
+                    stopped = found.setdefault(trial.stopped_by, [])
+                    stopped.append(f"{arm}, seed {trial.seed} ({reached})")
+        return [
+            f"Stopped by {cause}: {'; '.join(stopped)}. Comparisons of reward leave these trials "
+            "out."
+            for cause, stopped in found.items()
+        ]
+
+    def _at_equal_samples(self) -> list[str]:
+        """Compare the rewards after equal numbers of samples, if trials ended at different ones."""
+        trials = [trial for own in self.arms.values() for trial in own]
+        ends = [trial.samples for trial in trials if trial.samples is not None]
+        if len(self.arms) < 2 or not ends or max(ends) <= (1 + EQUAL_SAMPLES) * min(ends):
+            return []
+        evaluated = {
+            arm: own
+            for arm in self.arms
+            if (own := [t.rewards for t in self.arms[arm] if t.rewards])
+        }
+        every = [set(rewards) for own in evaluated.values() for rewards in own]
+        shared = set.intersection(*every) if len(evaluated) > 1 else set()
+        if not shared:
+            return [
+                f"{DIFFERENT}, and no evaluation was made after equal numbers, so their held-out "
+                "rewards cannot be compared."
+            ]
+        at = max(shared)
+        rewards = [
+            f"{arm} {show([rewards[at] for rewards in own], '{:.3f}')}"
+            for arm, own in evaluated.items()
+        ]
+        return [
+            f"{DIFFERENT}. Held-out rewards at the last evaluation after equal numbers, {at} "
+            f"responses: {', '.join(rewards)}."
+        ]
+
+    def truncated(self) -> list[str]:
+        """Return a warning for each token limit that cuts off most responses of some arms."""
+        found: dict[int, dict[str, float]] = {}
+        for arm, own in self.arms.items():
+            share = median([trial.truncated for trial in own])
+            if share is not None and share > TRUNCATED_ABOVE:
+                found.setdefault(own[0].max_new_tokens, {})[arm] = share
+        return [
+            f"{', '.join(shares)}: rollout.max_new_tokens={limit} cut off "
+            f"{show(list(shares.values()), '{:.0%}')} of the responses in the last rounds. If the "
+            "reward needs the end of a response, raise this limit."
+            for limit, shares in found.items()
+        ]
 
     def _stood_still(self) -> list[str]:
         """Return a line for each arm whose rewards taught nothing in most of its rounds."""
@@ -198,7 +298,7 @@ class Comparison:
             f"{arm} learned nothing in {still} of {plural(all_, 'round')}: in these rounds, all "
             "rewards within each group were equal (docs/running.md#when-nothing-is-learned)."
             for arm, (still, all_) in rounds.items()
-            if 2 * still > all_
+            if 2 * still > all_ and still >= PATIENCE
         ]
 
     def _disturbed(self) -> list[str]:
@@ -225,11 +325,12 @@ class Comparison:
     def _notes_on_other_work(self) -> list[str]:
         notes = self._notes_on_niceness()
         if disturbed := self._disturbed():
+            advice = "" if all(map(self.comparable, self.arms)) else f" {ADVICE}"
             notes.append(
                 "Trials excluded from speeds and speed-ups because other processes took too much "
                 f"of the machine: {'; '.join(disturbed)}. The percentage is the share of the "
                 "machine that other processes took. If too few seeds of an arm remain, the table "
-                f"shows {MARK} instead of the arm's speed."
+                f"shows {MARK} instead of the arm's speed.{advice}"
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
@@ -280,7 +381,7 @@ class Comparison:
             show([t.rounds for t in trials], "{:.0f}"),
             show([t.samples for t in trials], "{:.0f}"),
             show([t.wall_clock_s for t in trials], "{:.1f}") + doubt,
-            show(self.rates(arm), "{:.0f}") + mark if comparable else MARK,
+            show(self.rates(arm), rate) + mark if comparable else MARK,
             self._ratio(arm, self.speed),
             self._ratio(arm, self.cost),
             show([t.device_hours for t in trials], "{:.4f}") + doubt,
@@ -296,7 +397,7 @@ class Comparison:
 
     def _ratio(self, arm: str, contrasts: Mapping[str, Contrast]) -> str:
         if arm == self.baseline:
-            return "1.00x"
+            return "1.00x" if self.has_usable_baseline else MARK
         if arm in self.not_comparable:
             return MARK
         if arm not in contrasts:
@@ -308,8 +409,13 @@ class Comparison:
         return f"{own.value:.2f}x{between}{mark}"
 
 
-def compare(trials: Sequence[TrialRecord]) -> Comparison:
-    """Compare the arms of these trials, leaving out trials without a row."""
+def compare(trials: Sequence[TrialRecord], not_begun: Sequence[tuple[str, int]] = ()) -> Comparison:
+    """Compare the arms of these trials, leaving out trials without a row.
+
+    Args:
+        trials: The trials that have begun.
+        not_begun: Arm and seed of the planned trials that have not begun.
+    """
     records: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.rows:
@@ -326,8 +432,12 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
         cost={},
         not_comparable={},
         changes={arm: changes.of_arm(own) for arm, own in records.items()},
+        lineage=lineage([trial for own in records.values() for trial in own if trial.member]),
     )
     baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
+    planned = {arm for arm, _ in not_begun} | {t.config.arm for t in trials if not t.failed}
+    awaited = BASELINE if BASELINE in planned and BASELINE not in timed else None
+    alone = replace(alone, awaited=awaited)
     return alone if baseline is None else relative_to(alone, records, baseline)
 
 
@@ -368,7 +478,12 @@ def table(comparison: Comparison) -> str:
     moved = f"Side effects of training: {changes.moved_in(comparison.changes)}"
     more = f"{moved}. The report lists every quantity."
     note = [comparison.note()] if comparison.note() else []
-    return "\n".join([*note, rows, comparison.footnote(), more])
+    members = (
+        [textwrap.fill(SAID, 100), align([LINEAGE, *comparison.lineage])]
+        if comparison.lineage
+        else []
+    )
+    return "\n".join([*note, rows, comparison.footnote(), *members, more])
 
 
 def median(values: Sequence[float | None]) -> float | None:
@@ -377,19 +492,29 @@ def median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def show(values: Sequence[float | None], form: str) -> str:
-    """Return the median as text, with the minimum and the maximum if they differ when formatted."""
+def show(values: Sequence[float | None], form: str | Callable[[float], str]) -> str:
+    """Return the median as text, with the minimum and the maximum if they differ when formatted.
+
+    Args:
+        values: The values; None if unknown.
+        form: A format, or a function that formats one value.
+    """
     known = [value for value in values if value is not None]
     if not known:
         return "-"
     middle, low, high = (
-        written(value, form) for value in (statistics.median(known), min(known), max(known))
+        written(value, form) if isinstance(form, str) else form(value)
+        for value in (statistics.median(known), min(known), max(known))
     )
     between = " to " if low[0] in "+-" else "-"
     return middle if low == high else f"{middle} ({low}{between}{high})"
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
-    """Return the medians before and after, as text: `0.366 -> 0.911 (0.902-0.915)`."""
-    first, last = show(before, form), show(after, form)
+    """Return the medians before and after, as text: `0.366 -> 0.911 (0.902-0.915)`.
+
+    Once a trial has a value after, the medians leave out trials without one.
+    """
+    measured = [b for b, a in zip(before, after, strict=True) if a is not None]
+    first, last = show(measured or before, form), show(after, form)
     return "-" if first == last == "-" else f"{first} -> {last}"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo_trainable.telemetry.machine_load import LEAST_ROUNDS
 from grpo_trainable.text import plural, written
 from reports.contrasts import Contrast, reward_difference
-from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS, identical
+from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import UNEQUAL, Comparison
+from reports.summary import ADVICE, UNEQUAL, Comparison
 
 FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with three
 
@@ -103,25 +104,29 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
 def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     """Return the clear differences in speed and in reward, one sentence each.
 
-    A third sentence warns if every comparison rests on one seed. The list is empty if there is
-    nothing to compare.
+    A sentence before them says if the planned baseline has not run yet, and a sentence after them
+    if every comparison rests on one seed. The list is empty if there is nothing to say.
     """
     speed, reward = (
         next(own for own in found if own.key == key) for key in ("speed_up", "reward_difference")
     )
+    base, awaited = comparison.baseline, comparison.awaited
+    said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
     if not (speed.contrasts or speed.not_comparable or reward.contrasts):
-        return []
-    base = comparison.baseline
+        return said
+    said += [] if awaited is None else [f"Until it has, arms are compared with {base}."]
     faster = [(own.value, arm) for arm, own in speed.contrasts.items() if _clear(own, more=True)]
     if faster:
         value, arm = max(faster)
         interval = speed.contrasts[arm].shown_interval(speed.form, " to ")
         times = f"{written(value, speed.form)} as many samples per second as {base}"
-        said = [f"The fastest arm is {arm}, with {times} ({LEVEL:.0%}: {interval})."]
+        said.append(f"The fastest arm is {arm}, with {times} ({LEVEL:.0%}: {interval}).")
     elif speed.contrasts:
-        said = [f"No arm is clearly faster than {base}."]
+        said.append(f"No arm is clearly faster than {base}.")
+    elif speed.not_comparable:
+        said.append(_all_disturbed(comparison))
     else:
-        said = [f"No arm can be compared with {base} in speed."]
+        said.append(f"No arm can be compared with {base} in speed.")
     sides = (("higher", True), ("lower", False))
     clear = {
         side: [
@@ -136,12 +141,33 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         said.append(f"Compared with {base}, the held-out reward is {', and '.join(parts)}.")
     elif reward.contrasts:
         said.append(f"No arm's held-out reward clearly differs from that of {base}.")
-    else:
+    elif base in (done := _complete_arms(comparison)) and len(done) > 1:
         said.append(f"No arm can be compared with {base} in held-out reward.")
+    else:
+        said.append(
+            f"Held-out rewards cannot be compared before trials of {base} and of another arm have "
+            "run all their rounds."
+        )
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
         said.append("All these results rest on one seed, so they hold for these runs only.")
     return said
+
+
+def _all_disturbed(comparison: Comparison) -> str:
+    """Say why no speed can be compared, and what to do."""
+    trials = [trial for own in comparison.arms.values() for trial in own if not trial.comparable]
+    shares = [trial.pace.others or 0.0 for trial in trials if trial.pace is not None]
+    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    took = most if least == most else f"{least} to {most}"
+    return f"Speeds cannot be compared: other processes took {took} of the machine. {ADVICE}"
+
+
+def _complete_arms(comparison: Comparison) -> list[str]:
+    """Return the arms with a trial that has run all its rounds."""
+    return [
+        arm for arm, trials in comparison.arms.items() if any(trial.complete for trial in trials)
+    ]
 
 
 def _clear(own: Contrast, *, more: bool) -> bool:
@@ -155,7 +181,7 @@ def _joined(arms: Sequence[str]) -> str:
 def _baseline_doubt(comparison: Comparison) -> str | None:
     """Return a sentence if the baseline is too disturbed to compare any speed with it."""
     base = comparison.baseline
-    if base is None or comparison.comparable(base) or comparison.speed:
+    if base is None or comparison.has_usable_baseline:
         return None
     reasons = [
         f"{trial.pace.doubt} of seed {trial.seed}"

@@ -3,5 +3,6 @@
 from search_spaces.columns import Column
 from search_spaces.search_space import SearchSpace
 from search_spaces.spaces import SPACES
+from search_spaces.system import system_space
 
-__all__ = ["SPACES", "Column", "SearchSpace"]
+__all__ = ["SPACES", "Column", "SearchSpace", "system_space"]

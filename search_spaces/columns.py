@@ -17,17 +17,22 @@ OVER = {
     "max": "the maximum over the rounds",
     "late": "the mean over the last eighth of the rounds",
 }
+# The report of every space shows the shares of these stages in a round.
+SHOWN_STAGES = ("rollout", "optimize", "reference", "sync")
 # Figures of a whole trial that are not metrics of a round, each with its meaning.
 DERIVED = {
+    "early_reward": "the held-out reward at the evaluation nearest to a quarter of the rounds",
     "samples_per_s": "without the rounds that other processes disturbed, unless "
     "callbacks.leave_out_disturbed=false includes them",
     "lag_of_bound": "the mean lag as a share of the largest lag that the trial allows",
     "uses_per_group": "the number of rounds that trained on a group, averaged over the groups that "
     "were trained on",
     "never_trained": "the share of the groups that were dropped or still waiting at the end",
+    **dict.fromkeys(
+        (f"{stage}_share" for stage in SHOWN_STAGES),
+        "the stage's share of a round's work without evaluation, the median over the rounds",
+    ),
 }
-# The report of every space shows the shares of these stages in a round.
-SHOWN_STAGES = ("rollout", "optimize", "reference", "sync")
 FORM = re.compile(r"\{:\+?,?(\.\d)?[efg%]\}")
 
 
@@ -185,13 +190,7 @@ REUSE = (
     Column(name="never_trained", title="never trained", metric="never_trained", form="{:.0%}"),
 )
 SHARES = tuple(
-    Column(
-        name=f"{stage}_share",
-        title=stage,
-        metric=f"time/{stage}_fraction",
-        over="median",
-        form="{:.0%}",
-    )
+    Column(name=f"{stage}_share", title=stage, metric=f"{stage}_share", form="{:.0%}")
     for stage in SHOWN_STAGES
 )
 SYNC = (
@@ -206,8 +205,7 @@ SYNC = (
     Column(
         name="sync_round_share",
         title="sync / round",
-        metric="time/sync_fraction",
-        over="median",
+        metric="sync_share",
         form="{:.2%}",
     ),
     Column(

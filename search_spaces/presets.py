@@ -50,7 +50,7 @@ class Preset:
         return SearchSpace(
             name=self.name,
             question=f"what is the result of {self.meaning}?",
-            arms={"async" if self.settings.get("lag") else "sync": {}},
+            arms={self.name: {}},
             columns=(SPEED, *DRIFT),
         )
 

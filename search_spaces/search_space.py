@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from grpo_trainable.config import (
@@ -17,11 +17,15 @@ from grpo_trainable.config import (
     of_other_placement,
     schedule,
     set_dotted,
+    shown,
 )
-from grpo_trainable.text import did_you_mean
+from grpo_trainable.text import did_you_mean, plural
 from search_spaces.columns import ALWAYS, Column
 
 NAME = r"\w[\w.+-]*"  # names become parts of directory names
+MAX_LABEL = 64  # maximum number of characters in the label of a trial
+CHANGED = "+"  # begins the part of a label that tells a changed setting
+LENGTH = ("rounds", "eval.every")  # settings that the label of an arm does not describe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,9 @@ class SearchSpace:
     ) -> list[GRPOConfig]:
         """Return the config of every trial, in the order of the arms, then of the seeds.
 
-        Trials that are equal except for their label are merged into the first of them.
+        If `fixed` changes a setting of an arm, the label says so: arm `colocated_k1` with k=4 has
+        the label `colocated_k1+k_4`. Trials that are equal except for their label are merged. The
+        merged trial has the label of an arm that `fixed` does not change, if there is one.
 
         Args:
             fixed: Settings that override those of every arm. A resource that only one placement
@@ -99,11 +105,30 @@ class SearchSpace:
                 self._trial(trial.arm, trial.seed, {**concerning[trial.arm], **length})
                 for trial, length in zip(trials, lengths, strict=True)
             ]
-        merged: dict[str, GRPOConfig] = {}
+        merged: dict[str, list[GRPOConfig]] = {}
         for trial in trials:
             same = {**flatten(trial.to_dict()), "arm": None}
-            merged.setdefault(repr(sorted(same.items())), trial)
-        return list(merged.values())
+            merged.setdefault(repr(sorted(same.items())), []).append(trial)
+        return [self._labelled(equal, fixed) for equal in merged.values()]
+
+    def _labelled(self, equal: Sequence[GRPOConfig], fixed: Mapping[str, Any]) -> GRPOConfig:
+        """Return one of equal trials, with a label that tells which settings of its arm changed."""
+        changed = {
+            trial.arm: [
+                f"{CHANGED}{key.rpartition('.')[2]}_{_for_label(fixed[key])}"
+                for key, value in self.arms[trial.arm].items()
+                if key not in LENGTH and fixed.get(key, value) != value
+            ]
+            for trial in equal
+        }
+        trial = min(equal, key=lambda trial: len(changed[trial.arm]))
+        label = "".join([trial.arm, *changed[trial.arm]])[:MAX_LABEL]
+        return trial if label == trial.arm else replace(trial, arm=label)
+
+    def arm_of(self, label: str) -> str:
+        """Return the arm of a trial with this label."""
+        named = (arm for arm in self.arms if label == arm or label.startswith(f"{arm}{CHANGED}"))
+        return max(named, key=len)
 
     def _trial(self, arm: str, seed: int, fixed: Mapping[str, Any]) -> GRPOConfig:
         data: dict[str, Any] = {}
@@ -142,6 +167,11 @@ class SearchSpace:
         raise ConfigError(f"arm={arm}: not an arm of {self.name}; {hint}")
 
 
+def _for_label(value: Any) -> str:
+    """Return a setting's value in characters that the label of a trial may have."""
+    return re.sub(r"[^\w.-]", "-", shown(value).rpartition("/")[2]).strip("-")
+
+
 def at_equal_samples(
     trials: Sequence[GRPOConfig], samples: int, *, evaluate: bool
 ) -> list[dict[str, int]]:
@@ -162,13 +192,13 @@ def at_equal_samples(
         below, above = samples // common * common, -(-samples // common) * common
         rounds = sorted({schedule.responses_per_round(trial) for trial in trials})
         seeds = (
-            f"; for {samples} seeds of each arm use --num-samples {samples}"
+            f"; for {plural(samples, 'seed')} of each arm use --num-samples {samples}"
             if samples < rounds[0]
             else ""
         )
         raise ConfigError(
-            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses per round, "
-            "and each needs a whole number of rounds; nearest valid: "
+            f"{plural(samples, 'sample')}: the arms have {', '.join(map(str, rounds))} responses "
+            "per round, and each needs a whole number of rounds; nearest valid: "
             f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)

@@ -27,22 +27,23 @@ ROUNDS = 96  # rounds of the arms with one rollout batch per round
 EVAL_EVERY = 16
 
 
-def fresh(k: int) -> dict[str, Any]:
-    """Return settings for k rollout batches per round and `ROUNDS` / k rounds.
+def fresh(k: int, rounds: int = ROUNDS, every: int = EVAL_EVERY) -> dict[str, Any]:
+    """Return settings for k rollout batches per round and `rounds` / k rounds.
 
     So the number of samples and the number of evaluations are the same for every k.
     """
     return {
         "k": k,
         "k_mode": "fresh_batches",
-        "rounds": ROUNDS // k,
-        "eval.every": EVAL_EVERY // k,
+        "rounds": rounds // k,
+        "eval.every": every // k,
     }
 
 
 ASYNC_VS_SYNC = SearchSpace(
     name="async_vs_sync",
-    question="what does asynchrony buy in wall-clock, and cost in reward, at equal samples?",
+    question="how much wall-clock time does asynchrony save, and how much reward does it cost, at "
+    "equal numbers of samples?",
     arms={
         "colocated_k1": {"placement": "colocated", **fresh(1)},
         # This arm reserves as many cores as the disaggregated arms, and trains with two threads.
@@ -74,7 +75,8 @@ def _reused(k_mode: str, k: int) -> dict[str, Any]:
 
 GRADIENT_STEPS = SearchSpace(
     name="gradient_steps",
-    question="how many gradient steps per rollout batch, and of which kind, at equal samples?",
+    question="how many gradient steps per rollout batch, and of which kind, at equal numbers of "
+    "samples?",
     arms={
         "k1": fresh(1),
         # k passes over the batch: k times as many steps.
@@ -98,7 +100,7 @@ STALE = {"placement": "disaggregated", **fresh(1), "k": 2, "k_mode": "same_batch
 
 LAG = SearchSpace(
     name="lag",
-    question="how much staleness is tolerated, with and without a cap on the importance weight?",
+    question="how stale may rollouts be, with and without a cap on the importance weight?",
     arms={
         **{f"lag{lag}": {**STALE, "lag": lag} for lag in LAGS},
         **{f"lag{lag}_capped": {**STALE, "lag": lag, "loss.importance_cap": CAP} for lag in LAGS},
@@ -107,7 +109,7 @@ LAG = SearchSpace(
 )
 
 
-# ---- What does a replay buffer buy? --------------------------------------------------------------
+# ---- What does a replay buffer gain? -------------------------------------------------------------
 
 SAMPLINGS = ("fifo", "uniform", "mixed")
 
@@ -124,7 +126,8 @@ def _replay(capacity: int, sampling: str) -> dict[str, Any]:
 
 REPLAY = SearchSpace(
     name="replay",
-    question="what does training on rollouts more than once buy, at equal fresh samples?",
+    question="what does training on rollouts more than once gain, at equal numbers of fresh "
+    "samples?",
     arms={
         "no_replay": fresh(1),
         # With a capacity of two, a draw of two batches takes all groups, so all samplings agree.
@@ -225,8 +228,8 @@ NORMS = {
 
 STD_NORM = SearchSpace(
     name="std_norm",
-    question="should advantages be divided by the standard deviation of their group, of the batch, "
-    "or not at all?",
+    question="should advantages be divided by the standard deviation of their group, by that of "
+    "the batch, or not at all?",
     arms={arm: {**fresh(1), "loss.advantage": name} for arm, name in NORMS.items()},
     columns=(*LEARNING, *SIGNAL, *DRIFT, SPEED),
 )
@@ -239,7 +242,7 @@ RATES = ("3e-4", "2e-5", "5e-5", "1e-4", "5e-4", "1e-3")
 
 LEARNING_RATE = SearchSpace(
     name="learning_rate",
-    question="how high may the learning rate be before the policy is damaged?",
+    question="how high can the learning rate be before it damages the policy?",
     arms={f"lr{rate}": {**fresh(1), "optim.lr": float(rate)} for rate in RATES},
     columns=(*LEARNING, *DRIFT, SPEED),
 )

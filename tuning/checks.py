@@ -10,15 +10,17 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.config.transport_catalog import transport_named
 from tuning.prompt_notes import about_prompts
-from tuning.schedulers import pbt_bounds
+from tuning.schedulers import first_rung, pbt_bounds, perturbation_interval
 
 if TYPE_CHECKING:
+    from grpo_trainable.models.shape import PolicySettings
     from grpo_trainable.tasks.prompts import Prompts
 
 # Limits on checking the lengths of a trial's prompts: the number of prompts in each stream, and the
 # time in seconds. A file may have millions of prompts, and applying a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
+ADAPTERS = "adapters"  # first word of a line about the adapters that a policy starts from
 
 
 class Missing(UsageError):
@@ -49,6 +51,23 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
         )
     if len(trials) < 2:
         raise UsageError("--scheduler pbt: needs at least two trials; set --num-samples >= 2")
+    if perturbation_interval(trials[0]) is None:
+        raise UsageError(
+            "--scheduler pbt: trials copy each other by their held-out reward, but no round before "
+            f"the last one, {trials[0].rounds}, has an evaluation; lower eval.every "
+            f"({trials[0].eval.every})"
+        )
+
+
+def check_comparable(trials: Sequence[GRPOConfig]) -> None:
+    """Refuse trials that ASHA could not compare after equal numbers of samples."""
+    if first_rung(trials) is None:
+        every = sorted({t.eval.every * schedule.responses_per_round(t) for t in trials})
+        raise UsageError(
+            "--scheduler asha: trials are compared by held-out rewards after equal numbers of "
+            f"responses, but they are evaluated every {', '.join(map(str, every))} responses and "
+            "share no evaluation before their end; use --samples N, or lower eval.every"
+        )
 
 
 def checks_of(
@@ -97,6 +116,7 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.models.directory import check_policy
     from grpo_trainable.models.hf.directory import NotOnTheHub
+    from grpo_trainable.tasks.mix import MixTask
     from grpo_trainable.tasks.prompts import Prompts, build_task
 
     key = "model.path" if trial.model.env is None else "model.env"
@@ -113,16 +133,23 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         prompts = Prompts(trial, task, tokenizer)
         if trial.env.plays:
             _check_first_episode(trial, prompts)
-        for own in trial.alone:
+        tasks = list(task.parts.values()) if isinstance(task, MixTask) else [task]
+        for own, of_own in zip(trial.alone, tasks, strict=True):
             if own.task.is_scored_apart and not own.env.plays:
-                check_reward(*reward_apart(own))
+                check_reward(
+                    *reward_apart(own),
+                    examples=[of_own.train_example(0), *of_own.eval_examples(1)],
+                    weighted=own.task.part_weights,
+                )
         until = time.monotonic() + MAX_LENGTHS_S
-        of_streams = {"eval": trial.eval.prompts, "train": prompts.train_count}
+        # Later passes over the training prompts only repeat those of the first pass.
+        first_pass = min(prompts.train_count, prompts.train_size or prompts.train_count)
+        of_streams = {"eval": trial.eval.prompts, "train": first_pass}
         seen = 0
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
             seen += prompts.check_lengths(stream, most, context, until)
-        told = list(about_prompts(trial, task, prompts))
+        told = [*about_adapter(trial.model), *about_prompts(trial, task, prompts)]
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked = sum(of_streams.values())
@@ -132,6 +159,15 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
             f"model's context of {context:,} tokens"
         )
     return told
+
+
+def about_adapter(model: PolicySettings) -> Iterator[str]:
+    """Yield a line about the adapters that a policy starts from, if there are any."""
+    if model.adapter is not None:
+        yield (
+            f"{ADAPTERS}: the policy starts from the LoRA adapters in {model.adapter} (rank "
+            f"{model.lora_rank}), on the model {model.path}"
+        )
 
 
 def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:

@@ -52,6 +52,16 @@ def local_directory(text: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
+def has_results(experiment: AnyPath) -> bool:
+    """Return True if a trial of the experiment has written a row or a checkpoint."""
+    if isinstance(experiment, Path):
+        rows = (path for path in experiment.glob("*/result.json") if path.stat().st_size)
+        return any(rows) or any(experiment.glob("*/checkpoint_*"))
+    sizes = experiment.files().items()
+    rows = (name for name, size in sizes if size and name.endswith("/result.json"))
+    return any(rows) or any("/checkpoint_" in name for name, _ in sizes)
+
+
 def refuse_state_of_others(directory: Path) -> None:
     """Refuse an experiment if another user may have written its state, which Tune unpickles.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, newest_round
 from grpo_trainable.text import plural
-from reports.records import TrialRecord
+from reports.records import TrialRecord, count_stopped
 
 
 def raise_on_interrupt() -> None:
@@ -32,16 +32,17 @@ def left_off(trials: Sequence[TrialRecord], planned: int) -> list[str]:
         trials: The trials that have begun, from directories on this machine.
         planned: Number of trials in the plan.
     """
-    done = sum(trial.done for trial in trials)
+    finished = sum(trial.finished for trial in trials)
     begun = [trial for trial in trials if not trial.done]
-    waiting = planned - done - len(begun)
-    lines = [f"interrupted: {done} of {plural(planned, 'trial')} done, {waiting} not started"]
+    counts = [f"{finished} of {plural(planned, 'trial')} done", *count_stopped(trials)]
+    counts += [f"{planned - len(trials)} not started"]
+    lines = [f"interrupted: {', '.join(counts)}"]
     width = max((len(_label(trial)) for trial in begun), default=0)
     return lines + [f"  {_label(trial):<{width}}  {_where(trial)}" for trial in begun]
 
 
 def _label(trial: TrialRecord) -> str:
-    return f"{trial.arm}/{trial.config.seed}"
+    return trial.label if trial.member else f"{trial.arm}/{trial.config.seed}"
 
 
 def _where(trial: TrialRecord) -> str:

@@ -112,8 +112,8 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
         if takes > there:
             raise DoesNotFit(
                 f"arm {need.trial.arm} needs about {size(takes)} of GPU memory "
-                f"({need.estimate}), but reserves {reserved:g} GPUs with {size(there)}; "
-                "docs/memory.md says how to reduce each part"
+                f"({need.estimate}), but the GPUs that it reserves ({reserved:g}) have "
+                f"{size(there)}; docs/memory.md says how to reduce each part"
             )
 
 

@@ -199,8 +199,11 @@ class _Trial:
         r = self.config.resources
         adapters = self.trained * FLOAT if self.lora else 0
         masters = self.master_bytes
-        # With LoRA, the reference is the policy without its adapters, so no weights are held twice.
-        reference = self.config.reference_role == "learner" and not self.lora
+        # With LoRA, the reference is the model with the adapters that the trial started from, if
+        # any, so the weights of the model are not held twice.
+        start = adapters if self.config.model.adapter is not None else 0
+        held = start if self.lora else self.weights_bytes // self.sharers
+        reference = held if self.config.reference_role == "learner" else 0
         teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
         travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
         # The first learner gathers all weights before it takes the snapshot.
@@ -210,7 +213,7 @@ class _Trial:
             Part(what="gradients", bytes=self.trained * FLOAT // self.sharers),
             Part(what="optimizer moments", bytes=2 * self.trained * FLOAT // self.sharers),
             Part(what="master weights", bytes=masters),
-            Part(what="reference", bytes=self.weights_bytes // self.sharers if reference else 0),
+            Part(what="reference", bytes=reference),
             Part(what="teacher", bytes=teacher // self.sharers),
             Part(what="gathered layers", bytes=self.gathered_bytes()),
             Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered + self.apart_bytes),

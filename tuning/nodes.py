@@ -132,7 +132,7 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
         lower = _settings(*(f"{key}_{kind.lower()}s" for key in keys), *fewer)
         if needed > total(nodes, kind):
             return (
-                f"arm {trial.arm} needs {needed:g} {kind}s, but {where} has "
+                f"arm {trial.arm} needs {_amount(needed, kind)}, but {where} has "
                 f"{total(nodes, kind):g}; lower {lower}"
             )
     lower = _settings(*(f"{key}_cpus" for key in keys), *fewer)
@@ -160,10 +160,12 @@ def _shown(bundle: Mapping[str, float]) -> str:
     """Return one bundle or node as text, such as `2 CPUs and 1 GPU`."""
     amounts = {kind: bundle.get(kind, 0.0) for kind in KINDS}
     return " and ".join(
-        f"{amount:g} {kind}{'' if amount == 1 else 's'}"
-        for kind, amount in amounts.items()
-        if amount or kind == "CPU"
+        _amount(amount, kind) for kind, amount in amounts.items() if amount or kind == "CPU"
     )
+
+
+def _amount(amount: float, kind: str) -> str:
+    return f"{amount:g} {kind}{'' if amount == 1 else 's'}"
 
 
 def at_once(trials: Sequence[GRPOConfig], nodes: Nodes) -> int:

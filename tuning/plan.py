@@ -36,9 +36,10 @@ from search_spaces import SPACES
 from search_spaces.find import absolute, directory_of, find_preset, find_space, source_file
 from search_spaces.presets import Preset
 from search_spaces.search_space import SearchSpace, in_blocks
-from tuning.checks import Missing, check_population, checks_of
+from tuning.checks import Missing, check_comparable, check_population, checks_of
 from tuning.directories import (
     directory_named,
+    has_results,
     is_taken,
     refusal,
     refuse_state_of_others,
@@ -77,6 +78,7 @@ class Options:
     max_concurrent: int | None = None
     address: str | None = None
     verbose: bool = False
+    accept_changed_code: bool = False
 
 
 class Plan:
@@ -107,10 +109,15 @@ class Plan:
                 f"--resume: no experiment {self.name} in {self.storage}; if it is stored "
                 "elsewhere, add --storage DIRECTORY"
             )
+        if options.accept_changed_code and options.resume == "never":
+            raise UsageError("--accept-changed-code needs --resume, which continues an experiment")
         self.stored: dict[str, Any] = stored or {}
         self.resuming = options.resume != "never" and stored is not None
+        # SHA-256 of each file that must be as it was when the experiment started, by key.
+        self._unchanged: Mapping[str, str] = {}
         if self.resuming:
             self._refuse_state_of_others()  # before any Python file that the state names is loaded
+            self._unchanged = self._files_to_compare()
         self.preset = self._preset()
         # The name of the space and None, or the path and the SHA-256 of a user's file.
         self.space_source, self.space_digest = self._space_source()
@@ -134,6 +141,8 @@ class Plan:
         # an older version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path; None until the files are read
+        # SHA-256 of earlier versions of the user's code, with which trials have trained.
+        self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
         # Path -> content of the files that nodes of a cluster lack, once the nodes have answered.
         self.shipped: dict[str, bytes] = {}
         self.told: list[str] = []  # notes from the checks of trials
@@ -271,13 +280,35 @@ class Plan:
         """Check that the file of a user's task has not changed since the experiment started."""
         from grpo_trainable.tasks.input_files import InputChanged, refuse_changed
 
-        source, before = source_of(task), self.stored.get("inputs", {})
+        source = source_of(task)
         if source is None:
             return
         try:
-            refuse_changed(key, Path(source), digest_of(key, source), before)
+            refuse_changed(key, Path(source), digest_of(key, source), self._unchanged)
         except (ValueError, InputChanged) as error:
-            raise UsageError(f"--resume: {error}") from None
+            raise UsageError(f"--resume: {error}{self._way_on(error)}") from None
+
+    def _files_to_compare(self) -> dict[str, str]:
+        """Return the SHA-256 of each file that a resume must find unchanged, by key.
+
+        The user's code may change until a trial has results, and later if the user says so.
+        """
+        before = self.stored.get("inputs", {})
+        if has_results(self.directory) and not self.options.accept_changed_code:
+            return before
+        return {key: digest for key, digest in before.items() if key not in self._code}
+
+    @property
+    def _code(self) -> set[str]:
+        """Keys of the stored experiment's files that contain the user's code."""
+        own = self.stored.get("own_files", {}).items()
+        return {key for key, path in own if path.endswith(".py") and key != SPACE_INPUT}
+
+    def _way_on(self, error: Exception) -> str:
+        """Return a clause on how to continue although a file has changed, or ""."""
+        if str(error).partition(":")[0] not in self._code:
+            return ""
+        return ", or continue with the changed file: add --accept-changed-code"
 
     def _seeds(self) -> Sequence[int]:
         if "seed" not in self.fixed:
@@ -392,12 +423,12 @@ class Plan:
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
-            key = _key_of(error)
-            if key not in self.space.arms[trial.arm].keys() - self.fixed.keys():
+            key, arm = _key_of(error), self.space.arm_of(trial.arm)
+            if key not in self.space.arms[arm].keys() - self.fixed.keys():
                 raise
             kind = Missing if isinstance(error, Missing) else UsageError
-            of_arm = f" (arm {trial.arm} of {self.space.name})"
-            raise kind(f"{error}{self._of_preset(key, [trial.arm]) or of_arm}") from None
+            of_arm = f" (arm {arm} of {self.space.name})"
+            raise kind(f"{error}{self._of_preset(key, [arm]) or of_arm}") from None
 
     @property
     def files_of_trials(self) -> dict[str, str]:
@@ -426,8 +457,10 @@ class Plan:
             raise UsageError(f"--storage {self.storage}: {wrong}")
         if self.options.scheduler == "pbt":
             check_population(self.trials, self.fixed)
+        if self.options.scheduler == "asha":
+            check_comparable(self.trials)
         if self.inputs is not None:
-            self._compare_inputs(self.inputs)
+            self._compare_inputs(self._unchanged)
         here = self.options.address is None
         if here:
             nodes = this_machine(self.trials)
@@ -439,7 +472,7 @@ class Plan:
             with self._naming_arm(trial):
                 told = check(trial)
             self.told += [line for line in told if line not in self.told]
-        if self.inputs is None:
+        if self.inputs is None or self._unchanged != self.inputs:
             self._read_inputs()
 
     def _check_preset(self, preset: Preset) -> None:
@@ -488,7 +521,7 @@ class Plan:
             for trial in self._readers():
                 input_digests(trial, before)
         except (ValueError, InputChanged) as error:
-            raise UsageError(f"--resume: {error}") from None
+            raise UsageError(f"--resume: {error}{self._way_on(error)}") from None
 
     def _read_inputs(self) -> None:
         """Record the digests of the files that trials read, and which files are the user's."""
@@ -501,7 +534,11 @@ class Plan:
                     add_inputs(read, trial)
                 except ValueError as error:
                     raise UsageError(str(error)) from None
+        before = self.inputs or {}
         self.inputs = {key: file.sha256 for key, file in read.items()}
+        if before and has_results(self.directory):
+            now = self.inputs
+            self.replaced += [old for key, old in before.items() if now.get(key, old) != old]
         self.own_files = {key: str(file.path) for key, file in read.items() if not file.ships}
         if self.space_digest is not None:
             self.inputs[SPACE_INPUT] = self.space_digest
@@ -538,6 +575,7 @@ class Plan:
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
         planned = [(trial.arm, trial.seed) for trial in self.trials]
         kept = {**kept, **self.limits, "planned": planned, "inputs": self.inputs}
+        kept["replaced"] = self.replaced
         if self.own_files is not None:
             kept["own_files"] = self.own_files
         try:

@@ -12,15 +12,20 @@ from grpo_trainable.text import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
+CPUS = "an actor uses one core with 0.95 CPUs, two with 1.9; the trial's own process reserves 0.1"
 MOST_CHARACTERS = 1200  # longest prompt or true answer that is shown in full
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
-    """Return a table with one line per trial, in order, and the shared settings below it."""
+    """Return a table with one line per trial, in order, and the shared settings below it.
+
+    If the trials differ in the CPUs of an actor, a line below the table explains such numbers.
+    """
     flat = [trial.in_effect for trial in trials]
     columns = [*LABELS, *differing(trials)]
     rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
-    return "\n".join([align([columns, *rows]), *_in_common(trials)])
+    cpus = [CPUS] if any(key.endswith("_cpus") for key in columns) else []
+    return "\n".join([align([columns, *rows]), *cpus, *_in_common(trials)])
 
 
 def differing(trials: Sequence[GRPOConfig]) -> list[str]:

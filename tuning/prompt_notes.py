@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from grpo_trainable.config import GRPOConfig, shown
-from grpo_trainable.tasks.task import Task, eval_size, notes_of, train_size
+from grpo_trainable.tasks.task import Task, eval_size, notes_of, sources_of, train_size
 
 if TYPE_CHECKING:
     from grpo_trainable.tasks.mix import MixTask
@@ -19,11 +19,11 @@ OPEN_REASONING = "<think>"  # end of a prompt that has already begun the respons
 
 def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> Iterator[str]:
     """Yield lines with the numbers of prompts, and notes about possible mistakes."""
-    parts: Mapping[str | None, Task] = getattr(task, "parts", {None: task})
-    asked = Counter(prompts.label("eval", index) for index in range(trial.eval.prompts))
-    for label, part in parts.items():
-        of = "" if label is None else f" of {label}"
-        yield from _sizes(part, asked[label], trial.eval.prompts, of)
+    asked = _asked(trial, task)
+    for label, part in _parts(task).items():
+        drawn = prompts.train_count if label is None else 0  # of a mix, the parts are not known
+        yield from _numbers(part, asked[label], _of(label), drawn)
+        yield from _repeats(part, asked[label], trial.eval.prompts, _of(label))
         yield from notes_of(part)
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
         yield (
@@ -34,8 +34,52 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
         )
 
 
-def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
-    """Yield the numbers of prompts that a task states, and a note if an evaluation repeats some.
+def numbers_of_prompts(trial: GRPOConfig, task: Task | MixTask) -> Iterator[str]:
+    """Yield a line with the numbers of prompts of each task that states them."""
+    asked = _asked(trial, task)
+    for label, part in _parts(task).items():
+        yield from _numbers(part, asked[label], _of(label))
+
+
+def _parts(task: Task | MixTask) -> Mapping[str | None, Task]:
+    """Return the tasks of a mix by label, or a single task under None."""
+    return getattr(task, "parts", {None: task})
+
+
+def _asked(trial: GRPOConfig, task: Task | MixTask) -> Mapping[str | None, int]:
+    """Return how many held-out prompts of each task an evaluation requests, by label."""
+    label_of = getattr(task, "label", lambda stream, index: None)
+    return Counter(label_of("eval", index) for index in range(trial.eval.prompts))
+
+
+def _of(label: str | None) -> str:
+    """Return a phrase that names a task of a mix, or "" for a single task."""
+    return "" if label is None else f" of {label}"
+
+
+def _numbers(task: Task, asked: int, of: str, drawn: int = 0) -> Iterator[str]:
+    """Yield the numbers of prompts that a task states.
+
+    Args:
+        task: The task.
+        asked: Number of held-out prompts that an evaluation requests from this task.
+        of: Phrase that names the task in a mix, else "".
+        drawn: Largest number of training prompts that the trial draws; 0 if unknown.
+    """
+    to_train_on = train_size(task)
+    if to_train_on is None:  # the task generates its prompts, and counting them may take long
+        return
+    held_out, sources = eval_size(task), sources_of(task)
+    from_train, from_eval = ("", "") if sources is None else (f" ({source})" for source in sources)
+    passes = " in several passes" if drawn > to_train_on else ""
+    known = "" if held_out is None else f", {held_out:,} held out{from_eval}"
+    some = held_out is not None and sources is not None and asked < held_out
+    used = f"; an evaluation uses {asked:,} of them" if some else ""
+    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{passes}{from_train}{known}{used}"
+
+
+def _repeats(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
+    """Yield a note if an evaluation uses some held-out prompts of a task several times.
 
     Args:
         task: The task.
@@ -43,14 +87,10 @@ def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
         total: Number of held-out prompts that an evaluation requests from all tasks.
         of: Phrase that names the task in a mix, else "".
     """
-    to_train_on = train_size(task)
-    if to_train_on is None:  # the task generates its prompts, and counting them may take long
+    if train_size(task) is None or (held_out := eval_size(task)) is None or asked <= held_out:
         return
-    held_out = eval_size(task)
-    known = "" if held_out is None else f", {held_out:,} held out"
-    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{known}"
-    if held_out is not None and asked > held_out:
-        yield (
-            f"note: eval.prompts={total} requests {asked:,} held-out prompts{of}, but there are "
-            f"only {held_out:,}, so some are used several times"
-        )
+    once = "" if of else f"; eval.prompts={held_out} uses each once"
+    yield (
+        f"note: eval.prompts={total} requests {asked:,} held-out prompts{of}, but there are only "
+        f"{held_out:,}, so some are used several times{once}"
+    )

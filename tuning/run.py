@@ -21,7 +21,7 @@ from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
 from callbacks.trial_files import error_line, set_verbose
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import resources, schedule, set_dotted
+from grpo_trainable.config import resources, set_dotted
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.ray_private import SYNCER_LOGGER
 from grpo_trainable.trainable import NAME, register
@@ -30,7 +30,18 @@ from tuning.interrupt import raise_on_interrupt
 from tuning.joined_cluster import check_nodes, join, ship_to_nodes
 from tuning.nodes import Nodes, WaitingCallback, check_resources, this_machine, total
 from tuning.plan import Plan
-from tuning.schedulers import ASHA, FIFO, PBT, Limited, pbt_bounds, within_bounds
+from tuning.schedulers import (
+    ASHA,
+    FIFO,
+    GROUPS,
+    PBT,
+    Limited,
+    first_rung,
+    groups_of,
+    pbt_bounds,
+    perturbation_interval,
+    within_bounds,
+)
 from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 
 
@@ -121,7 +132,7 @@ def fit(plan: Plan) -> list[Failure]:
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()
-    register(plan.inputs, plan.shipped)
+    register(plan.inputs, plan.shipped, plan.replaced)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # The callbacks of a resumed experiment are those that were pickled with it.
     set_verbose(plan.options.verbose)
@@ -212,19 +223,22 @@ def scheduler(plan: Plan) -> Limited:
 
 def _asha(plan: Plan) -> ASHA:
     # Arms are compared at equal samples, because their rounds differ in size.
-    groups = max(trial.rounds * schedule.prompts_per_round(trial) for trial in plan.trials)
-    return ASHA(time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4))
+    first = first_rung(plan.trials)
+    assert first is not None, "`check_comparable` refuses such trials"
+    longest = max(map(groups_of, plan.trials))
+    return ASHA(time_attr=GROUPS, max_t=longest, grace_period=first)
 
 
 def _pbt(plan: Plan) -> PBT:
-    rounds = max(trial.rounds for trial in plan.trials)
+    interval = perturbation_interval(plan.trials[0])
+    assert interval is not None, "`check_population` refuses such trials"
     bounds = {k: v for k, v in pbt_bounds(plan.trials[0]).items() if k not in plan.fixed}
     mutations: dict[str, Any] = {}
     for key, (low, high) in bounds.items():
         set_dotted(mutations, key, tune.loguniform(low, high))
     return PBT(
         time_attr="training_iteration",
-        perturbation_interval=max(1, rounds // 8),
+        perturbation_interval=interval,
         hyperparam_mutations=mutations,
         custom_explore_fn=partial(within_bounds, bounds),
         synch=True,

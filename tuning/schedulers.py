@@ -12,7 +12,8 @@ If you build a `tune.Tuner` yourself, these classes take the arguments of Tune's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,13 @@ from ray.tune import schedulers
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from grpo_trainable.config import GRPOConfig, flatten, follow_from_model, set_dotted
+from grpo_trainable.config import (
+    GRPOConfig,
+    flatten,
+    follow_from_model,
+    schedule,
+    set_dotted,
+)
 
 
 class Limited(TrialScheduler):
@@ -70,8 +77,33 @@ class FIFO(Limited, schedulers.FIFOScheduler):
     """Scheduler that runs all trials to their end."""
 
 
+GROUPS = "groups"  # a time of `ASHA`: the groups that a trial's rounds so far were to train on
+
+
 class ASHA(Limited, schedulers.ASHAScheduler):
-    """Scheduler that stops trials that learn less than the others."""
+    """Scheduler that stops trials whose metric is worse than that of others at the same time.
+
+    Rows between two evaluations repeat the held-out reward of the latest evaluation. So if the
+    metric is measured in evaluations, a trial is judged only by rows with a new evaluation.
+    """
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Return the decision to continue or to stop a trial."""
+        of_evaluation = str(self._metric).startswith(("reward/eval_", "eval/"))
+        evaluated = result.get("eval/round", result["training_iteration"])
+        if of_evaluation and evaluated != result["training_iteration"]:
+            return self.CONTINUE
+        return super().on_trial_result(tune_controller, trial, self._with_time(trial, result))
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Record the result of a trial that has ended."""
+        super().on_trial_complete(tune_controller, trial, self._with_time(trial, result))
+
+    def _with_time(self, trial: Any, result: dict[str, Any]) -> dict[str, Any]:
+        if self._time_attr != GROUPS:
+            return result
+        size = schedule.prompts_per_round(GRPOConfig.from_dict(trial.config))
+        return {**result, GROUPS: size * result["training_iteration"]}
 
 
 class PBT(Limited, schedulers.PopulationBasedTraining):
@@ -115,3 +147,36 @@ def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
     for key, (low, high) in bounds.items():
         set_dotted(config, key, min(max(flatten(config)[key], low), high))
     return config
+
+
+# ---- When trials are compared --------------------------------------------------------------------
+
+
+def first_rung(trials: Sequence[GRPOConfig]) -> int | None:
+    """Return the number of groups after which ASHA first compares the trials.
+
+    This is the first evaluation, after at least a quarter of the groups of the shortest trial, that
+    all trials make after the same number of groups. None if there is none before the end of the
+    shortest trial. ASHA compares the trials again after 4, 16, … times as many groups, where all
+    trials that last so long are evaluated too.
+    """
+    between = math.lcm(*(t.eval.every * schedule.prompts_per_round(t) for t in trials))
+    shortest = min(map(groups_of, trials))
+    first = math.ceil(shortest / 4 / between) * between
+    return first if first < shortest else None
+
+
+def groups_of(trial: GRPOConfig) -> int:
+    """Return the number of groups that a trial is to train on."""
+    return trial.rounds * schedule.prompts_per_round(trial)
+
+
+def perturbation_interval(trial: GRPOConfig) -> int | None:
+    """Return the number of rounds after which PBT compares trials: about an eighth of all rounds.
+
+    The trials are evaluated in the rounds in which PBT compares them. None if no round before the
+    last one has an evaluation.
+    """
+    every = trial.eval.every
+    interval = max(1, round(trial.rounds / 8 / every)) * every
+    return interval if interval < trial.rounds else None

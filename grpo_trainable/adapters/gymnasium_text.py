@@ -50,9 +50,9 @@ def gymnasium_environment(
             chosen = self._actions.get(word) if self._actions else word
             if chosen is None or not self._space.contains(chosen):
                 return Turn("not an action\n", info={"illegal": 1})
-            observation, reward, ended, cut, _ = self._env.step(chosen)
+            observation, reward, ended, cut, info = self._env.step(chosen)
             text, done = f"{describe(observation)}\n", bool(ended or cut)
-            return Turn(text, float(reward), done, {"illegal": 0})
+            return Turn(text, float(reward), done, {**info, "illegal": 0})
 
         def close(self) -> None:
             self._env.close()

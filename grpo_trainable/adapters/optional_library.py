@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
+
+from grpo_trainable.plugins import missing_library
 
 
 def library(module: str, extra: str) -> Any:
@@ -15,6 +16,7 @@ def library(module: str, extra: str) -> Any:
             installs it.
     """
     name = module.partition(".")[0]
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(f"the library {name} is not installed: pip install -e '.[{extra}]'")
+    missing = missing_library(name, f"pip install -e '.[{extra}]'")
+    if missing is not None:
+        raise ValueError(missing)
     return importlib.import_module(module)

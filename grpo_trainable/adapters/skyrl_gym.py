@@ -47,15 +47,10 @@ def skyrl_gym_environment(name: str, **options: Any) -> type:
             out = self._env.step(action)
             text, done = f"{text_of(out['observations'])}\n", bool(out["done"])
             info = {**out["metadata"], **(self._env.get_metrics() if done else {})}
-            numbers = {key: float(value) for key, value in info.items() if _is_number(value)}
-            return Turn(text, float(out["reward"]), done, numbers)
+            return Turn(text, float(out["reward"]), done, info)
 
         def close(self) -> None:
             if self._env is not None:
                 self._env.close()
 
     return Adapted
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, bool | int | float)

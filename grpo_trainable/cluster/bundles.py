@@ -1,4 +1,4 @@
-"""Check that a bundle of the trial's placement group is on a machine that is alive.
+"""Bundles of the trial's placement group: their sizes, and the machines that they are on.
 
 When a machine fails, Ray moves its bundles to other machines as soon as one has room. But Ray must
 first notice the failure, which takes 15 s if the machine is dead and a minute if its network link
@@ -16,8 +16,33 @@ from typing import Any
 import ray
 import ray.util
 
+from grpo_trainable.config import ConfigError, GRPOConfig, resources
+
 ANSWER_S = 1.0  # time limit for a connection to a machine's raylet
 POLL_S = 1.0
+ROUNDING = 1e-4  # Ray rounds the amounts of resources to this precision
+
+
+def refuse_other_bundles(config: GRPOConfig) -> None:
+    """Check that the trial's placement group has a large enough bundle for each of its processes.
+
+    Outside Tune there is no placement group, and nothing to check.
+
+    Raises:
+        ConfigError: A bundle is missing or too small.
+    """
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        return
+    needed, reserved = resources.bundles(config), group.bundle_specs
+    missing = [{}] * (len(needed) - len(reserved))
+    for bundle, has in zip(needed, [*reserved, *missing], strict=False):
+        if any(has.get(name, 0.0) < amount - ROUNDING for name, amount in bundle.items()):
+            raise ConfigError(
+                f"placement={config.placement}: needs the bundles {needed}, but the trial has "
+                f"reserved {reserved}; leave out tune.with_resources, use the settings of "
+                "resources, and let no scheduler change them or placement"
+            )
 
 
 def has_room(bundle: int, patience_s: float) -> bool:

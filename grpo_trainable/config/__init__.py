@@ -17,6 +17,7 @@ from grpo_trainable.config.mix import mix_of, mix_text, weights_of
 from grpo_trainable.config.model import ModelSettings
 from grpo_trainable.config.optim import OptimSettings
 from grpo_trainable.config.parsing import (
+    expand_set,
     flatten,
     make_absolute,
     parse_assignment,
@@ -65,6 +66,7 @@ __all__ = [
     "choice_or_reference",
     "converted",
     "defaults_with",
+    "expand_set",
     "flag",
     "flatten",
     "follow_from_model",

@@ -31,7 +31,8 @@ BEGIN_RESPONSE = ("short", "r1_zero")
 
 _KEYWORD = one_of("task.name", "keyword")
 _REASONING_GYM = one_of("task.name", "reasoning_gym")
-_NO_PROMPT_FILES = none_given("task.train_file", "task.eval_file")
+_NO_TRAIN_FILE = none_given("task.train_file")
+_DATA = "a JSONL file, a Parquet file, or a directory that Dataset.save_to_disk wrote"
 
 
 def settled_equality(equality: str, train_file: str | None, eval_file: str | None) -> str:
@@ -71,17 +72,17 @@ class PromptFileSettings(Settings):
 
     train_file: str | None = path(
         None,
-        "JSONL file of training prompts, in one of the task's formats (docs/howto). Without "
-        "eval_file, a fifth of its prompts are held out.",
+        f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without eval_file, "
+        "a hash of each prompt holds out a fifth of them.",
         read_if=one_of("task.name", "keyword", "math"),
-        also_called=(verl("data.train_files", "a JSONL file"),),
+        also_called=(verl("data.train_files", _DATA),),
     )
     eval_file: str | None = path(
         None,
-        "JSONL file of held-out prompts. Without train_file, four fifths of its prompts are used "
-        "for training.",
+        f"Held-out prompts: {_DATA}. The file is held out as a whole. Without train_file, training "
+        "uses the prompts that ship with the task.",
         read_if=one_of("task.name", "keyword", "math"),
-        also_called=(verl("data.val_files", "a JSONL file"),),
+        also_called=(verl("data.val_files", _DATA),),
     )
 
 
@@ -94,13 +95,13 @@ class KeywordSettings(PromptFileSettings):
     keywords_file: str | None = path(
         None,
         "UTF-8 file with one keyword per line. `none` uses the nouns that ship with the package.",
-        read_if=(_KEYWORD, _NO_PROMPT_FILES),
+        read_if=(_KEYWORD, _NO_TRAIN_FILE),
     )
     keywords_per_prompt: int = integer(
         1,
         "Number of keywords in each prompt.",
         minimum=1,
-        read_if=(_KEYWORD, _NO_PROMPT_FILES),
+        read_if=(_KEYWORD, _NO_TRAIN_FILE),
     )
     match: str = choice(
         ("word", "substring"),

@@ -6,10 +6,11 @@ can query them.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from grpo_trainable.plugins import missing_library
 
 PolicyKind = Literal["ours", "hugging_face", "control"]
 
@@ -42,6 +43,7 @@ class EngineRecord:
     refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
     gpus: bool = True  # True: may sample on a GPU
     lowest_temperature: float = 0.0  # lowest above 0; 0 chooses the most likely token
+    top_p: bool = False  # True: supports `eval.top_p`
     plays: bool = False  # True: can add an environment's answers to a response
     interrupts: bool = False  # True: can insert text in the middle of a response
     queues: bool = False  # True: with `rollout.slots`, some responses of a call wait for others
@@ -51,10 +53,8 @@ class EngineRecord:
 
     def missing(self) -> str | None:
         """Return which library this process lacks and how to install it, or None."""
-        for library in self.libraries:
-            if importlib.util.find_spec(library) is None:
-                return f"the library {library} is not installed: {self.install}"
-        return None
+        missing = (missing_library(library, self.install) for library in self.libraries)
+        return next(filter(None, missing), None)
 
     @property
     def promise(self) -> str:
@@ -75,6 +75,7 @@ ENGINES: dict[str, EngineRecord] = {
             samples=("ours",),
             same_bits=True,
             log_prob_error=1e-4,
+            top_p=True,
             plays=True,
             interrupts=True,
             queues=True,
@@ -86,6 +87,7 @@ ENGINES: dict[str, EngineRecord] = {
             samples=("hugging_face",),
             same_bits=True,
             log_prob_error=1e-4,
+            top_p=True,
             interrupts=True,
             libraries=("transformers",),
             install="pip install -e '.[hf]'",
@@ -101,6 +103,7 @@ ENGINES: dict[str, EngineRecord] = {
             refuses_two_sided="vLLM has its own collective group in its process",
             gpus=False,
             lowest_temperature=0.01,
+            top_p=True,
             libraries=("vllm", "transformers"),
             install="pip install -e '.[vllm]' (Python >= 3.11)",
         ),

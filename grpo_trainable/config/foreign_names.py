@@ -66,13 +66,34 @@ MINIBATCHES = ("k_mode=minibatches",)
 _WHOLE_LAW = (
     "responses are sampled from the whole distribution, because the loss needs its log-probs"
 )
+_LOGS = (
+    "every trial writes a log for TensorBoard, result.json and progress.csv; for another logger, "
+    "give its callback to your own Tuner"
+)
+_DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
+_DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
 _NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is refused"
 
 NOTHING_ALIKE = (
-    *(trl(name, _WHOLE_LAW) for name in ("top_p", "top_k", "min_p", "repetition_penalty")),
-    *(verl(name, _WHOLE_LAW) for name in ("rollout.top_p", "rollout.top_k")),
+    trl("top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),
+    verl("rollout.top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),
+    *(trl(name, _WHOLE_LAW) for name in ("top_k", "min_p", "repetition_penalty")),
+    verl("rollout.top_k", _WHOLE_LAW),
     trl("logging_steps", "every round is logged"),
-    trl("output_dir", "files are written to STORAGE/NAME, which --storage and --name set"),
+    *(trl(name, _LOGS) for name in ("report_to", "logging_strategy")),
+    *(trl(name, _DIRECTORY) for name in ("output_dir", "logging_dir")),
+    trl("overwrite_output_dir", "an experiment is never overwritten; choose another --name"),
+    trl("run_name", "use --name"),
+    trl("resume_from_checkpoint", "use --resume --name NAME"),
+    trl("push_to_hub", "launch/export.py writes a directory that transformers loads"),
+    *(trl(name, _DATA) for name in ("dataset_name", "dataset_config", "dataset_train_split")),
+    trl("shuffle_dataset", "each pass over the prompts has a different order"),
+    trl("fp16", "model.dtype is float32 or bfloat16"),
+    trl("lora_dropout", "adapters have no dropout, so that sampler and learner agree"),
+    trl("disable_dropout", "dropout is always off"),
+    trl("sync_ref_model", "the reference is the policy before training, and never changes"),
+    trl("deepspeed", "resources.learner_strategy=fsdp2 divides a policy among several learners"),
+    trl("per_device_eval_batch_size", "an evaluation samples in batches as large as training's"),
     trl("max_prompt_length", _NEVER_CUT),
     verl("data.max_prompt_length", _NEVER_CUT),
     verl(

@@ -30,6 +30,7 @@ from grpo_trainable.config.values import (
     path_or_hub_id,
     text,
 )
+from grpo_trainable.config.values import path as directory  # a field below is called path
 from grpo_trainable.models.hf.json_files import ModelFacts
 
 _HUGGING_FACE = given("model.path", "a Hugging Face model")
@@ -63,7 +64,8 @@ class ModelSettings(Settings):
     path: str | None = path_or_hub_id(
         None,
         "Policy to start from: a directory that launch/pretrain.py wrote, the directory of a "
-        "Hugging Face causal language model, or the name of such a model on the hub.",
+        "Hugging Face causal language model, or the name of such a model on the hub. A directory "
+        "of LoRA adapters becomes model.adapter, and the model that it names becomes model.path.",
         read_if=OF_TEXT,
         also_called=(trl("model_name_or_path"), verl("model.path")),
     )
@@ -100,6 +102,7 @@ class ModelSettings(Settings):
         "keeps float32 weights and moments.",
         read_if=_HUGGING_FACE,
         also_called=(
+            trl("torch_dtype"),
             trl(
                 "bf16",
                 "only for the model's body; optimizer and head use float32",
@@ -135,13 +138,20 @@ class ModelSettings(Settings):
         of_training=True,
         also_called=(verl("model.use_remove_padding"),),
     )
+    adapter: str | None = directory(
+        None,
+        "Directory of LoRA adapters for model.path, written by peft, that training starts from. "
+        "Their rank, scale and layers become lora_rank, lora_alpha and lora_targets.",
+        read_if=_HUGGING_FACE,
+        also_called=(verl("model.lora_adapter_path"),),
+    )
     lora_rank: int | None = integer(
         None,
         "Rank of the LoRA adapters that are trained in place of the model. `none` trains the "
         "whole model.",
         minimum=1,
         read_if=_HUGGING_FACE,
-        also_called=(trl("lora_r"), verl("model.lora_rank")),
+        also_called=(trl("lora_r"), trl("use_peft"), verl("model.lora_rank")),
     )
     lora_alpha: float | None = number(
         None,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_trainable.config.conditions import Config, Conflict, is_true
+from grpo_trainable.config.conditions import OF_TEXT, Config, Conflict, is_true, positive
 from grpo_trainable.config.defaults import by_model, by_task
 from grpo_trainable.config.foreign_names import IN_ROUNDS, trl, verl
 from grpo_trainable.config.values import Settings, flag, integer, number, pair
@@ -26,7 +26,10 @@ class EvalSettings(Settings):
         16,
         "Number of rounds between evaluations. Round 0 and the last round are always evaluated.",
         minimum=1,
-        also_called=(trl("eval_steps", IN_ROUNDS), verl("trainer.test_freq", IN_ROUNDS)),
+        also_called=(
+            *(trl(name, IN_ROUNDS) for name in ("eval_steps", "eval_strategy")),
+            verl("trainer.test_freq", IN_ROUNDS),
+        ),
     )
     prompts: int = integer(
         128,
@@ -48,6 +51,15 @@ class EvalSettings(Settings):
         default_by=by_task(math=1.0, control=0.0, guess=1.0, calculator=1.0),
         also_called=(verl("rollout.val_kwargs.temperature"),),
     )
+    top_p: float = number(
+        1.0,
+        "Nucleus of an evaluation: responses are sampled from the most likely tokens whose "
+        "probabilities add up to this share. 1 samples from all tokens, as training does.",
+        above=0,
+        maximum=1,
+        read_if=(positive("eval.temperature"), OF_TEXT),
+        also_called=(verl("rollout.val_kwargs.top_p"),),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +72,10 @@ class CheckpointSettings(Settings):
         10,
         "Number of rounds between checkpoints.",
         minimum=1,
-        also_called=(trl("save_steps", IN_ROUNDS), verl("trainer.save_freq", IN_ROUNDS)),
+        also_called=(
+            *(trl(name, IN_ROUNDS) for name in ("save_steps", "save_strategy")),
+            verl("trainer.save_freq", IN_ROUNDS),
+        ),
     )
     keep: int | None = integer(
         2,
@@ -97,7 +112,17 @@ class CallbackSettings(Settings):
         above=0,
         read_if=_KL_IS_MEASURED,
     )
-    verbose: bool = flag(False, "Print version changes and example responses.")
+    verbose: bool = flag(
+        False,
+        "Print version changes and example responses.",
+        also_called=(
+            trl(
+                "log_completions",
+                "every response is stored anyway, in rollouts/ of its trial",
+                value="true",
+            ),
+        ),
+    )
     leave_out_disturbed: bool = flag(
         True,
         "Exclude from measured speeds the rounds in which other processes took CPU time from the "

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -115,6 +116,40 @@ def make_absolute(
         return os.path.abspath(os.path.join(base_dir, os.path.expanduser(path)))
 
     return {name: settled(name, value) for name, value in config.items()}
+
+
+# The entry of nested settings that holds texts such as "placement=disaggregated,lag=1".
+SET = "set"
+
+
+def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested plain data in which the settings below `set` have their own keys.
+
+    `{"set": {"actors": "placement=disaggregated,lag=1"}}` gives `{"placement": "disaggregated",
+    "lag": 1}`. So a search can choose among combinations of settings that are valid together.
+
+    Raises:
+        ConfigError: `set` is not a mapping of texts as for `--set`, or a setting is given twice.
+    """
+    copied = {key: dict(v) if isinstance(v, Mapping) else v for key, v in data.items()}
+    texts = copied.pop(SET, {})
+    example = f'such as {{"{SET}": {{"actors": "placement=disaggregated,lag=1"}}}}'
+    if not isinstance(texts, Mapping):
+        raise ConfigError(f"{SET}={shown(texts)}: must be a mapping of texts, {example}")
+    for name, text in texts.items():
+        where = f"{SET}.{name}"
+        if not isinstance(text, str):
+            raise ConfigError(f"{where}={shown(text)}: must be a text, {example}")
+        # A comma before a key separates two settings; other commas belong to a value.
+        for assignment in re.split(r",(?=\s*[A-Za-z_][\w.]*=)", text):
+            try:
+                key, value = parse_assignment(assignment)
+            except ConfigError as error:
+                raise ConfigError(f"{error} (in {where})") from None
+            if key in flatten(copied):
+                raise ConfigError(f"{key}={shown(value)} (in {where}): {key} is given twice")
+            set_dotted(copied, key, value)
+    return copied
 
 
 def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:

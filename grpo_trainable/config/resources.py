@@ -215,6 +215,11 @@ def learner_names(config: Config) -> list[str]:
     return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
 
 
+# The resources of the trial's own process, which mostly waits. On two cores, reserving a whole CPU
+# for it would keep the trial pending forever.
+OWN_BUNDLE = {"CPU": 0.1}
+
+
 def bundles(config: Config) -> list[dict[str, float]]:
     """Return the resources of the trial's own process, followed by those of each actor.
 
@@ -222,15 +227,12 @@ def bundles(config: Config) -> list[dict[str, float]]:
     a node share one bundle, because Ray never divides a bundle between nodes.
     """
     r = config.resources
-    # The trial's own process mostly waits. On two cores, reserving a whole CPU for it would keep
-    # the trial pending forever.
-    driver = {"CPU": 0.1}
     if config.placement == "colocated":
-        return [driver, _bundle(worker_cpus(config) + r.reward_cpus, r.worker_gpus)]
+        return [OWN_BUNDLE, _bundle(worker_cpus(config) + r.reward_cpus, r.worker_gpus)]
     generator = _bundle(generator_cpus(config) + r.reward_cpus, r.generator_gpus)
     together = r.num_learners if _learners_share_a_bundle(config) else 1
     learner = _bundle(round(together * r.learner_cpus, 4), together * r.learner_gpus)
-    return [driver, *[learner] * (r.num_learners // together), *[generator] * r.num_generators]
+    return [OWN_BUNDLE, *[learner] * (r.num_learners // together), *[generator] * r.num_generators]
 
 
 def bundle_of(config: Config, actor: int) -> int:

@@ -15,6 +15,7 @@ from grpo_trainable.config.defaults import TASKS, by_model, by_task, when_read
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import Settings, choice, flag, integer, number, text, texts
 from grpo_trainable.models.hf.json_files import ModelFacts
+from grpo_trainable.text import plural
 
 REASONING = 256  # tokens in which a Hugging Face model solves a problem step by step
 
@@ -297,8 +298,8 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         config.resources.num_generators > schedule.chunks_at_once(config),
         "resources.num_generators",
-        f"only {schedule.chunks_at_once(config)} generators can work at the same time, on one "
-        f"chunk each; set resources.num_generators to {schedule.chunks_at_once(config)}, "
+        f"only {plural(schedule.chunks_at_once(config), 'generator')} can work at the same time, "
+        f"on one chunk each; set resources.num_generators to {schedule.chunks_at_once(config)}, "
         + (
             "or raise rollout.prompts"
             if schedule.unit_prompts(config) == 1

@@ -22,6 +22,7 @@ from grpo_trainable.config.conditions import (
     at_least,
     one_of,
 )
+from grpo_trainable.config.defaults import where_none
 from grpo_trainable.config.engine_catalog import ENGINES, engine_record
 from grpo_trainable.config.env import EnvSettings
 from grpo_trainable.config.foreign_names import (
@@ -123,10 +124,15 @@ class TrialSettings(Settings):
         1, "Number of rounds whose rollouts are kept. 1 means no replay.", minimum=1
     )
     buffer_sampling: str = choice(
-        ("recency", "uniform", "fifo", "mixed"),
+        ("auto", "recency", "uniform", "fifo", "mixed"),
         "Groups that a gradient step draws from the buffer: the newest (recency), random ones "
-        "(uniform), the least used (fifo), or fresh groups mixed with random older ones (mixed).",
+        "(uniform), the least used (fifo), or fresh groups mixed with random older ones (mixed). "
+        "`auto` chooses mixed with replay, and recency without.",
         read_if=REPLAY,
+        harmless=("recency",),
+        default_by=where_none(
+            ("buffer_capacity",), lambda capacity: "mixed" if capacity > 1 else "recency"
+        ),
     )
     engine: str = choice_or_reference(
         ("auto", *ENGINES),
@@ -281,6 +287,11 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
         "rollout.overlong",
         f"does not work with engine={config.engine}, which cannot insert text into a response; "
         "needs engine=torch or hf",
+    )
+    yield (
+        config.eval.top_p < 1 and config.engine != "auto" and not record.top_p,
+        "eval.top_p",
+        f"must be 1 with engine={config.engine}; needs engine=torch, hf or vllm",
     )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]

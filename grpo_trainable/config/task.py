@@ -113,17 +113,20 @@ class CommonTaskSettings(Settings):
     )
     reward: str | None = reference(
         None,
-        "Function f(response, ground_truth) that scores a response in place of the task.",
+        "Function, or list of functions, that scores responses in place of the task: "
+        "f(response, ground_truth), or a function in the form of TRL or verl "
+        "(docs/howto/reward.md).",
         what="function",
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(
-            trl("reward_funcs", "such as my_rewards.py:score"),
-            verl("custom_reward_function.path", "such as my_rewards.py:score"),
+            trl("reward_funcs", "such as my_rewards.py:score, a function or a list of functions"),
+            verl("custom_reward_function.path", "such as my_rewards.py:compute_score"),
         ),
     )
     reward_deadline_s: float = number(
         10.0,
-        "Maximum number of seconds for scoring one response in a separate process.",
+        "Maximum number of seconds for scoring one response in a separate process. A function "
+        "that scores the responses to a prompt together has this time for each of them.",
         above=0,
         read_if=(SCORED_APART, NOT_PLAYED),
     )
@@ -137,7 +140,8 @@ class CommonTaskSettings(Settings):
     reward_weights: str | None = text(
         None,
         "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the "
-        "parts. Every reward has the parts `format` and `answer`. `none` uses the reward itself.",
+        "parts. Every reward has the parts `format` and `answer`, and a list of functions has a "
+        "part for each function. `none` uses the reward itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )
@@ -163,7 +167,7 @@ class CommonTaskSettings(Settings):
     )
     strict: bool = flag(
         False,
-        "End the trial at the first failed reward, and treat a malformed line of a prompt file as "
+        "End the trial at the first failed reward, and treat a malformed row of a prompt file as "
         "an error.",
         read_if=_HAS_FILES_OR_MAY_FAIL,
     )

@@ -6,13 +6,13 @@ Objects that a record names by `module:name` are imported in the processes that 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
-from grpo_trainable.plugins import PluginError, load, load_instance
+from grpo_trainable.plugins import PluginError, load, load_instance, missing_library
 
 Sidedness = Literal["in_process", "pull", "two_sided"]
 GPUs = Literal["any", "none", "shared", "own"]
@@ -126,15 +126,6 @@ def _no_memfd() -> str | None:
     )
 
 
-def _no_library(name: str, install: str) -> Callable[[], str | None]:
-    def missing() -> str | None:
-        if importlib.util.find_spec(name) is not None:
-            return None
-        return f"the library {name} is not installed: {install}"
-
-    return missing
-
-
 TRANSPORTS: dict[str, Transport] = {
     transport.name: transport
     for transport in (
@@ -170,7 +161,7 @@ TRANSPORTS: dict[str, Transport] = {
             receiver="grpo_trainable.transports.rdt:NixlReceiver",
             tensor_transport=True,
             start="grpo_trainable.transports.rdt:start_nixl",
-            missing_library=_no_library("nixl", INSTALL_NIXL),
+            missing_library=partial(missing_library, "nixl", INSTALL_NIXL),
             cost="its agents poll, which costs each process nearly one CPU core in addition to "
             "those reserved",
         ),
@@ -189,7 +180,7 @@ TRANSPORTS: dict[str, Transport] = {
             sidedness="two_sided",
             gpus="own",
             tensor_transport=True,
-            missing_library=_no_library("cupy", "pip install cupy-cuda12x"),
+            missing_library=partial(missing_library, "cupy", "pip install cupy-cuda12x"),
         ),
         Transport(
             name="cuda_ipc",

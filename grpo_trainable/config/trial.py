@@ -23,6 +23,7 @@ from grpo_trainable.config import (
     schema,
     task,
 )
+from grpo_trainable.config.adapters import with_adapter
 from grpo_trainable.config.advantage import compares_a_group
 from grpo_trainable.config.built_in_tasks import MIX
 from grpo_trainable.config.conditions import CONTROL
@@ -31,6 +32,7 @@ from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.model import ModelSettings
 from grpo_trainable.config.parsing import (
     Given,
+    expand_set,
     flatten,
     set_dotted,
     unknown_key,
@@ -38,7 +40,14 @@ from grpo_trainable.config.parsing import (
 )
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, SOMETIMES_READ, TrialSettings
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
-from grpo_trainable.config.values import ConfigError, checks_of, converted, section_expected, shown
+from grpo_trainable.config.values import (
+    ConfigError,
+    Settings,
+    checks_of,
+    converted,
+    section_expected,
+    shown,
+)
 from grpo_trainable.plugins import is_reference
 
 # Checks for settings that contradict each other. Only the first conflict found is reported.
@@ -73,7 +82,10 @@ class GRPOConfig(TrialSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._put_defaults_in("task")  # these defaults decide which keys are read
+        # These defaults decide which keys are read.
+        for name, value in self._defaults_in(self).items():
+            object.__setattr__(self, name, value)
+        self._put_defaults_in("task")
         self._refuse_unread()
         self.parts  # noqa: B018  # refuses a mix with a task that is invalid as a trial's only task
         for name in SECTIONS:
@@ -84,20 +96,22 @@ class GRPOConfig(TrialSettings):
                     raise ConfigError(f"{key}={shown(self[key])}: {reason}")
 
     def _put_defaults_in(self, name: str) -> None:
-        """Replace general defaults with defaults that depend on other settings.
+        settled = self._defaults_in(self[name])
+        if settled:
+            object.__setattr__(self, name, replace(self[name], **settled))
 
-        As a result, the files of a trial show the values that the trial uses.
+    def _defaults_in(self, section: Settings) -> dict[str, Any]:
+        """Return the defaults that depend on other settings, for keys with the general default.
+
+        They replace the general defaults, so the files of a trial show the values that it uses.
         """
-        section = self[name]
-        settled = {
+        return {
             key: value
             for key, check in checks_of(section).items()
             if getattr(section, key) == check.default
             and (default := check.default_at("none"))
             and (value := default.beside(self)) is not None
         }
-        if settled:
-            object.__setattr__(self, name, replace(section, **settled))
 
     def _refuse_unread(self) -> None:
         for key in SOMETIMES_READ:
@@ -118,7 +132,10 @@ class GRPOConfig(TrialSettings):
         """Return the config that nested plain data describes.
 
         A missing key gets the default of the model or the task if there is one, else the general
-        default. The model's small JSON files are read if a default depends on them.
+        default. The model's small JSON files are read if a default depends on them. If `model.path`
+        is a directory of LoRA adapters, `model.adapter` is set (`with_adapter`). Settings that are
+        chosen together can be given as one text below `set`, such as
+        `{"set": {"actors": "placement=disaggregated,lag=1"}}`.
 
         Raises:
             ConfigError: A key is unknown, or the settings are invalid.
@@ -126,7 +143,7 @@ class GRPOConfig(TrialSettings):
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
-        for name, value in with_defaults(data).items():
+        for name, value in with_defaults(with_adapter(expand_set(data))).items():
             if name not in DEFAULTS:
                 if name in CHECKS:
                     raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")

@@ -19,7 +19,7 @@ import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from grpo_trainable.config.conditions import Condition, Readable
 from grpo_trainable.config.defaults import DefaultBy, Moment
@@ -110,15 +110,16 @@ def integer(
 ) -> Any:
     """Declare an integer from `minimum` to `maximum`, of at most 64 bits.
 
-    None is valid too if it is the default or if `optional` is true.
+    A float without a fraction, such as 2.0 from `tune.quniform`, is converted. None is valid too if
+    it is the default or if `optional` is true.
     """
     expected = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
 
     def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError
-        whole = int(value)
-        if not minimum <= whole <= (MAX_INTEGER if maximum is None else maximum):
+        whole = int(cast("float", value))
+        if whole != value or not minimum <= whole <= (MAX_INTEGER if maximum is None else maximum):
             raise ValueError
         return whole
 
@@ -427,9 +428,18 @@ def converted(key: str, value: Any, check: Check) -> Any:
     try:
         return check.convert(value)
     except (TypeError, ValueError, OverflowError):
-        near = did_you_mean(value, check.choices) if isinstance(value, str) else None
+        near = _nearest_choice(value, check)
         hint = f"; {near or check.advice}" if near or check.advice else ""
         raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None
+
+
+def _nearest_choice(value: Any, check: Check) -> str | None:
+    """Return `did you mean NAME?` with the choice that the user probably meant, or None."""
+    text = value if isinstance(value, str | bool) else ""
+    switch = {"true": "on", "false": "off"}.get(str(text).lower())
+    if switch in check.choices:
+        return f"did you mean {switch}?"
+    return did_you_mean(value, check.choices) if isinstance(value, str) else None
 
 
 class Settings:

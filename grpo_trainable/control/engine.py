@@ -22,6 +22,7 @@ from grpo_trainable.engines.engine import EngineSetup
 from grpo_trainable.engines.loaded_weights import LoadedWeights
 from grpo_trainable.engines.local import common_limits
 from grpo_trainable.engines.recorded import RecordedRow, as_group
+from grpo_trainable.environments.environment import add_info, mean_info, numbers_in
 from grpo_trainable.models.sampling import uniforms
 from grpo_trainable.plugins import one_line
 from grpo_trainable.protocol.rollout import Request, RolloutGroup
@@ -40,6 +41,7 @@ class _Episode(RecordedRow):
     observations: list[np.ndarray] = field(default_factory=list)
     actions: list[Tensor] = field(default_factory=list)  # (A,) each; only for continuous actions
     rewards: list[float] = field(default_factory=list)
+    info: dict[str, float] = field(default_factory=dict)  # sums over the actions
     over: bool = False
     error: str | None = None  # the error that ended the episode
 
@@ -56,7 +58,8 @@ class _Episode(RecordedRow):
         reward = 0.0
         try:
             if self.error is None:
-                observation, reward, ended, cut, _ = self.env.step(action)
+                observation, reward, ended, cut, info = self.env.step(action)
+                add_info(self.info, numbers_in(info))
                 self.observation, self.finished = self._seen(observation), bool(ended or cut)
         except Exception as error:
             self.error = f"step {len(self.observations)}: {one_line(error)}"
@@ -182,7 +185,13 @@ class ControlEngine(LoadedWeights):
         if self._policy.spaces.choices is None:
             actions = torch.zeros(*mask.shape, self._policy.spaces.action_numbers)
             actions[mask] = torch.stack([a for episode in episodes for a in episode.actions])
-        return replace(group, observations=observations, actions=actions, turn_rewards=earned)
+        return replace(
+            group,
+            observations=observations,
+            actions=actions,
+            turn_rewards=earned,
+            info=mean_info([episode.info for episode in episodes]),
+        )
 
     def close(self) -> None:
         """Close the environments, because those that render hold a rendering context."""

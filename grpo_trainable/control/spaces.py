@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_trainable.plugins import is_reference, load
+from grpo_trainable.plugins import is_reference, load, missing_library
 
 HELD_OUT = 1 << 30  # the first held-out seed; training seeds start at 0
 INSTALL = "pip install -e '.[control]'"
@@ -70,12 +70,11 @@ def make_environment(name: str) -> Any:
         ValueError: If Gymnasium is not installed, or if there is no such environment. The message
             is one line that begins with the name.
     """
-    try:
-        import gymnasium
-    except ImportError:
-        raise ValueError(
-            f"{name}: the library gymnasium is not installed; run: {INSTALL}"
-        ) from None
+    missing = missing_library("gymnasium", INSTALL)
+    if missing is not None:
+        raise ValueError(f"{name}: {missing}")
+    import gymnasium
+
     make = load("model.env", name) if is_reference(name) else functools.partial(_known, name)
     try:
         made = make()

@@ -137,7 +137,9 @@ class EpisodeRows:
         """
         at = [min(self._length[row], self._limits.max_new_tokens - 1) for row in self._rows]
         uniform = torch.from_numpy(self._uniforms[self._rows, at]).to(self._device)
-        tokens, log_probs = draw_tokens(logits, uniform, self._limits.temperature)
+        tokens, log_probs = draw_tokens(
+            logits, uniform, self._limits.temperature, self._limits.top_p
+        )
         drawn = zip(self._rows, tokens.tolist(), log_probs.tolist(), strict=True)
         acted = []
         for row, token, log_prob in drawn:

@@ -138,7 +138,9 @@ class Rows:
             early = (at < least).nonzero()
             logits[early, self._end_ids] = -torch.inf
         uniform = self._uniforms[rows, at]
-        tokens, log_probs = draw_tokens(logits, uniform, self._limits.temperature)
+        tokens, log_probs = draw_tokens(
+            logits, uniform, self._limits.temperature, self._limits.top_p
+        )
         sampled = running = ~self._finished[rows]
         if self._thinking_budget is not None:
             fed, told = self._thinking_budget.fed(rows, at, self._ids, running)

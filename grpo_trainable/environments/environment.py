@@ -13,6 +13,7 @@ JSONValue: TypeAlias = (
 
 # Maximum length of an observation. Longer text would not fit into any context, so it is a mistake.
 MOST_CHARACTERS = 1_000_000
+FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ class Turn:
     text: str = ""  # observation that the next action responds to; ignored after the last action
     reward: float = 0.0  # reward of this action; an episode earns the sum
     done: bool = False  # True at the end of the episode
-    info: Mapping[str, float] = field(default_factory=dict)  # reward parts, summed over an episode
+    # Numbers and booleans are summed over an episode: they become metrics and may be reward parts.
+    # Other values are ignored.
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Environment(Protocol):
@@ -79,27 +82,62 @@ def as_turn(value: Any) -> Turn:
 
     Raises:
         TypeError: If `value` is not a `Turn`, or if a field has the wrong type.
-        ValueError: If a number is not finite, or if the text is too long.
+        ValueError: If a number is not a finite float32, or if the text is too long.
     """
     if not isinstance(value, Turn):
         raise TypeError(f"step must return a Turn, got {type(value).__name__}")
     if not isinstance(value.done, bool):
         raise TypeError(f"done must be True or False, got {type(value.done).__name__}")
     if not isinstance(value.info, Mapping):
-        raise TypeError(f"info must be a dict of numbers, got {type(value.info).__name__}")
+        raise TypeError(f"info must be a dict, got {type(value.info).__name__}")
     return Turn(
         text=as_text(value.text),
-        reward=_finite("reward", value.reward),
+        reward=finite_float32("reward", value.reward),
         done=value.done,
-        info={str(name): _finite(f"info {name}", number) for name, number in value.info.items()},
+        info=numbers_in(value.info),
     )
 
 
-def _finite(name: str, value: Any) -> float:
+def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the numbers and booleans of an `info`, without numbers that no float32 can hold."""
+    found = {}
+    for name, value in info.items():
+        if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or PyTorch
+            value = value.item()
+        if isinstance(value, int | float) and abs(value) <= FLOAT32_MAX:
+            # Half a surrogate pair cannot be written to a file.
+            found[str(name).encode("utf-8", "replace").decode()] = float(value)
+    return found
+
+
+def add_info(total: dict[str, float], info: Mapping[str, float]) -> None:
+    """Add the numbers of one turn to those of the episode's earlier turns."""
+    for name, number in info.items():
+        total[name] = total.get(name, 0.0) + number
+
+
+def mean_info(infos: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number over episodes. A number that an episode lacks counts as 0."""
+    names = sorted({name for info in infos for name in info})
+    return {name: math.fsum(info.get(name, 0.0) for info in infos) / len(infos) for name in names}
+
+
+def finite_float32(name: str, value: Any) -> float:
+    """Check a number that user code returned, such as a reward.
+
+    Args:
+        name: The name of the number in error messages.
+        value: The number, of any type that converts to float.
+
+    Raises:
+        TypeError: If `value` is not a number.
+        ValueError: If `value` is not a finite float32.
+        OverflowError: If `value` is too large for a float.
+    """
     # float() alone would accept the string "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {number}")
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError(f"{name} must be a finite float32, got {number}")
     return number

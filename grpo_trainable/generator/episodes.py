@@ -13,6 +13,7 @@ import torch
 from grpo_trainable.config import EnvSettings
 from grpo_trainable.engines.engine import Action, Observation, PlayingEngine
 from grpo_trainable.environments import Turn
+from grpo_trainable.environments.environment import add_info, mean_info
 from grpo_trainable.generator.env_processes import Episode, EpisodeError, GroupProcess
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import Request, RolloutGroup
@@ -34,8 +35,7 @@ class Played:
     def add(self, end: int, turn: Turn) -> None:
         """Record the environment's answer to the action that ends with token `end`."""
         self.rewards.append((end, turn.reward))
-        for name, value in turn.info.items():
-            self.info[name] = self.info.get(name, 0.0) + value
+        add_info(self.info, turn.info)
 
     def score(self, discount: float) -> Score | RewardError:
         """Return Σ discount^turn · reward as a score, or an error if the environment failed."""
@@ -88,7 +88,7 @@ class EpisodePlayer:
         for i, group in enumerate(groups):
             own = episodes[start : start + len(group.response_ids)]
             start += len(own)
-            groups[i] = _with_turns(group, own)
+            groups[i] = _with_results(group, own)
             scored.append([played.score(self._settings.discount) for played in own])
         return groups, scored
 
@@ -238,9 +238,11 @@ class _Call:
             self._patience_s -= time.monotonic() - start
 
 
-def _with_turns(group: RolloutGroup, episodes: Sequence[Played]) -> RolloutGroup:
+def _with_results(group: RolloutGroup, episodes: Sequence[Played]) -> RolloutGroup:
+    """Return the group with the results of its episodes."""
     earned = torch.full(group.response_ids.shape, torch.nan)
     for row, played in enumerate(episodes):
         for end, reward in played.rewards:
             earned[row, end] = reward
-    return replace(group, turn_rewards=earned)
+    info = mean_info([played.info for played in episodes])
+    return replace(group, turn_rewards=earned, info=info)

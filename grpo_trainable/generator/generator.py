@@ -21,7 +21,7 @@ from grpo_trainable.generator.scorer import make_scorer
 from grpo_trainable.generator.state_values import Completer, Completions, state_values
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import policy_shape, policy_tokenizer
-from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored
+from grpo_trainable.protocol.messages import Deposited, FailedPrompt, Loaded, Sampled, Scored
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
@@ -319,18 +319,17 @@ class Generator:
 
     def _scores(self, rollouts: _Rollouts) -> list[Scores]:
         """Return the scores of every group: first of its responses, then of its completions."""
-        groups = rollouts.groups
-        texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
-        for of_group, completed in zip(texts, rollouts.completions, strict=False):
-            of_group += completed.texts
+        responses = [group.responses() for group in rollouts.groups]
+        for of_group, completed in zip(responses, rollouts.completions, strict=False):
+            of_group += completed.responses
         requests = [
-            self._prompts.score_request(rollouts.stream, group.example, text)
-            for group, of_group in zip(groups, texts, strict=True)
-            for text in of_group
+            self._prompts.score_request(rollouts.stream, group.example, ids)
+            for group, of_group in zip(rollouts.groups, responses, strict=True)
+            for ids in of_group
         ]
         assert self._scorer is not None, "episodes are scored while they are played"
         answers = map(self._with_every_part, self._scorer.score(requests))
-        return [[next(answers) for _ in of_group] for of_group in texts]
+        return [[next(answers) for _ in of_group] for of_group in responses]
 
     def _with_every_part(self, score: Score | RewardError) -> Score | RewardError:
         """Return the score, or an error if a part that `task.reward_weights` names is missing."""
@@ -341,7 +340,8 @@ class Generator:
             return score
         return RewardError(
             f"task.reward_weights names {missing[0]}, but the reward has the parts "
-            f"{', '.join(score.all_parts)}"
+            f"{', '.join(score.all_parts)}",
+            repeats=True,
         )
 
 
@@ -371,18 +371,22 @@ def _scored(
     scored = Scored(
         groups=[],
         failed=[],
-        reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
+        reward_errors=sum(_has_failed(s) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
-        completions=sum(len(completed.texts) for completed in rollouts.completions),
+        completions=sum(len(completed.responses) for completed in rollouts.completions),
         loaded=loaded,
         spans=spans,
     )
     completions = rollouts.completions or [None] * len(scores)
     for group, completed, row in zip(rollouts.groups, completions, scores, strict=True):
         valid = [score for score in row if isinstance(score, Score)]
-        if len(valid) < len(row):
-            error = next(score for score in row if isinstance(score, RewardError))
-            scored.failed.append((group.prompt_index, error.message))
+        errors = [score for score in row if isinstance(score, RewardError)]
+        if errors:
+            # A failure says more about the group than a reward that was left out on purpose.
+            error = max(errors, key=_has_failed)
+            scored.failed.append(
+                FailedPrompt(group.prompt_index, error.message, error.repeats, error.is_failure)
+            )
             continue
         if completed is not None:
             beside = [score.reward for score in valid[len(group.response_ids) :]]
@@ -400,8 +404,13 @@ def _scored(
     return scored
 
 
-def _double(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def _has_failed(score: Score | RewardError) -> bool:
+    return isinstance(score, RewardError) and score.is_failure
+
+
+def _double(values: list[float | None]) -> torch.Tensor:
+    known = [math.nan if value is None else value for value in values]
+    return torch.tensor(known, dtype=torch.float64)
 
 
 def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:

@@ -1,13 +1,16 @@
 """The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK]`.
 
-REFERENCE names a function `f(response, ground_truth)`. TASK is a JSON object with `settings` and
-`seed`. If TASK is given, REFERENCE names a task instead: a built-in one or a user's class. In that
-case, the function is the task's method `reward`.
+REFERENCE names a reward function in any of the accepted forms
+(`grpo_trainable/tasks/reward_function.py`). TASK is a JSON object with `settings` and `seed`. If
+TASK is given, REFERENCE names a task instead: a built-in one or a user's class. In that case, the
+function is the task's method `reward`.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true}`. If the function cannot be imported, the first line is `{"error": …}` instead, and
-the process ends. After the first line, each request, `{"response", "ground_truth"}`, gets one
-reply: `{"error"}` or `{"reward", "format_reward", "answer_reward"}`.
+`{"ready": true, …}` with the other fields of `RewardFunction`. If the function cannot be used, the
+first line is `{"error": …}` instead, and the process ends. After the first line, each request, an
+object with the fields of `Responses`, gets one reply: a list with an entry for each response. An
+entry is `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the
+fields of a `RewardError`.
 
 The process ends when its parent does. An idle process sees the end of standard input. A busy
 process gets SIGIO when the parent's end of the LIFELINE_FD pipe closes. The signal ends the process
@@ -19,22 +22,22 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.generator.worker_side import die_with_parent, take_standard_streams
-from grpo_trainable.plugins import load, one_line
-from grpo_trainable.tasks import REWARDS, as_score
+from grpo_trainable.plugins import PluginError, load, one_line
+from grpo_trainable.tasks import REWARDS, RewardError, Score, as_score
 from grpo_trainable.tasks.custom import CustomTask
+from grpo_trainable.tasks.reward_function import Responses, RewardFunction, as_reward, is_reward
 
 # Limit on the address space of a process with a built-in reward. A number in an answer can be too
 # large for any memory.
 MEMORY_BYTES = 2 << 30
 
 
-def reward_function(reference: str, task: str | None) -> Callable[[str, Any], Any]:
+def reward_function(reference: str, task: str | None) -> RewardFunction:
     """Return the function that computes rewards.
 
     Args:
@@ -42,17 +45,21 @@ def reward_function(reference: str, task: str | None) -> Callable[[str, Any], An
         task: The task's settings and seed as JSON. None: `reference` names a function.
 
     Raises:
-        ValueError: The function cannot be loaded. The message is one line.
+        ValueError: The function cannot be loaded or has no accepted form. The message is one line.
     """
     if task is None:
-        return load("task.reward", reference)
+        found = load("task.reward", reference, fits=is_reward)
+        try:
+            return as_reward(found)
+        except ValueError as error:
+            raise PluginError(f"task.reward={reference}: {error}") from None
     made_of = json.loads(task)
     if reference in REWARDS:
-        return _built_in(reference, made_of["settings"])
-    return CustomTask(reference, made_of["settings"], made_of["seed"]).reward
+        return as_reward(_built_in(reference, made_of["settings"]))
+    return as_reward(CustomTask(reference, made_of["settings"], made_of["seed"]).reward)
 
 
-def _built_in(name: str, settings: dict[str, Any]) -> Callable[[str, Any], Any]:
+def _built_in(name: str, settings: dict[str, Any]) -> Any:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
@@ -61,29 +68,57 @@ def _built_in(name: str, settings: dict[str, Any]) -> Callable[[str, Any], Any]:
     return reward.reward
 
 
+def answers(reward: RewardFunction, given: Responses) -> list[Score | RewardError]:
+    """Return one answer for each response.
+
+    If the call fails, no response has a score. If one of its results is wrong, only that response
+    has none.
+    """
+    try:
+        results = reward.score(given)
+    except (Exception, SystemExit) as error:
+        return [_failure(error)] * len(given.texts)
+    return [_answer(result) for result in results]
+
+
+def _answer(result: Any) -> Score | RewardError:
+    if result is None:
+        return RewardError("the reward function returned None", is_failure=False)
+    try:
+        return as_score(result)
+    except (Exception, SystemExit) as error:  # an object of the user becomes a number
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> RewardError:
+    """Return the error of a failed call, which repeats unless a service or a file may come back."""
+    return RewardError(one_line(error), repeats=not isinstance(error, OSError))
+
+
 def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
     """Answer requests until standard input ends."""
     die_with_parent(lifeline_fd)
     requests, replies = take_standard_streams()
 
-    def send(reply: dict[str, Any]) -> None:
+    def send(reply: Any) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    # User code runs below. An exception in it must not end the conversation silently.
     try:
-        function = reward_function(reference, task)
+        reward = reward_function(reference, task)
     except ValueError as error:
         send({"error": str(error)})
         return
-    send({"ready": True})
+    send(
+        {
+            "ready": True,
+            "scores_groups": reward.scores_groups,
+            "columns": sorted(reward.columns),
+            "parts": reward.parts,
+        }
+    )
     for line in requests:
-        request = json.loads(line)
-        try:
-            reply = asdict(as_score(function(request["response"], request["ground_truth"])))
-        except (Exception, SystemExit) as error:
-            reply = {"error": one_line(error)}
-        send(reply)
+        send([asdict(answer) for answer in answers(reward, Responses(**json.loads(line)))])
 
 
 if __name__ == "__main__":

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
+import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config.task import PARTS
 from grpo_trainable.generator.worker_process import WorkerProcess
-from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest, Task
+from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
 from grpo_trainable.tasks.mix import MixTask
+from grpo_trainable.tasks.reward_function import GROUND_TRUTH
 from grpo_trainable.telemetry.progress import advance
 
 logger = logging.getLogger(__name__)
@@ -58,25 +63,26 @@ class ProcessScorer:
     """Scores with a function that may hang, in `workers` parallel processes that can be killed.
 
     `reward` is `module:function` or `path/to/file.py:function`. The module or file is looked up in
-    `directory` (None: the current one) and on this process's `sys.path`. The function is
-    `f(response, ground_truth)`. It returns a number, or a dict with `reward` and optionally
-    `format_reward` and `answer_reward`. If `task` is given, `reward` names a task instead: a
+    `directory` (None: the current one) and on this process's `sys.path`. `RewardFunction` describes
+    the forms that the function may have. If `task` is given, `reward` names a task instead: a
     built-in one or a user's class. In that case, `task` contains the task's `settings` and `seed`,
     and the function is the task's method `reward`.
 
-    Each of these failures gives the response a `RewardError`: an exception, a value that is not a
-    finite number, no answer within `deadline_s`, or the death of the process. If no answer comes
-    and `unverified` is given, the response gets the result of `unverified` as its score instead,
-    because the response is at fault, not the function. A spare process, already warm, replaces a
-    process that was killed or died.
+    A call scores one response or, if the function scores groups, consecutive requests for the same
+    example. Each of these failures gives the responses of a call a `RewardError`: an exception, no
+    answer within `deadline_s` for each response, or the death of the process. A result that is not
+    a finite number is the error of its response alone. A call with an exception or such a result is
+    repeated once, which shows if the failure repeats. If no answer comes and `unverified` is given,
+    the response gets the result of `unverified` as its score instead, because the response is at
+    fault, not the function. A spare process, already warm, replaces a process that was killed or
+    died.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
     scoring are still awaited.
 
-    Requests start in order, each in the first process that is free. The choice of the process
-    depends on timing, so rewards are reproducible only if the function keeps no state between
-    calls.
+    Calls start in order, each in the first process that is free. The choice of the process depends
+    on timing, so rewards are reproducible only if the function keeps no state between calls.
     """
 
     is_inline = False
@@ -90,20 +96,24 @@ class ProcessScorer:
         directory: str | None = None,
         task: Mapping[str, Any] | None = None,
         unverified: Callable[[str], Score] | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         """Start the processes and wait until they are ready.
 
         Args:
             reward: The function or task, as described above.
-            deadline_s: Seconds after which an answer counts as missing.
+            deadline_s: Seconds for each response of a call, after which the answer counts as
+                missing.
             workers: Number of processes that score at the same time, not counting the spare.
             directory: The directory for relative paths; None: the current one.
             task: The task's `settings` and `seed`. None: `reward` names a function.
             unverified: Returns the score of a response without an answer. None: a missing answer is
                 an error.
+            weights: If `reward` is a list of functions, its reward is the sum of these weights
+                times the parts that they name. None: the sum of all functions.
 
         Raises:
-            ValueError: The function cannot be imported.
+            ValueError: The function cannot be imported, or has no accepted form.
         """
         self._start = functools.partial(_worker, reward, directory, task)
         self._deadline_s = deadline_s
@@ -114,7 +124,9 @@ class ProcessScorer:
         self._closed = False
         self._free: SimpleQueue[WorkerProcess] = SimpleQueue()
         for worker in self._processes:
-            worker.wait_until_ready()
+            ready = worker.wait_until_ready()
+            self._scores_groups: bool = ready["scores_groups"]
+            self._weights = (weights or {}) if ready["parts"] else {}
             self._free.put(worker)
         self._processes.append(self._start())
 
@@ -122,27 +134,36 @@ class ProcessScorer:
         """Return one answer for each request, in order."""
         hung: list[ScoreRequest] = []
 
-        def score_one(request: ScoreRequest) -> Score | RewardError:
+        def score_together(group: Sequence[ScoreRequest]) -> list[Score | RewardError]:
             if len(hung) >= HANGS_A_CHUNK:
-                return RewardError(
-                    f"not scored: the reward hung on {len(hung)} other responses of the same chunk"
-                )
+                why = f"the reward hung on {len(hung)} other responses of the same chunk"
+                return [RewardError(f"not scored: {why}")] * len(group)
+            deadline_s = self._deadline_s * len(group)
             try:
-                return self._ask(request)
+                return self._ask(group, deadline_s)
             except TimeoutError:
-                hung.append(request)
-                return self._without_answer(request, f"no reward within {self._deadline_s:g} s")
+                hung.extend(group)
+                return self._without_answer(group, f"no reward within {deadline_s:g} s")
             except EOFError as death:
-                hung.extend([request] * (self._unverified is not None))
-                return self._without_answer(request, f"the reward process died, {death}")
+                hung.extend(group if self._unverified is not None else [])
+                return self._without_answer(group, f"the reward process died, {death}")
             finally:
-                advance()
+                for _ in group:
+                    advance()
 
         try:
-            return list(self._threads.map(score_one, requests))
+            scored = self._threads.map(score_together, self._calls(requests))
+            return [self._weighted(answer) for answers in scored for answer in answers]
         except BaseException:
             self._stop()
             raise
+
+    def _calls(self, requests: Sequence[ScoreRequest]) -> list[list[ScoreRequest]]:
+        """Return the requests of each call."""
+        if not self._scores_groups:
+            return [[request] for request in requests]
+        groups = itertools.groupby(requests, lambda request: (request.label, request.example))
+        return [list(group) for _, group in groups]
 
     def close(self) -> None:
         """Kill all processes. Pending requests get no answer."""
@@ -159,28 +180,40 @@ class ProcessScorer:
             for worker in self._processes:
                 worker.stop()
 
-    def _ask(self, request: ScoreRequest) -> Score | RewardError:
-        """Return the answer of a free process.
+    def _weighted(self, answer: Score | RewardError) -> Score | RewardError:
+        if isinstance(answer, RewardError) or not self._weights:
+            return answer
+        parts = answer.all_parts
+        total = math.fsum(weight * parts.get(name, 0.0) for name, weight in self._weights.items())
+        return replace(answer, reward=total, answer_reward=total)
+
+    def _ask(self, group: Sequence[ScoreRequest], deadline_s: float) -> list[Score | RewardError]:
+        """Return the answers of a free process. If any of them is a failure, ask a second time.
 
         Raises:
-            TimeoutError: The answer did not come in time.
+            TimeoutError: The answers did not come in time.
             EOFError: The process died.
         """
-        message = {"response": request.response, "ground_truth": request.ground_truth}
+        message = _message(group)
         worker = self._free.get()
         try:
             if not worker.is_alive():
                 worker = self._spare_for(worker)
                 worker.wait_until_ready()
-            reply = worker.ask(message, self._deadline_s)
+            first = _answers(worker.ask(message, deadline_s))
+            if not any(map(_has_failed, first)):
+                return first
+            second = _answers(worker.ask(message, deadline_s))
         finally:
             self._free.put(worker)
-        return RewardError(reply["error"]) if "error" in reply else Score(**reply)
+        return [_confirmed(a, b) for a, b in zip(first, second, strict=True)]
 
-    def _without_answer(self, request: ScoreRequest, reason: str) -> Score | RewardError:
+    def _without_answer(
+        self, group: Sequence[ScoreRequest], reason: str
+    ) -> list[Score | RewardError]:
         if self._unverified is None or self._closed:
-            return RewardError(reason)
-        return self._unverified(request.response)
+            return [RewardError(reason)] * len(group)
+        return [self._unverified(request.response) for request in group]
 
     def _spare_for(self, ended: WorkerProcess) -> WorkerProcess:
         """Return the spare in place of a process that has ended, and start another spare.
@@ -200,6 +233,37 @@ class ProcessScorer:
                 worker = self._processes[-1] = self._start()
             self._processes.append(self._start())
         return worker
+
+
+def _message(group: Sequence[ScoreRequest]) -> dict[str, Any]:
+    """Return the fields of the `Responses` for requests that agree in everything but the text."""
+    first = group[0]
+    prompt = first.prompt
+    return {
+        "texts": [request.response for request in group],
+        "token_ids": [list(request.token_ids) for request in group],
+        "prompt": prompt if isinstance(prompt, str) else [dict(message) for message in prompt],
+        "ground_truth": first.ground_truth,
+        "columns": dict(first.columns),
+        "label": first.label,
+    }
+
+
+def _answers(replies: Sequence[Mapping[str, Any]]) -> list[Score | RewardError]:
+    return [RewardError(**own) if "message" in own else Score(**own) for own in replies]
+
+
+def _has_failed(answer: Score | RewardError) -> bool:
+    return isinstance(answer, RewardError) and answer.is_failure
+
+
+def _confirmed(first: Score | RewardError, second: Score | RewardError) -> Score | RewardError:
+    """Return the answer to a request that was made twice. A failure repeats if both are equal."""
+    if not _has_failed(first):
+        return first
+    if isinstance(second, Score) or second == first:
+        return second
+    return replace(second, repeats=False)
 
 
 class MixScorer:
@@ -270,6 +334,7 @@ def _scorer_of_one(config: GRPOConfig, task: Task) -> Scorer:
         workers=config.resources.reward_workers,
         task=made_of,
         unverified=None if own else answer_form(config.task).unverified,
+        weights=config.task.part_weights,
     )
 
 
@@ -283,25 +348,60 @@ def reward_apart(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
 
 
 def check_reward(
-    reward: str, task: Mapping[str, Any] | None = None, *, directory: str | None = None
+    reward: str,
+    task: Mapping[str, Any] | None = None,
+    *,
+    directory: str | None = None,
+    examples: Sequence[Example] = (),
+    weighted: Collection[str] = (),
 ) -> None:
-    """Check, before Ray starts, that a `ProcessScorer` can start.
+    """Check, before Ray starts, that a `ProcessScorer` can start and suits the data.
 
     This imports the function in a separate process but does not call it.
 
+    Args:
+        reward: See `ProcessScorer`.
+        task: See `ProcessScorer`.
+        directory: See `ProcessScorer`.
+        examples: Examples whose columns the function must be content with.
+        weighted: The parts of the reward that `task.reward_weights` names.
+
     Raises:
-        ValueError: The function cannot be imported. The message names `reward` and the reason.
+        ValueError: The function cannot be imported, has no accepted form, needs a column that an
+            example lacks, or is a list without a function that has a weight. The message is one
+            line that names the setting.
     """
     worker = _worker(reward, directory, task)
     try:
-        worker.wait_until_ready()
+        ready = worker.wait_until_ready()
     finally:
         worker.kill()
+    for example in examples:
+        for column in ready["columns"]:
+            if column not in example.columns:
+                raise ValueError(_lacks(_named(reward, task), column, example))
+    unknown = set(weighted) - {*ready["parts"], *PARTS} if ready["parts"] else set()
+    if unknown:
+        raise ValueError(
+            f"task.reward_weights: names {min(unknown)}, but {_named(reward, task)} lists the "
+            f"functions {', '.join(ready['parts'])}"
+        )
+
+
+def _lacks(named: str, column: str, example: Example) -> str:
+    columns = sorted({GROUND_TRUTH, *example.columns})
+    return (
+        f"{named}: needs the column {column}, which the prompts lack; they have the columns "
+        f"{', '.join(columns)}"
+    )
+
+
+def _named(reward: str, task: Mapping[str, Any] | None) -> str:
+    return f"task.{'reward' if task is None else 'name'}={reward}"
 
 
 def _worker(reward: str, directory: str | None, task: Mapping[str, Any] | None) -> WorkerProcess:
     """Start a process that computes rewards."""
-    name = f"task.{'reward' if task is None else 'name'}={reward}"
     made_of = [] if task is None else [json.dumps(task)]
     module = "grpo_trainable.generator.score_worker"
-    return WorkerProcess(name, module, [reward, *made_of], directory)
+    return WorkerProcess(_named(reward, task), module, [reward, *made_of], directory)

@@ -32,7 +32,7 @@ class Completions:
     """Completions of the states of one group, for estimating the values of these states."""
 
     states: list[tuple[int, int]]  # (index of the response, number of its tokens in the state)
-    texts: list[str]  # whole responses, `samples` for each state, in order
+    responses: list[list[int]]  # token ids of whole responses, `samples` for each state, in order
     samples: int
 
 
@@ -64,7 +64,9 @@ class Completer:
             groups: The groups.
             limits: The limits with which the responses of these groups were sampled.
         """
-        found = [Completions(states=[], texts=[], samples=self._settings.samples) for _ in groups]
+        found = [
+            Completions(states=[], responses=[], samples=self._settings.samples) for _ in groups
+        ]
         for tokens, states in sorted(self._by_tokens(groups).items()):
             rest = replace(
                 limits,
@@ -74,7 +76,7 @@ class Completer:
             requests = [self._request(groups[i], response, tokens, rest) for i, response in states]
             for (i, response), sampled in zip(states, self._sample(requests), strict=True):
                 found[i].states.append((response, tokens))
-                found[i].texts.extend(self._texts(groups[i], response, tokens, sampled))
+                found[i].responses.extend(_completed(groups[i], response, tokens, sampled))
         return found
 
     def _by_tokens(self, groups: Sequence[RolloutGroup]) -> dict[int, list[tuple[int, int]]]:
@@ -134,14 +136,6 @@ class Completer:
             state=StateOf(response=response, tokens=tokens),
         )
 
-    def _texts(
-        self, group: RolloutGroup, response: int, tokens: int, sampled: RolloutGroup
-    ) -> Iterator[str]:
-        """Yield whole responses: the tokens of the state, followed by those of each completion."""
-        prefix = _sampled(group, response)[:tokens]
-        for row in range(len(sampled.response_ids)):
-            yield self._decode([*prefix, *_sampled(sampled, row)])
-
 
 def state_values(group: RolloutGroup, completions: Completions, rewards: Sequence[float]) -> Tensor:
     """Return each state's value at the token after the state, (G, R) float32; NaN elsewhere.
@@ -149,7 +143,7 @@ def state_values(group: RolloutGroup, completions: Completions, rewards: Sequenc
     Args:
         group: The group.
         completions: Completions of the group's states.
-        rewards: The rewards of `completions.texts`.
+        rewards: The rewards of `completions.responses`.
     """
     values = torch.full(group.response_mask.shape, torch.nan)
     means = torch.tensor(rewards, dtype=torch.float64).view(-1, completions.samples).mean(dim=1)
@@ -161,6 +155,15 @@ def state_values(group: RolloutGroup, completions: Completions, rewards: Sequenc
             place = group.response_mask[response].nonzero()[tokens]
             values[response, place] = mean
     return values
+
+
+def _completed(
+    group: RolloutGroup, response: int, tokens: int, sampled: RolloutGroup
+) -> Iterator[list[int]]:
+    """Yield whole responses: the tokens of the state, followed by those of each completion."""
+    prefix = _sampled(group, response)[:tokens]
+    for row in range(len(sampled.response_ids)):
+        yield [*prefix, *_sampled(sampled, row)]
 
 
 def _sampled(group: RolloutGroup, response: int) -> list[int]:

@@ -79,8 +79,8 @@ class WorkerProcess:
         self._unread = b""
         self._killed = self._stopped = False
 
-    def wait_until_ready(self) -> None:
-        """Wait until the process is ready for requests.
+    def wait_until_ready(self) -> dict[str, Any]:
+        """Wait until the process is ready for requests, and return its first message.
 
         Raises:
             ValueError: The process cannot start. The message is the process's own error, or names
@@ -94,12 +94,12 @@ class WorkerProcess:
             reason = f"importing it ended the process, {death}"
         else:
             if "error" not in reply:
-                return
+                return reply
             self.kill()
             raise ValueError(reply["error"])
         raise ValueError(f"{self._name}: {reason}")
 
-    def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], deadline_s: float) -> Any:
         """Send a message, and return the reply.
 
         Raises:
@@ -163,7 +163,7 @@ class WorkerProcess:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def _converse(self, data: bytes, deadline_s: float) -> dict[str, Any]:
+    def _converse(self, data: bytes, deadline_s: float) -> Any:
         """Send `data` and return the next reply."""
         deadline = time.monotonic() + deadline_s
         try:
@@ -183,7 +183,7 @@ class WorkerProcess:
             except BrokenPipeError:
                 raise EOFError(self._cause_of_death()) from None
 
-    def _receive(self, deadline: float) -> dict[str, Any]:
+    def _receive(self, deadline: float) -> Any:
         while b"\n" not in self._unread:
             self._wait(self._stdout, select.POLLIN, deadline)
             chunk = os.read(self._stdout.fileno(), 65536)

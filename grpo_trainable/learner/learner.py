@@ -113,7 +113,7 @@ class Learner:
         policy = model.to(device)
         self._end_ids = tokenizer.end_ids_with(config.rollout.stop)
         self._log_probs = LogProbs(config, self._end_ids, ranks)
-        untrained = policy.without_adapters()
+        untrained = policy.untrained()
         reference_checksum = checksum((untrained or policy).weights())
         self.policy = ranks.divide(policy)
         here = config.reference_role == "learner"

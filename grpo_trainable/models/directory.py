@@ -14,11 +14,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from grpo_trainable.models.hf import directory as hf_directory
+from grpo_trainable.models.hf.adapter import check_adapter
 from grpo_trainable.models.hf.directory import (
     local_directory,
     refuse_unknown_targets,
 )
-from grpo_trainable.models.hf.json_files import is_hugging_face
+from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, is_hugging_face
 from grpo_trainable.models.model_config import (
     PRESETS,
     ModelConfig,
@@ -93,7 +94,9 @@ def read_config(directory: str | Path) -> ModelConfig:
     try:
         return ModelConfig(**json.loads(config_file.read_text()))
     except OSError as error:
-        raise ValueError(f"{directory}: no policy here (cannot read config.json)") from error
+        adapters = (Path(directory) / ADAPTER_CONFIG).is_file()
+        what = "LoRA adapters, not a whole policy" if adapters else "no policy"
+        raise ValueError(f"{directory}: {what} here (cannot read config.json)") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"{config_file}: not the config of a policy ({error})") from error
 
@@ -126,13 +129,23 @@ def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
             refuse_unknown_targets(model.lora_targets, shapes)
         except ValueError as error:
             raise ValueError(f"{directory}: {error}") from None
+        if model.adapter is not None:
+            check_adapter(Path(model.adapter), model.lora_rank, model.lora_targets, shapes)
     return policy_shape(model), hf_directory.read_tokenizer(directory)
 
 
 def policy_directory(model: PolicySettings) -> Path | None:
     """Return the directory of the policy, or None if its weights are drawn at random."""
     if model.path is not None:
-        return local_directory(model.path)
+        try:
+            return local_directory(model.path)
+        except hf_directory.NotOnTheHub as error:
+            if model.adapter is None:
+                raise
+            raise hf_directory.NotOnTheHub(
+                f"{error}; to use a copy of this model, which the adapters belong to, set "
+                f"model.path to its directory, and model.adapter={model.adapter}"
+            ) from error
     return None if model.env is not None else SHIPPED.get(model.preset)
 
 

@@ -56,7 +56,7 @@ class NamedWeights(nn.Module, ABC):
         """Return the names of the tensors in `weights` that training never changes."""
         return [name for name, tensor in self.weights().items() if not tensor.requires_grad]
 
-    def without_adapters(self) -> NamedWeights | None:
+    def untrained(self) -> NamedWeights | None:
         """Return the policy before any training, or None if training overwrites it.
 
         The returned policy shares the memory of this one.

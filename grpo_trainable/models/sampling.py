@@ -52,17 +52,34 @@ def _philox(
     return np.random.Philox(counter=counter, key=np.array([seed, key], dtype=np.uint64))
 
 
-def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def draw_tokens(
+    logits: Tensor, uniform: Tensor, temperature: float, top_p: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
     `logits` are overwritten. At temperature 0, each token is the most likely one (the first in case
     of a tie), and `uniform` (B,) is ignored. Log-probs are then computed at temperature 1, because
-    they would all be 0 at temperature 0.
+    they would all be 0 at temperature 0. With `top_p` below 1, tokens are drawn from the nucleus,
+    and log-probs are those within the nucleus.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
         return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
-    return sample_tokens(logits.div_(temperature), uniform)
+    logits = logits.div_(temperature)
+    if top_p < 1:
+        _keep_nucleus(logits, top_p)
+    return sample_tokens(logits, uniform)
+
+
+def _keep_nucleus(logits: Tensor, top_p: float) -> None:
+    """Set `logits` (B, V) outside the nucleus to -inf, in place.
+
+    The nucleus is the smallest set of most likely tokens whose probabilities add up to at least
+    `top_p` (Holtzman et al., arXiv 1904.09751). The first of equally likely tokens enters first.
+    """
+    probs, order = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    outside = probs.cumsum(dim=-1) - probs >= top_p
+    logits.masked_fill_(torch.zeros_like(outside).scatter_(1, order, outside), -torch.inf)
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,6 +52,11 @@ class PolicySettings(Protocol):
         ...
 
     @property
+    def adapter(self) -> str | None:
+        """Directory of the adapters to start from; None to start without."""
+        ...
+
+    @property
     def lora_rank(self) -> int | None:
         """Rank of the adapters; None without adapters."""
         ...

@@ -22,6 +22,7 @@ from grpo_trainable.models.directory import (
     refuse_settings_of_hugging_face,
 )
 from grpo_trainable.models.hf import directory as hf_directory
+from grpo_trainable.models.hf.adapter import load_adapter
 from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
@@ -84,10 +85,14 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
 def build_any_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
     """Build the policy that `config.model` names: a language model, or a policy for `model.env`.
 
+    Adapters to start from stay separate from the model, because merging would round them.
+
     Raises:
         ValueError: For the same reasons as in `build_policy`, or the environment is unavailable.
     """
-    return build_policy(model, seed) if model.env is None else _build_acting(model, seed)
+    if model.env is not None:
+        return _build_acting(model, seed)
+    return build_policy(model, seed) if model.adapter is None else _adapted(model, seed, apart=True)
 
 
 def _build_acting(model: PolicySettings, seed: int) -> tuple[ActingPolicy, Tokenizer]:
@@ -99,12 +104,26 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
 
     The weights are read from a directory, or from a shipped policy if the preset has one. Otherwise
     the weights are drawn from `seed`, and the tokenizer is that of the shipped story policy.
-    Engines and the reference use this policy.
+    Adapters to start from are merged into the weights. Engines and the reference use this policy.
 
     Raises:
         ValueError: The directory cannot be used. The message is one line that begins with the
             directory.
     """
+    policy, tokenizer = _without_adapters(model, seed)
+    if model.adapter is not None:
+        from grpo_trainable.models.hf.lora import merge
+        from grpo_trainable.models.hf.policy import HFPolicy
+
+        assert isinstance(policy, HFPolicy), "other policies have no adapters"
+        assert model.lora_rank is not None
+        assert model.lora_alpha is not None
+        scale = model.lora_alpha / model.lora_rank
+        merge(policy, load_adapter(Path(model.adapter)), scale)
+    return policy, tokenizer
+
+
+def _without_adapters(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     policy, tokenizer = _unpacked(model, seed)
     if model.packing:
         try:
@@ -184,7 +203,7 @@ def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:
 
 
 def _adapted(model: PolicySettings, seed: int, *, apart: bool) -> tuple[LoraPolicy, Tokenizer]:
-    policy, tokenizer = build_policy(model, seed)
+    policy, tokenizer = _without_adapters(model, seed)
     hf_directory.refuse_missing_library(str(model.path), "peft")
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
@@ -198,6 +217,7 @@ def _adapted(model: PolicySettings, seed: int, *, apart: bool) -> tuple[LoraPoli
             alpha=model.lora_alpha,
             targets=model.lora_targets,
             seed=seed,
+            start=None if model.adapter is None else load_adapter(Path(model.adapter)),
             apart=apart,
         )
     except ValueError as error:

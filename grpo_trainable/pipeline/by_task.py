@@ -50,8 +50,9 @@ class ByTask:
             of_round = rollout_metrics(own, learner_round)
             row |= {f"task/{label}/{name}": of_round[whole] for name, whole in OF_A_ROUND.items()}
             for name in ("format_mean", "answer_mean"):
-                values = [getattr(group, name) for group in own]
-                row[f"task/{label}/{name}"] = math.fsum(values) / len(own)
+                means = [mean for group in own if (mean := getattr(group, name)) is not None]
+                if means:
+                    row[f"task/{label}/{name}"] = math.fsum(means) / len(means)
         return row
 
     def held_out(

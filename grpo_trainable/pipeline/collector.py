@@ -156,8 +156,9 @@ class Collector:
         groups = sum(len(batch.accepted) for batch in short)
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
-            f"only {groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts "
-            "were drawn, but each of the others had equal rewards or a failed reward "
+            f"{plural(drawn, 'prompt')} gave only {groups} of "
+            f"{plural(len(short) * rollout.prompts, 'group')} to train on: each of the other "
+            "prompts had equal rewards or a failed reward "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 

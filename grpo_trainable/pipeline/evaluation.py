@@ -9,9 +9,13 @@ from typing import ClassVar
 
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.pipeline.by_task import ByTask
-from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors, what_scores
-from grpo_trainable.protocol.calls import ActorFailed
-from grpo_trainable.protocol.messages import Scored
+from grpo_trainable.pipeline.reward_errors import (
+    JUDGED_PROMPTS,
+    error_for,
+    refuse_reward_errors,
+    what_scores,
+)
+from grpo_trainable.protocol.messages import FailedPrompt, Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.text import plural
 
@@ -48,9 +52,10 @@ class HeldOut:
 
 
 def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
-    """Return all held-out prompts in chunks of at most `responses` responses.
+    """Return all held-out prompts in chunks of at most `responses` responses, or of one prompt.
 
-    By default, `responses` is the number of responses in the largest training chunk.
+    The responses to one prompt are sampled together, even if there are more than `responses` of
+    them. By default, `responses` is the number of responses in the largest training chunk.
     """
     if responses is None:
         responses = schedule.chunk_responses(config)
@@ -92,19 +97,21 @@ def held_out_rewards(
         round=round_,
         unscored=len(failed),
         tasks=by_task.held_out(
-            groups, [index for index, _ in failed], {} if before is None else before.tasks
+            groups,
+            [prompt.prompt_index for prompt in failed],
+            {} if before is None else before.tasks,
         ),
     )
     return evaluation, HeldOut(round=round_, groups=groups), notes
 
 
-def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[tuple[int, str]]) -> list[str]:
+def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[FailedPrompt]) -> list[str]:
     """Return a note if prompts could not be scored.
 
     Args:
         config: The trial's settings.
         errors: Number of responses on which the reward failed.
-        failed: The prompts that could not be scored, each with the reason.
+        failed: The prompts that could not be scored.
     """
     if not failed:
         return []
@@ -114,15 +121,15 @@ def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[tuple[int, 
     told += plural(responses, "held-out response")
     judged = max(prompts, JUDGED_PROMPTS) * config.eval.samples
     refuse_reward_errors(config, told, errors, judged, failed)
-    index, reason = failed[0]
+    example = f"prompt {failed[0].prompt_index}: {failed[0].reason}"
     if len(failed) == prompts:
-        raise ActorFailed(
-            f"{told}, at least once for each prompt, so nothing could be scored; prompt {index}: "
-            f"{reason}"
+        happened = told if errors else f"eval: {what_scores(config)} returned None"
+        raise error_for(failed)(
+            f"{happened}, at least once for each prompt, so nothing could be scored; {example}"
         )
     return [
-        f"{len(failed)} of {prompts} held-out prompts could not be scored; "
-        f"reward/eval_mean is the mean of the others (prompt {index}: {reason})"
+        f"{len(failed)} of {plural(prompts, 'held-out prompt')} could not be scored; "
+        f"reward/eval_mean is the mean of the others ({example})"
     ]
 
 
@@ -130,7 +137,5 @@ def _unverified(config: GRPOConfig, responses: int) -> list[str]:
     """Return a note if answers to held-out prompts could not be verified."""
     if not responses:
         return []
-    return [
-        f"{responses} of {config.eval.prompts * config.eval.samples} held-out responses could not "
-        "be verified and count as wrong"
-    ]
+    asked = plural(config.eval.prompts * config.eval.samples, "held-out response")
+    return [f"{responses} of {asked} could not be verified and count as wrong"]

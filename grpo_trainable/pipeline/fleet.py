@@ -14,6 +14,7 @@ from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost
 from grpo_trainable.protocol.messages import Deposited, Loaded, Published, Sampled, Scored
 from grpo_trainable.protocol.rollout import Request
 from grpo_trainable.protocol.versions import StalenessGate, Sync
+from grpo_trainable.text import plural
 
 # Maximum number of chunks per generator that are submitted and not yet scored. While one chunk is
 # sampled, another waits or is scored, so the generator is never idle. A third chunk would only be
@@ -372,7 +373,8 @@ class Fleet:
 
     @property
     def _generators_left(self) -> str:
-        return f"{len(self.generators)} of {len(self.generators) + len(self.absent)} generators"
+        wanted = len(self.generators) + len(self.absent)
+        return f"{len(self.generators)} of {plural(wanted, 'generator')}"
 
     def _join(self, generator: FleetGenerator, patience_s: float) -> bool:
         """Start an actor for a generator, and have the actor load the newest weights.

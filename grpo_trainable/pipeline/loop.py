@@ -45,13 +45,18 @@ from grpo_trainable.pipeline.report import (
     time_metrics,
     update_metrics,
 )
-from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
+from grpo_trainable.pipeline.rollout_metrics import (
+    info_means,
+    interrupted_fraction,
+    rollout_metrics,
+)
 from grpo_trainable.pipeline.sampling_settings import is_same_sampling, sampling_settings
 from grpo_trainable.pipeline.standstill import Standstill
 from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost, Runtime
 from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
+from grpo_trainable.telemetry.metrics import info_metrics
 from grpo_trainable.telemetry.timers import now
 from grpo_trainable.text import plural
 
@@ -116,6 +121,7 @@ class Pipeline:
         self._updated: dict[Actor, Updated] = {}  # the learners' answers in this round
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
+        self._info_names: set[str] = set()  # numbers that environments have reported in `info`
         # While rollouts are collected: the checkpoint of the last finished round.
         self._last_finished: Checkpoint | None = None
 
@@ -217,7 +223,8 @@ class Pipeline:
         row = {**rollout_metrics(groups, round_), "version/gap_max": gap}
         if self.config.rollout.overlong == "interrupt":
             row["response/interrupted_fraction"] = interrupted_fraction(groups)
-        return row
+        self._info_names.update(*(group.info or () for group in groups))
+        return row | info_metrics(info_means(groups, sorted(self._info_names)))
 
     def _drifted(self, updated: Updated) -> bool:
         """Return True if the policy is so far from the reference that the trial must end."""
@@ -429,6 +436,7 @@ class Pipeline:
             "learner_round": self.gate.learner_round,
             "stopped": self._stopped,
             "rounds_without_signal": self._standstill.rounds,
+            "info_names": sorted(self._info_names),
             "evaluation": None if self.evaluation is None else vars(self.evaluation).copy(),
         }
 
@@ -449,6 +457,8 @@ class Pipeline:
         self.gate.learner_round = state["learner_round"]
         self._stopped = state["stopped"]
         self._standstill.rounds = state["rounds_without_signal"]
+        # Checkpoints of earlier versions lack this key.
+        self._info_names = set(state.get("info_names", ()))
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
         same_sampling = is_same_sampling(state["work"], sampling_settings(self.config))

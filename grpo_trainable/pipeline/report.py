@@ -11,7 +11,7 @@ from grpo_trainable.protocol.calls import OutOfBand
 from grpo_trainable.protocol.messages import GradientStep, Loaded, Updated
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import Sync, VersionChange
-from grpo_trainable.telemetry.metrics import ActorSpan, stage_seconds
+from grpo_trainable.telemetry.metrics import ActorSpan, stage_fractions, stage_seconds
 from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 
@@ -214,8 +214,10 @@ def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str
     }
     if groups:
         row |= _step_metrics(updated.steps)
-        row["reward/format_mean"] = _mean([group.format_mean for group in groups])
         row["reward/answer_mean"] = _mean([group.answer_mean for group in groups])
+        formats = [mean for group in groups if (mean := group.format_mean) is not None]
+        if formats:
+            row["reward/format_mean"] = _mean(formats)
     if updated.reference_nll_nats is not None:
         row["response/reference_nll_nats"] = updated.reference_nll_nats
     if updated.sampler_mismatch_nats is not None:
@@ -267,7 +269,7 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
 def time_metrics(
     spans: Sequence[ActorSpan], sync_bytes: int, start: float, end: float
 ) -> dict[str, float]:
-    """Return the seconds of each stage of a round, and the size and speed of its transfers.
+    """Return seconds and shares of each stage of a round, and the size and speed of transfers.
 
     Args:
         spans: The spans of all actors.
@@ -279,6 +281,7 @@ def time_metrics(
     row = stage_seconds(spans)
     row["time/step_s"] = end - start
     row["time/other_s"] = end - start - covered_seconds(busy, start, end)
+    row |= stage_fractions(row)
     row["sync/bytes"] = float(sync_bytes)
     row["sync/gb_per_s"] = sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
     return row

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.protocol.calls import ActorFailed
+from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
+from grpo_trainable.protocol.messages import FailedPrompt
 
 # Minimum number of prompts for judging the share of failed rewards. A few failures among few
 # responses say little about the error rate.
@@ -19,7 +20,7 @@ def what_scores(config: GRPOConfig) -> str:
 
 
 def refuse_reward_errors(
-    config: GRPOConfig, told: str, errors: int, responses: int, failed: Sequence[tuple[int, str]]
+    config: GRPOConfig, told: str, errors: int, responses: int, failed: Sequence[FailedPrompt]
 ) -> None:
     """End the trial if more rewards failed than its task allows.
 
@@ -29,12 +30,14 @@ def refuse_reward_errors(
         errors: Number of responses on which the reward function failed.
         responses: Number of responses that `errors` is divided by, at least as many as there are
             responses to `JUDGED_PROMPTS` prompts.
-        failed: Prompts that failed since the last check, each with the reason.
+        failed: Prompts without rewards since the last check.
 
     Raises:
         ActorFailed: The limit is exceeded. The message names the limit and the first failed prompt.
+            The error is `FailsAgain` if a retry would not help.
     """
     task = config.task
+    failed = [prompt for prompt in failed if prompt.is_failure]
     if not failed:
         return
     if task.strict:
@@ -43,5 +46,11 @@ def refuse_reward_errors(
         limit = f"task.max_error_rate={task.max_error_rate:g}"
     else:
         return
-    index, reason = failed[0]
-    raise ActorFailed(f"{told} ({limit}); for example on prompt {index}: {reason}")
+    example = f"for example on prompt {failed[0].prompt_index}: {failed[0].reason}"
+    raise error_for(failed)(f"{told} ({limit}); {example}")
+
+
+def error_for(failed: Sequence[FailedPrompt]) -> type[ActorFailed]:
+    """Return the class of the error with which a trial ends because of these prompts."""
+    again = all(prompt.repeats or not prompt.is_failure for prompt in failed)
+    return FailsAgain if again else ActorFailed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -53,6 +54,16 @@ def repeated_fraction(groups: Sequence[RolloutGroup]) -> float:
     ]
     shares = [1 - len(set(own)) / len(own) for own in runs if own]
     return statistics.fmean(shares) if shares else 0.0
+
+
+def info_means(groups: Sequence[RolloutGroup], names: Iterable[str]) -> dict[str, float]:
+    """Return the means, over all episodes, of the named numbers in the environments' `info`.
+
+    A number that an episode lacks counts as 0, because the numbers of an episode are sums.
+    """
+    infos = [group.info or {} for group in groups]
+    # fsum is exact, so the order of the groups does not matter.
+    return {name: math.fsum(i.get(name, 0.0) for i in infos) / len(infos) for name in names}
 
 
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:

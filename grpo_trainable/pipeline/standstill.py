@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.telemetry.metrics import without_signal
+from grpo_trainable.telemetry.metrics import PATIENCE, without_signal
 from grpo_trainable.text import plural
-
-PATIENCE = 4  # consecutive rounds without signal before the warning
 
 
 class Standstill:

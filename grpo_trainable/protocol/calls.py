@@ -17,6 +17,10 @@ class ActorFailed(RuntimeError):
     """
 
 
+class FailsAgain(ActorFailed):
+    """A failure that a retry of the trial would only repeat."""
+
+
 class ActorLost(ActorFailed):
     """The actor died or stayed silent, or weights did not reach it.
 

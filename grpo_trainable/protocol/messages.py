@@ -6,7 +6,7 @@ The pipeline learns about actors only from these answers. Points in time are in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -50,12 +50,21 @@ class Sampled:
     spans: list[Span]
 
 
+class FailedPrompt(NamedTuple):
+    """A prompt that cannot be trained on, because a response to it has no reward."""
+
+    prompt_index: int
+    reason: str
+    repeats: bool = False  # True: the reward function would fail again in the same way
+    is_failure: bool = True  # False: the reward function gave no reward on purpose
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     """The results of several requests, in the order of the requests."""
 
     groups: list[RolloutGroup]  # scored
-    failed: list[tuple[int, str]]  # (prompt index, reason) where the reward function failed
+    failed: list[FailedPrompt]  # prompts of which a response has no reward
     reward_errors: int  # number of responses on which the reward function failed
     unverified: int  # number of responses counted as wrong because they could not be judged
     loaded: list[Loaded]  # see `Sampled`

@@ -6,6 +6,7 @@ number of tokens in the longest prompt + response of a batch, minus 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +40,8 @@ class SamplingLimits:
     """Settings that define how a response is sampled and when it ends.
 
     Temperature 1 samples from the model's own distribution. Temperature 0 selects the most likely
-    token, but log-probs are still those of temperature 1.
+    token, but log-probs are still those of temperature 1. `top_p` below 1, which only evaluations
+    use, samples from the most likely tokens whose probabilities add up to `top_p`.
 
     A response is finished after the first token that is one of `end_ids` or completes one of
     `stop_strings` in the text. Otherwise the response is cut off after `max_new_tokens`. A response
@@ -50,6 +52,7 @@ class SamplingLimits:
     min_new_tokens: int
     max_new_tokens: int
     temperature: float
+    top_p: float = 1.0
     end_ids: tuple[int, ...]  # these include the tokenizer's end ids
     stop_strings: tuple[str, ...] = ()  # a stop string stays in the text of the response
     interruption: Interruption | None = None  # inserted tokens count towards `max_new_tokens`
@@ -122,8 +125,8 @@ class RolloutGroup:
     # (G, K) float32: the reward parts that `task.reward_weights` names, in the order of that
     # setting. None if `task.reward_weights` is not set.
     reward_parts: Tensor | None = None
-    # (G,) float64 each: the two parts of the reward that every task reports, unchanged. None until
-    # the scorer has set them.
+    # (G,) float64 each: two parts of the reward, unchanged. The format reward is NaN if the reward
+    # does not judge the format. None until the scorer has set them.
     format_rewards: Tensor | None = None
     answer_rewards: Tensor | None = None
     # (G, R) float32: the value of the state before each token, estimated from completions of that
@@ -132,6 +135,9 @@ class RolloutGroup:
     # (G, R) float32: in an episode, the reward of each action, at the action's last token; NaN at
     # all other tokens. None if responses are not episodes.
     turn_rewards: Tensor | None = None
+    # In episodes, the numbers that the environment reports in `info`: summed over the turns of an
+    # episode, and averaged over the G episodes. None if responses are not episodes.
+    info: dict[str, float] | None = None
     # For a control policy: the observation before each action, (G, R, …), and the continuous
     # actions before tanh, (G, R, A) float32. Discrete actions are in response_ids. Both are None
     # for text.
@@ -194,9 +200,10 @@ class RolloutGroup:
         return extents(self.response_mask)
 
     @property
-    def format_mean(self) -> float:
-        """Mean format reward of a scored group."""
-        return _mean(self.format_rewards)
+    def format_mean(self) -> float | None:
+        """Mean format reward of a scored group. None if a reward does not judge the format."""
+        mean = _mean(self.format_rewards)
+        return None if math.isnan(mean) else mean
 
     @property
     def answer_mean(self) -> float:

@@ -1,7 +1,6 @@
 """Details of a round that are not metrics, as plain columns that callbacks write to files.
 
-The Trainable sends the details to the driver in a result row, under the key `DETAILS`. The last
-callback that needs the details removes them from the row.
+The Trainable sends the details to the driver together with the round's row of metrics (`Row`).
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ from grpo_trainable.telemetry.metrics import KL_TO, ActorSpan
 if TYPE_CHECKING:  # callbacks use only the columns, so they need no torch
     from grpo_trainable.protocol.messages import Updated
     from grpo_trainable.protocol.rollout import RolloutGroup
-
-DETAILS = "details"
 
 Columns = dict[str, list[Any]]  # name -> one value for each response or gradient step
 
@@ -133,9 +131,32 @@ class RoundDetails:
     # Number of response tokens in each bin of metrics.RATIO_EDGES, over all gradient steps.
     ratio_counts: list[int]
 
-    def __repr__(self) -> str:
-        # Loggers that do not know about details print this text, and Tune formats it in every row.
-        return f"details of round {self.round}: see callbacks.grpo_callbacks"
+
+class Row(dict[str, Any]):
+    """The row of a round, together with the details of the round.
+
+    The details are an attribute, not an entry. So Tune's schedulers and loggers, and callbacks of
+    a user, see only plain entries. A copy of a row is a plain dictionary without details.
+    """
+
+    details: RoundDetails | None = None
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any], details: RoundDetails | None) -> Row:
+        """Return a row with these entries and details."""
+        row = cls(entries)
+        row.details = details
+        return row
+
+    __copy__ = dict.copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return deepcopy(dict(self), memo)
+
+
+def details_of(row: Mapping[str, Any]) -> RoundDetails | None:
+    """Return the details of a row, or None if it has none."""
+    return row.details if isinstance(row, Row) else None
 
 
 # Example -> the text of its prompt, its task in the mix (None without a mix), and its true answer
@@ -225,7 +246,7 @@ def _response_rows(
             "response": _said(group, g, ids, decode),
             "ground_truth": answer,
             "reward": rewards[g],
-            "format_reward": formats[g],
+            "format_reward": None if math.isnan(formats[g]) else formats[g],
             "answer_reward": answers[g],
             "finished": finished[g],
             "tokens": sampled[g],

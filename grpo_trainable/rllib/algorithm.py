@@ -25,12 +25,14 @@ from ray.tune import Checkpoint, PlacementGroupFactory
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
-from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, resources, shown
+from grpo_trainable.cluster.tune_trials import requested
+from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, shown
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.storage.checkpointing import CheckpointError
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION
+from grpo_trainable.telemetry.metrics import is_info_metric
 from grpo_trainable.trial import Trial, resolved
 
 NAME = "GRPO-RLlib"
@@ -115,12 +117,17 @@ class GRPO(Algorithm):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Request a bundle for the process of the algorithm, and one for each actor."""
-        given = cls.get_default_config().update_from_dict(config)
-        trial = GRPOConfig.from_dict(trial_data(given))
-        return PlacementGroupFactory(
-            resources.bundles(trial), strategy=resources.placement_strategy(trial)
-        )
+        """Request a bundle for the process of the algorithm, and one for each actor.
+
+        If the config is invalid, request only the first of these bundles. The trial then fails when
+        it starts.
+        """
+
+        def settings() -> GRPOConfig:
+            given = cls.get_default_config().update_from_dict(config)
+            return GRPOConfig.from_dict(trial_data(given))
+
+        return requested(settings)
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Start the trial, and call the callbacks' `on_algorithm_init`."""
@@ -298,7 +305,8 @@ def _results(report: RoundReport) -> dict[str, Any]:
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
     nested: dict[str, Any] = {"done": report.last}
     for name, value in {**row, **named}.items():
-        *areas, leaf = name.split("/")
+        # The name of a number in the `info` of environments may contain any character.
+        *areas, leaf = name.split("/", 1 if is_info_metric(name) else -1)
         inner = nested
         for area in areas:
             inner = inner.setdefault(area, {})

@@ -12,6 +12,7 @@ from ray.rllib.utils import force_list
 from grpo_trainable.config import (
     ConfigError,
     GRPOConfig,
+    expand_set,
     flatten,
     set_dotted,
     shown,
@@ -79,7 +80,7 @@ def trial_data(config: Any) -> dict[str, Any]:
         ConfigError: A setting is invalid, or `grpo` contains a setting that has a name in RLlib.
             The message is one line.
     """
-    given = flatten(config.grpo)
+    given = flatten(expand_set(config.grpo))
     for key, way in IN_RLLIBS_WAY.items():
         if key in given:
             raise ConfigError(f"grpo: {key} cannot be set here; use {way}")

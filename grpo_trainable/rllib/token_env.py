@@ -15,7 +15,6 @@ from grpo_trainable.config import ConfigError, GRPOConfig, flatten
 from grpo_trainable.generator.scorer import Scorer, make_scorer
 from grpo_trainable.models.directory import policy_shape, policy_tokenizer
 from grpo_trainable.models.stop_strings import StopStrings, stops_of
-from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import SamplingLimits
 from grpo_trainable.rllib.module import NO_TOKEN, token_spaces
 from grpo_trainable.tasks import RewardError
@@ -32,7 +31,6 @@ PROMPTS = 1 << 20  # an episode draws its prompt from the first PROMPTS of the t
 class World:
     """Objects that all environments with the same settings share in a process."""
 
-    tokenizer: Tokenizer
     prompts: Prompts
     scorer: Scorer
     stops: StopStrings | None
@@ -116,8 +114,7 @@ class TokenEnv(gymnasium.Env):
         )
 
     def _reward(self) -> float:
-        response = self._world.tokenizer.decode(self._response)
-        request = self._world.prompts.score_request("train", self._index, response)
+        request = self._world.prompts.score_request("train", self._index, self._response)
         (score,) = self._world.scorer.score([request])
         if isinstance(score, RewardError):
             raise RuntimeError(f"the reward failed on prompt {self._index}: {score.message}")
@@ -139,7 +136,6 @@ def _world(settings: GRPOConfig) -> World:
     limits = prompts.request("train", 0).limits
     vocab_size = policy_shape(settings.model).vocab_size
     return World(
-        tokenizer=tokenizer,
         prompts=prompts,
         scorer=make_scorer(settings, task),
         stops=stops_of(limits.stop_strings, tokenizer, vocab_size, torch.device("cpu")),

@@ -17,6 +17,7 @@ from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.protocol.messages import (
     Deposited,
     Drift,
+    FailedPrompt,
     GradientStep,
     LearnerState,
     Loaded,
@@ -228,7 +229,7 @@ class VirtualGenerator:
         groups, failed = [], []
         for request in requests:
             if self._reward_fails(stream, request.prompt_index):
-                failed.append((request.prompt_index, "KeyError: 'apple'"))
+                failed.append(FailedPrompt(request.prompt_index, "KeyError: 'apple'"))
                 continue
             rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
             # Held-out rewards differ widely in magnitude, so a float sum depends on their order.
@@ -297,11 +298,6 @@ class TrainingCall:
     group_rounds: tuple[tuple[int, ...], ...]
     group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
-
-    @property
-    def all_prompt_indices(self) -> list[int]:
-        """Prompt indices of all rollout batches."""
-        return [index for batch in self.prompt_indices for index in batch]
 
 
 class VirtualLearner:

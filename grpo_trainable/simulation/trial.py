@@ -57,21 +57,6 @@ class VirtualTrial:
         self.pipeline.send_first_weights()
         return [self.pipeline.run_round() for _ in range(rounds)]
 
-    def used_after_release(self) -> list[GeneratorCall]:
-        """Return the calls that still used weights after the learner had released them."""
-        return [
-            call
-            for call in self.generated
-            if any(call.weights_round < before and at < call.end for at, before in self.releases)
-            and not any(
-                name == call.actor and call.start < at < call.end for name, at in self.runtime.kills
-            )
-        ]
-
-    def of_stream(self, stream: str) -> list[GeneratorCall]:
-        """Return the generator calls of a stream: "train", "eval" or "load"."""
-        return [call for call in self.generated if call.stream == stream]
-
 
 def virtual_trial(
     config: GRPOConfig,

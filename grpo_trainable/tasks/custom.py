@@ -29,6 +29,7 @@ from grpo_trainable.config import (
 from grpo_trainable.plugins import PluginError, load, one_line
 from grpo_trainable.tasks.messages import mistake_in_prompt
 from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
+from grpo_trainable.text import plural
 
 COMMON = checks_of(CommonTaskSettings, "task.")
 
@@ -169,7 +170,7 @@ class CustomTask:
         with self._blamed(call):
             examples = list(self._task.eval_examples(count))
         if len(examples) != count:
-            raise self._error(f"{call} gave {len(examples)} examples")
+            raise self._error(f"{call} gave {plural(len(examples), 'example')}")
         return [self._checked(call, example) for example in examples]
 
     @property
@@ -213,6 +214,8 @@ class CustomTask:
             raise self._error(f"{call} gave an example whose prompt {mistake}")
         with self._blamed(f"{call} gave a ground_truth that is not JSON"):
             json.dumps(example.ground_truth, allow_nan=False)
+        with self._blamed(f"{call} gave columns that are not a dict of JSON values"):
+            json.dumps(dict(example.columns), allow_nan=False)
         return example
 
     @contextlib.contextmanager

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
 from grpo_trainable.models.directory import policy_files
+from grpo_trainable.models.hf.adapter import adapter_files
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.tasks.math import problem_files
+from grpo_trainable.tasks.row_files import data_files
 from grpo_trainable.tasks.templates import TEMPLATES
 
 ASSETS = NOUNS_FILE.parent
@@ -72,19 +74,22 @@ def _task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
 def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
     for name, path in policy_files(config.model).items():
         yield f"model.path/{name}", path
+    if config.model.adapter is not None:
+        for name, path in adapter_files(Path(config.model.adapter)).items():
+            yield f"model.adapter/{name}", path
 
 
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
-    if task.train_file is None and task.eval_file is None:
+    if task.train_file is None:
         yield "task.keywords_file", task.keywords_file or NOUNS_FILE
-    for key, path in (("task.train_file", task.train_file), ("task.eval_file", task.eval_file)):
+    for key, path in (("train_file", task.train_file), ("eval_file", task.eval_file)):
         if path is not None:
-            yield key, path
+            yield from data_files(key, path).items()
 
 
 def _math_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     for key, path in problem_files(task).items():
-        yield f"task.{key}", path
+        yield from data_files(key, path).items()
     yield from _template_file(task)
 
 

@@ -6,14 +6,21 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.messages import is_text, mistake_in_prompt
-from grpo_trainable.tasks.order import permutation
-from grpo_trainable.tasks.prompt_files import hash_fraction, numbered_lines, split_files
+from grpo_trainable.tasks.order import Rows, permutation
+from grpo_trainable.tasks.prompt_files import (
+    hash_fraction,
+    read_examples,
+    sources_of,
+    split_files,
+    true_answer,
+)
+from grpo_trainable.tasks.row_files import numbered_lines
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
@@ -118,10 +125,15 @@ def read_keywords(path: str | Path) -> list[str]:
     return list(keywords.values())
 
 
-def parse_example(row: Mapping[str, Any]) -> Example:
-    """Parse a JSONL line with `prompt` and either `keywords` (a list) or `answer` (text).
+def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Example:
+    """Parse a row with `prompt` and either `keywords` (a list) or `answer` (text).
 
     A text prompt gets a final newline if it has none, because the response follows directly.
+
+    Args:
+        row: The row.
+        own_reward: True if a user's reward function scores responses. The true answer may then be
+            any JSON value, or missing (`true_answer`).
 
     Raises:
         ValueError: If a field is missing or malformed.
@@ -133,6 +145,8 @@ def parse_example(row: Mapping[str, Any]) -> Example:
         raise ValueError(f"prompt {mistake}")
     if isinstance(prompt, str) and not prompt.endswith("\n"):
         prompt += "\n"
+    if own_reward:
+        return Example(prompt, true_answer(row), row)
     if keywords is not None:
         if not (isinstance(keywords, list) and keywords and all(map(is_text, keywords))):
             raise ValueError("keywords must be a non-empty list of non-empty strings")
@@ -162,15 +176,16 @@ class _Words:
         order = permutation(key, epoch, len(self.words))
         chosen = order[place * self.per_prompt : (place + 1) * self.per_prompt]
         keywords = [self.words[i] for i in chosen]
-        return Example(keyword_prompt(keywords), keywords)
+        return Example(keyword_prompt(keywords), keywords, {"keywords": keywords})
 
 
 class KeywordTask:
-    """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from JSONL files.
+    """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from data files.
 
-    `split_of` splits words into training and held-out words. If both `train_file` and `eval_file`
-    are set, they are used as they are. A single file is split by a hash of the prompt. With
-    `strict`, a malformed JSONL line raises an error; otherwise it is skipped.
+    `split_of` splits words into training and held-out words. `train_file` replaces all of these
+    prompts, and a hash of each prompt splits the file. `eval_file` replaces the held-out prompts,
+    and is held out as a whole. With `strict`, a malformed row raises an error; otherwise it is
+    skipped.
 
     Raises:
         ValueError: If a file is missing, empty or malformed. The message is one line.
@@ -181,14 +196,21 @@ class KeywordTask:
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._inclusion = _INCLUSION[settings.match]
         self._seed = seed
-        train_file, eval_file = settings.train_file, settings.eval_file
-        if train_file is None and eval_file is None:
-            path = settings.keywords_file or NOUNS_FILE
-            self._train, self._heldout = _split_words(path, settings.keywords_per_prompt)
+        train_file, eval_file, strict = settings.train_file, settings.eval_file, settings.strict
+        parse = partial(parse_example, own_reward=settings.reward is not None)
+        self._train: Rows | _Words
+        self._heldout: Rows | _Words
+        if train_file is not None:
+            self._train, self._heldout = split_files(train_file, eval_file, parse, strict=strict)
         else:
-            self._train, self._heldout = split_files(
-                train_file, eval_file, parse_example, strict=settings.strict
+            self._train = _words_of("train", settings)
+            self._heldout = (
+                _words_of("heldout", settings)
+                if eval_file is None
+                else Rows(read_examples("eval_file", eval_file, parse, strict=strict))
             )
+        words = "the nouns that ship" if settings.keywords_file is None else "task.keywords_file"
+        self.sources = sources_of(train_file, eval_file, f"from {words}")
 
     def train_example(self, prompt_index: int) -> Example:
         """Return training example `prompt_index`, a pure function of (seed, prompt_index).
@@ -227,14 +249,14 @@ class KeywordTask:
         return Score(reward=answer, format_reward=1.0, answer_reward=answer)
 
 
-def _split_words(path: str | Path, per_prompt: int) -> tuple[_Words, _Words]:
+def _words_of(split: str, settings: TaskSettings) -> _Words:
+    path, per_prompt = settings.keywords_file or NOUNS_FILE, settings.keywords_per_prompt
     words = read_keywords(path)
-    train = [word for word in words if split_of(word) == "train"]
-    heldout = [word for word in words if split_of(word) == "heldout"]
-    if min(len(train), len(heldout)) < per_prompt:
+    chosen = [word for word in words if split_of(word) == split]
+    if len(chosen) < per_prompt:
+        use = {"train": "training", "heldout": "evaluation"}[split]
         raise ValueError(
-            f"task.keywords_file={path}: too few words; the hash assigns {len(train)} to training "
-            f"and {len(heldout)} to evaluation, but each side needs "
-            f"task.keywords_per_prompt={per_prompt}; add words"
+            f"task.keywords_file={path}: too few words; the hash assigns {len(chosen)} of "
+            f"{len(words)} to {use}, which needs task.keywords_per_prompt={per_prompt}; add words"
         )
-    return _Words(train, per_prompt), _Words(heldout, per_prompt)
+    return _Words(chosen, per_prompt)

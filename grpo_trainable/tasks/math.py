@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
-from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, split_files
+from grpo_trainable.tasks.prompt_files import sources_of, split_files, true_answer
+from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
@@ -26,17 +29,27 @@ MARK = "####"  # stands before the final answer in a GSM8K solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """Return setting -> file to read: the files that are set, or else both shipped files."""
+    """Return setting -> file to read.
+
+    A shipped file replaces a missing `train_file`. If both settings are missing, both files are
+    shipped ones.
+    """
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
-    return {key: path for key, path in given.items() if path is not None} or SHIPPED_PROBLEMS
+    files = {key: path for key, path in given.items() if path is not None}
+    return files if "train_file" in files else SHIPPED_PROBLEMS | files
 
 
-def parse_problem(row: Mapping[str, Any]) -> Example:
-    r"""Return the question and the true answer of a JSONL line in the layout of MATH or GSM8K.
+def parse_problem(row: Mapping[str, Any], *, own_reward: bool = False) -> Example:
+    r"""Return the question and the true answer of a row in the layout of MATH or GSM8K.
 
     `problem` or `question` holds the question. `answer`, or else `solution`, holds the true answer
     after its last `####` or in its last \boxed{}. An `answer` without either mark is itself the
     true answer.
+
+    Args:
+        row: The row.
+        own_reward: True if a user's reward function scores responses. The true answer may then be
+            any JSON value, or missing (`true_answer`).
 
     Raises:
         ValueError: If the question or the true answer is missing.
@@ -48,20 +61,23 @@ def parse_problem(row: Mapping[str, Any]) -> Example:
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     worked = row.get("solution") if answer is None else answer
+    columns = row if own_reward else {}
+    if own_reward and not is_text(worked):
+        return Example(question.strip(), true_answer(row), columns)
     if not is_text(worked):
         raise ValueError("the field `answer` or `solution` must be non-empty text")
     truth = _final_answer(worked)
-    if truth is None and answer is not None:
+    if truth is None and (answer is not None or own_reward):
         truth = worked.strip()
     if not truth:
         raise ValueError(r"`solution` must have its answer in \boxed{} or after ####")
-    return Example(question.strip(), truth)
+    return Example(question.strip(), truth, columns)
 
 
 def unmarked_answers(key: str, path: str) -> str | None:
-    """Return a note if most lines of a file mark their answers with ####, but some do not.
+    """Return a note if most rows of a file mark their answers with ####, but some do not.
 
-    The whole solution of an unmarked line becomes its true answer.
+    The whole solution of an unmarked row becomes its true answer.
 
     Args:
         key: Setting that names the file, without `task.`.
@@ -71,23 +87,22 @@ def unmarked_answers(key: str, path: str) -> str | None:
         ValueError: If the file cannot be read.
     """
     marked, unmarked = 0, []
-    for number, line in numbered_lines(key, path):
+    for place, row in rows_in(key, path):
         try:
-            answer = json_object(line).get("answer")
-        except ValueError:  # `read_examples` reports such a line
+            answer = row().get("answer")
+        except ValueError:  # `read_examples` reports such a row
             continue
         if not isinstance(answer, str):
             continue
         if MARK in answer:
             marked += 1
         elif boxed_answer(answer) is None:
-            unmarked.append(number)
+            unmarked.append(place)
     if not unmarked or marked <= len(unmarked):
         return None
     return (
-        f"note: task.{key}={path}: line {unmarked[0]} has no {MARK} before its answer, so its "
-        f"whole text becomes the true answer ({marked:,} lines have the mark, {len(unmarked):,} do "
-        "not)"
+        f"note: task.{key}={path}: {unmarked[0]} has no {MARK} before its answer, so its whole "
+        f"text becomes the true answer ({marked:,} rows have the mark, {len(unmarked):,} do not)"
     )
 
 
@@ -97,10 +112,9 @@ def _final_answer(worked: str) -> str | None:
 
 
 class MathTask:
-    """Problems from JSONL files, or the shipped problems.
+    """Problems from data files, or the shipped problems.
 
-    If both `train_file` and `eval_file` are set, they are used as they are. A single file is split
-    by a hash of the question.
+    `eval_file` is held out as a whole. Without it, a hash of each question splits `train_file`.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or if math-verify is needed but not
@@ -115,10 +129,13 @@ class MathTask:
         self._form_note = form_note(settings)
         self._files = files = problem_files(settings)
         self._train, self._heldout = split_files(
-            files.get("train_file"),
+            files["train_file"],
             files.get("eval_file"),
-            parse_problem,
+            partial(parse_problem, own_reward=settings.reward is not None),
             strict=settings.strict,
+        )
+        self.sources = sources_of(
+            settings.train_file, settings.eval_file, "from the problems that ship"
         )
 
     def train_example(self, prompt_index: int) -> Example:
@@ -166,4 +183,4 @@ class MathTask:
         return self._reward.reward(response, ground_truth)
 
     def _asked(self, problem: Example) -> Example:
-        return Example(prompt_of(self._template, as_text(problem.prompt)), problem.ground_truth)
+        return replace(problem, prompt=prompt_of(self._template, as_text(problem.prompt)))

@@ -48,11 +48,8 @@ def question_only_reward_fn(response: str, ground_truth: Truth) -> dict[str, flo
 
 
 def _as_dict(score: Score) -> dict[str, float]:
-    return {
-        "reward": score.reward,
-        "format_reward": score.format_reward,
-        "answer_reward": score.answer_reward,
-    }
+    parts = {f"{name}_reward": value for name, value in score.all_parts.items()}
+    return {"reward": score.reward, **parts}
 
 
 def _score(

@@ -84,13 +84,14 @@ class Prompts:
                 min_new_tokens=rollout.min_new_tokens,
                 max_new_tokens=rollout.max_new_tokens,
                 temperature=temperature,
+                top_p=top_p,
                 end_ids=tokenizer.end_ids_with(rollout.stop),
                 stop_strings=stop_strings(config, tokenizer, task),
                 interruption=interrupted,
             )
-            for stream, temperature, interrupted in (
-                ("train", rollout.temperature, interruption(config, tokenizer)),
-                ("eval", config.eval.temperature, None),
+            for stream, temperature, top_p, interrupted in (
+                ("train", rollout.temperature, 1.0, interruption(config, tokenizer)),
+                ("eval", config.eval.temperature, config.eval.top_p, None),
             )
         }
         self._eval_examples = task.eval_examples(config.eval.prompts)
@@ -154,10 +155,18 @@ class Prompts:
         """Return the label of an example's task, or None if the trial has a single task."""
         return self._task.label(stream, example) if isinstance(self._task, MixTask) else None
 
-    def score_request(self, stream: str, example: int, response: str) -> ScoreRequest:
-        """Build the request to score a response."""
-        truth = self.ground_truth(stream, example)
-        return ScoreRequest(response, truth, self.label(stream, example))
+    def score_request(self, stream: str, example: int, ids: Sequence[int]) -> ScoreRequest:
+        """Build the request to score a response to an example, given as token ids."""
+        own = self._example(stream, example)
+        return ScoreRequest(
+            response=self._tokenizer.decode(ids),
+            ground_truth=own.ground_truth,
+            label=self.label(stream, example),
+            example=example,
+            prompt=own.prompt,
+            columns=own.columns,
+            token_ids=ids,
+        )
 
     def check_lengths(
         self, stream: str, count: int, context_length: int, until: float = math.inf

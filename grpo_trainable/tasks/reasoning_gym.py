@@ -7,6 +7,7 @@ import importlib.util
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -60,9 +61,8 @@ class Problems:
         """
         entry = self.entry(number)
         answer = None if entry["answer"] is None else str(entry["answer"])
-        return Example(
-            entry["question"], {"number": number, "question": entry["question"], "answer": answer}
-        )
+        columns = {"question": entry["question"], "answer": answer}
+        return Example(entry["question"], {"number": number, **columns}, columns)
 
     def score(self, answer: str, truth: Mapping[str, Any]) -> float:
         """Return the data set's score for an answer to the problem that `truth` identifies."""
@@ -222,4 +222,4 @@ class ReasoningGymTask:
 
     def _asked(self, number: int) -> Example:
         problem = self._problems.example(number)
-        return Example(prompt_of(self._template, as_text(problem.prompt)), problem.ground_truth)
+        return replace(problem, prompt=prompt_of(self._template, as_text(problem.prompt)))

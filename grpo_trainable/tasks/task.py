@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from grpo_trainable.environments.environment import finite_float32
 from grpo_trainable.tasks.messages import Prompt
-
-FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
@@ -21,15 +20,21 @@ class Example:
 
     prompt: Prompt  # text, or a list of messages for a chat template
     ground_truth: JSONValue
+    # The prompt's row in the data, by column. Only a user's reward function reads it.
+    columns: Mapping[str, JSONValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A response to score, with the true answer of its prompt."""
+    """A response to score, with the true answer and the data of its prompt."""
 
     response: str
     ground_truth: JSONValue
     label: str | None = None  # in a mix of tasks, the label of the task that scores the response
+    example: int = 0  # index of the example; responses to the same example form a group
+    prompt: Prompt = ""
+    columns: Mapping[str, JSONValue] = field(default_factory=dict)  # see `Example`
+    token_ids: Sequence[int] = ()  # tokens of the response
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class Score:
     """The reward of one response, and the parts of this reward."""
 
     reward: float  # the number that training maximises
-    format_reward: float
+    format_reward: float | None  # None if the reward does not judge the format
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged and counts as wrong
     # The answer in a canonical form. Equal answers have the same form, as majority votes require.
@@ -49,21 +54,24 @@ class Score:
     @property
     def all_parts(self) -> dict[str, float]:
         """Every part of the reward, keyed by name."""
-        return {"format": self.format_reward, "answer": self.answer_reward, **self.parts}
+        form = {} if self.format_reward is None else {"format": self.format_reward}
+        return {**form, "answer": self.answer_reward, **self.parts}
 
 
 @dataclass(frozen=True, slots=True)
 class RewardError:
-    """The reason why a response could not be scored, in one line."""
+    """The reason why a response has no score, in one line."""
 
     message: str
+    repeats: bool = False  # True: the function fails in the same way whenever it is called again
+    is_failure: bool = True  # False: the function gave this response no reward on purpose
 
 
 def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 
-    A mapping needs only the key `reward`. By default the format reward is 1, the answer reward
-    equals the reward, the answer is None and there are no parts.
+    A mapping needs only the key `reward`. By default the answer reward equals the reward, the
+    format reward and the answer are None, and there are no parts.
 
     Args:
         result: A `Score`, a number, or a mapping with the key `reward`.
@@ -81,11 +89,12 @@ def as_score(result: Any) -> Score:
         raise ValueError(
             f"returned a dict without the key reward; its keys: {sorted(map(str, scores))}"
         )
-    reward = _finite("reward", scores["reward"])
+    reward = finite_float32("reward", scores["reward"])
+    form = scores.get("format_reward")
     return Score(
         reward=reward,
-        format_reward=_finite("format_reward", scores.get("format_reward", 1.0)),
-        answer_reward=_finite("answer_reward", scores.get("answer_reward", reward)),
+        format_reward=None if form is None else finite_float32("format_reward", form),
+        answer_reward=finite_float32("answer_reward", scores.get("answer_reward", reward)),
         verified=verified,
         answer=_answer(scores.get("answer")),
         parts=_parts(scores.get("parts") or {}),
@@ -95,17 +104,7 @@ def as_score(result: Any) -> Score:
 def _parts(given: Any) -> dict[str, float]:
     if not isinstance(given, Mapping):
         raise TypeError(f"parts must be a dict of numbers, got {type(given).__name__}")
-    return {str(name): _finite(f"part {name}", value) for name, value in given.items()}
-
-
-def _finite(name: str, value: Any) -> float:
-    # float() alone would accept the string "1".
-    if not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    number = float(value)
-    if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{name} must be a finite float32, got {number}")
-    return number
+    return {str(name): finite_float32(f"part {name}", value) for name, value in given.items()}
 
 
 def _answer(value: Any) -> str | None:
@@ -156,6 +155,14 @@ def eval_size(task: object) -> int | None:
     A task states the number in its attribute `eval_size`.
     """
     return getattr(task, "eval_size", None)
+
+
+def sources_of(task: object) -> tuple[str, str] | None:
+    """Return the sources of the training and the held-out examples, or None if not stated.
+
+    A task states the sources, as text for people, in its attribute `sources`.
+    """
+    return getattr(task, "sources", None)
 
 
 def notes_of(task: object) -> Sequence[str]:

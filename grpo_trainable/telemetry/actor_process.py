@@ -40,7 +40,7 @@ class RoleContext:
 
     def __init__(self, *, threads: int, gpus: float, clock: StageClock | None = None) -> None:
         if gpus and not torch.cuda.is_available():
-            raise RuntimeError(f"{gpus:g} GPUs were reserved, but torch sees no CUDA device")
+            raise RuntimeError(f"GPUs were reserved ({gpus:g}), but torch sees no CUDA device")
         self.threads = threads
         self.device = torch.device("cuda" if gpus else "cpu")
         self.clock = clock or StageClock()

@@ -30,6 +30,7 @@ from pathlib import Path
 # trial. On an otherwise unused machine, the share is 0.01 or 0.02. On a machine whose two cores the
 # trial keeps busy, one other busy process takes a third of the CPU time from the trial.
 DISTURBED_ABOVE = 0.1
+LEAST_ROUNDS = 4  # minimum number of rounds to estimate the spread of a speed
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -107,6 +108,20 @@ class Disturbance:
             f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}"
             f"{most}; speeds {how} (time/disturbed_fraction)"
         )
+
+
+def enough_undisturbed(rounds: int, disturbed: int) -> bool:
+    """Return True if a trial has enough undisturbed rounds to compare its speed.
+
+    Enough means at least half of the rounds, and at least `LEAST_ROUNDS` (or all rounds of a
+    shorter trial).
+
+    Args:
+        rounds: Number of timed rounds.
+        disturbed: Number of disturbed rounds among them.
+    """
+    clean = rounds - disturbed
+    return 2 * clean >= rounds and clean >= min(LEAST_ROUNDS, rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,6 @@ KL_TO = ("reference", "previous", "behaviour")
 # centre of a bin.
 RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 
-# The share of each stage in the round's work. callbacks/stage_timings.py adds these metrics to the
-# rows of a Trainable.
-FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
-
 # Areas whose metrics measure time. These metrics differ between any two runs, even if all else is
 # equal.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
@@ -41,9 +37,14 @@ CRITIC = (
     *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
 )
 
+# Entry of a row that is no metric. If a trial continues from the checkpoint of another trial, as it
+# does with PBT, the first row that follows has the name of the other trial's directory.
+COPIED_FROM = "copied_from"
+
 # Metrics that a round omits if a feature is off or if the round has nothing to measure.
 SOMETIMES = frozenset(
     {
+        "reward/format_mean",
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
         *("response/turns_mean", "response/interrupted_fraction"),
         *POOL_METRICS,
@@ -67,7 +68,7 @@ NAMES = frozenset(
         *(f"time/{stage}_s" for stage in (*STAGES, *IDLE_SIDES)),
         *("time/checkpoint_s", "time/step_s", "time/wall_clock_s", "time/warm_up_s"),
         "time/disturbed_fraction",
-        *FRACTIONS,
+        *(f"time/{stage}_fraction" for stage in STAGES),
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
         *("response/length_mean", "response/truncated_fraction", "response/turns_mean"),
@@ -111,6 +112,27 @@ BY_TASK = (
     *("eval/LABEL/reward_mean", "eval/LABEL/reward_first", "eval/LABEL/unscored"),
 )
 
+# A metric for each number in the `info` of environments; NAME stands for the number's name. A trial
+# logs a number in each round after an episode has reported it for the first time.
+INFO_MEAN = "env/NAME_mean"
+
+
+def info_metrics(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of numbers in `info`, from the mean of each number."""
+    return {INFO_MEAN.replace("NAME", name): mean for name, mean in means.items()}
+
+
+def is_info_metric(name: str) -> bool:
+    """Return True if the metric is a number in the `info` of environments."""
+    return name.startswith("env/")
+
+
+PATIENCE = 4  # consecutive rounds without signal after which a trial stands still
+
+# If a larger share of the responses is cut off, the token limit probably hides what the policy can
+# do.
+TRUNCATED_ABOVE = 0.9
+
 
 def without_signal(row: Mapping[str, float]) -> bool:
     """Return True if the round of this row had no group with unequal rewards to train on."""
@@ -119,7 +141,7 @@ def without_signal(row: Mapping[str, float]) -> bool:
 
 
 def names_with(labels: Iterable[str]) -> frozenset[str]:
-    """Return the names of a trial's metrics.
+    """Return the names of a trial's metrics, except those of numbers in `info`.
 
     Args:
         labels: the labels of the tasks in `task.mix`; empty without a mix.
@@ -166,6 +188,17 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     for role, side in actors.items():
         seconds[f"time/{role}_idle_s"] = sum(idle[actor] for actor in side) / max(len(side), 1)
     return seconds
+
+
+def stage_fractions(row: Mapping[str, float]) -> dict[str, float]:
+    """Return `time/<stage>_fraction` of one row: the shares of the work, which add up to 1.
+
+    Stages that overlap (lag >= 1) count in full, so the fractions are not shares of wall-clock
+    time.
+    """
+    seconds = {stage: float(row[f"time/{stage}_s"]) for stage in STAGES}
+    total = sum(seconds.values()) or 1.0
+    return {f"time/{stage}_fraction": value / total for stage, value in seconds.items()}
 
 
 def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ Each span of an actor's clock belongs to a stage. Metrics are named `time/<stage
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -15,6 +16,7 @@ class Stage:
 
     terminal: str  # colour in tables on a terminal, by its name in Rich
     figure: str  # colour in figures and in the report page
+    optional: bool = False  # only some trials have this stage
 
 
 # A round runs through the stages in this order, and figures stack them in this order. `other` is
@@ -22,10 +24,10 @@ class Stage:
 # light scheme: they differ from each other and from the colours of the arms.
 STAGES: dict[str, Stage] = {
     "rollout": Stage(terminal="blue", figure="#77AADD"),
-    "vine": Stage(terminal="bright_blue", figure="#99DDFF"),
+    "vine": Stage(terminal="bright_blue", figure="#99DDFF", optional=True),
     "reward": Stage(terminal="cyan", figure="#FFAABB"),
     "optimize": Stage(terminal="yellow", figure="#EE8866"),
-    "reference": Stage(terminal="magenta", figure="#EEDD88"),
+    "reference": Stage(terminal="magenta", figure="#EEDD88", optional=True),
     "sync": Stage(terminal="red", figure="#44BB99"),
     "eval": Stage(terminal="green", figure="#AAAA00"),
     "other": Stage(terminal="bright_black", figure="#BBBBBB"),
@@ -38,3 +40,16 @@ IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are named `time/<side
 # Stage -> its name in traces, if that name differs.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
 OTHER_THREADS = ", other threads"  # suffix of an actor's name in the trace row of its other threads
+
+
+def shares_of_work(row: Mapping[str, float]) -> dict[str, float]:
+    """Return each stage's share of a round's work without evaluation. The shares add up to 1.
+
+    Stages that overlap (lag >= 1) count in full, so the shares are not shares of wall-clock time.
+
+    Args:
+        row: The metrics of the round. A stage without `time/<stage>_s` counts as 0 s.
+    """
+    seconds = {stage: row.get(f"time/{stage}_s", 0.0) for stage in STAGES if stage != "eval"}
+    total = sum(seconds.values()) or 1.0
+    return {stage: value / total for stage, value in seconds.items()}

@@ -1,4 +1,4 @@
-"""Export a trained policy as a Hugging Face directory for transformers and vLLM."""
+"""Export a trained policy as a Hugging Face directory, or its adapters as a directory of peft."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.directory import policy_directory
+from grpo_trainable.models.hf.adapter import write_adapter
 from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.hf.llama import write_llama
 from grpo_trainable.models.parameters import copy_parameters
@@ -118,6 +119,47 @@ def _export_trained(
     beside = policy_directory(config.model)
     assert beside is not None
     return _export_theirs(source, round_, out, policy, beside)
+
+
+def export_adapters(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Exported:
+    """Write only the LoRA adapters of a checkpoint, in the format of `peft`.
+
+    Args:
+        source: A checkpoint, or the directory of a trial (its newest whole checkpoint is used).
+        out: Directory to create. It may exist if it is empty.
+        dtype: Type of the stored adapters, by default float32.
+
+    Raises:
+        ExportError: If `source` contains no adapters. The message is one line.
+        OSError: If `out` cannot be written, or is neither new nor empty.
+    """
+    refuse_occupied(out)
+    try:
+        checkpoint = _checkpoint(source)
+        trial = read_checkpoint(checkpoint)
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
+    model = GRPOConfig.from_dict(trial.state["config"]).model
+    if model.lora_rank is None or model.path is None:
+        raise ExportError(f"{checkpoint}: has no adapters, because model.lora_rank was none")
+    stored = dtype or torch.float32
+    with new_directory(out) as directory:
+        write_adapter(
+            directory,
+            trial.policy,
+            base=model.path,
+            rank=model.lora_rank,
+            alpha=model.lora_alpha or 2 * model.lora_rank,
+            targets=model.lora_targets,
+            dtype=stored,
+        )
+    return Exported(
+        source=checkpoint,
+        round=int(trial.state["pipeline"]["learner_round"]),
+        architecture=f"LoRA adapters of rank {model.lora_rank} for {model.path}",
+        parameters=sum(tensor.numel() for tensor in trial.policy.values()),
+        dtype=stored,
+    )
 
 
 def _merged(

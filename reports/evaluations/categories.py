@@ -1,7 +1,8 @@
 """The table of categories and up to ten responses of each, as Markdown and as HTML.
 
 The categories apply to rewards of 0 or 1 for format and answer: both right, only the format right,
-or both wrong. A model wrote the responses, so nothing in them may become markup.
+or both wrong. A reward that does not judge the format has only right and wrong answers. A model
+wrote the responses, so nothing in them may become markup.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from grpo_trainable.tasks import JSONValue
-from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
+from grpo_trainable.text import plural
+from grpo_trainable.tools.evaluation.generation import Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 
 EXAMPLES = 10  # number of examples of each category: the first ones, not a selection
 HEADER = ("category", "meaning", "responses", "share")
-MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
 
 
 def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
     """Return a row for each category of the evaluation; none if it has no categories."""
     total = len(record.generations)
     return [
-        (name, MEANINGS[name], str(len(own)), f"{len(own) / total:.1%}")
+        (name, record.meanings[name], str(len(own)), f"{len(own) / total:.1%}")
         for name, own in (record.categories or {}).items()
     ]
 
@@ -67,7 +68,7 @@ def _markdown(record: EvaluationRecord) -> Iterator[str]:
     for row in table_rows(record):
         yield f"| {' | '.join(row)} |"
     for name, responses in (record.categories or {}).items():
-        yield f"\n## {name}: {MEANINGS[name]}\n"
+        yield f"\n## {name}: {record.meanings[name]}\n"
         shown = examples(responses)
         yield f"{len(shown)} of {len(responses)}."
         for own in shown:
@@ -77,7 +78,8 @@ def _markdown(record: EvaluationRecord) -> Iterator[str]:
 
 def _markdown_response(own: Generation) -> Iterator[str]:
     yield fenced(own.prompt)
-    yield f"\nresponse, {own.tokens} tokens, {'' if own.finished else 'cut off, '}{_scores(own)}:\n"
+    cut = "" if own.finished else "cut off, "
+    yield f"\nresponse, {plural(own.tokens, 'token')}, {cut}{_scores(own)}:\n"
     yield fenced(own.response)
     yield f"\nground truth:\n\n{fenced(shown_truth(own.ground_truth))}"
 
@@ -85,7 +87,9 @@ def _markdown_response(own: Generation) -> Iterator[str]:
 def _scores(own: Generation) -> str:
     if own.error is not None:
         return "not scored"
-    return f"reward {own.reward:g}, format {own.format_reward:g}, answer {own.answer_reward:g}"
+    parts = {"format": own.format_reward, "answer": own.answer_reward}
+    whole = {"reward": own.reward, **({} if None in parts.values() else parts)}
+    return ", ".join(f"{name} {value:g}" for name, value in whole.items())
 
 
 def fenced(text: str) -> str:
@@ -111,14 +115,17 @@ def categories_section(record: EvaluationRecord) -> str:
             "responses fit no category.</p>"
         )
     else:
-        blocks = [_examples(name, own, open_=name == "correct") for name, own in found.items()]
+        blocks = [
+            _examples(f"{name} ({record.meanings[name]})", own, open_=name == "correct")
+            for name, own in found.items()
+        ]
         content = html_table(HEADER, table_rows(record)) + "\n" + "\n".join(blocks)
     return f'<section id="categories">\n<h2>Categories</h2>\n{content}\n</section>'
 
 
-def _examples(name: str, responses: Sequence[Generation], *, open_: bool) -> str:
+def _examples(category: str, responses: Sequence[Generation], *, open_: bool) -> str:
     shown = examples(responses)
-    title = f"{name} ({MEANINGS[name]}): {len(shown)} of {len(responses)}"
+    title = f"{category}: {len(shown)} of {len(responses)}"
     articles = "\n".join(map(_article, shown)) or '<p class="absent">None.</p>'
     return (
         f"<details{' open' if open_ else ''}><summary>{escaped(title)}</summary>\n"
@@ -132,6 +139,6 @@ def _article(own: Generation) -> str:
         f'<article><div class="pair"><div><h4>Prompt {own.prompt_index}</h4>'
         f"<pre>{shortened(own.prompt)}</pre><h4>Ground truth</h4>"
         f"<pre>{shortened(shown_truth(own.ground_truth))}</pre></div>"
-        f"<div><h4>Response {own.response_index} · {own.tokens} tokens{cut} · "
+        f"<div><h4>Response {own.response_index} · {plural(own.tokens, 'token')}{cut} · "
         f"{escaped(_scores(own))}</h4><pre>{shortened(own.response)}</pre></div></div></article>"
     )

@@ -84,9 +84,10 @@ def _of_rewards(prompts: Mapping[int, Sequence[Generation]]) -> Iterator[Measure
     if not prompts:
         return
     samples = max(map(len, prompts.values()))
-    for name in ("reward", "format_reward", "answer_reward"):
-        yield _mean(name, prompts, samples, lambda own, name=name: getattr(own, name))
     scored = [generation for own in prompts.values() for generation in own]
+    for name in ("reward", "format_reward", "answer_reward"):
+        if all(getattr(generation, name) is not None for generation in scored):
+            yield _mean(name, prompts, samples, lambda own, name=name: getattr(own, name))
     if any(generation.answer_reward not in (0.0, 1.0) for generation in scored):
         return
     for k in ks(samples):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_trainable.config import GRPOConfig, flatten, shown
 from grpo_trainable.tools.evaluation.generation import Generation
 from reports.document import document, figure
-from reports.evaluations.categories import MEANINGS, categories_section, shown_truth
+from reports.evaluations.categories import categories_section, shown_truth
 from reports.evaluations.measures import Measure, measures
 from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
@@ -171,7 +171,7 @@ _ENDS = {"": "any", "finished": "ended by the policy", "cut": "cut off by length
 
 def _browse_section(record: EvaluationRecord) -> str:
     names = [name for name, own in (record.categories or {}).items() if own]
-    categories = {"": "all"} | {name: f"{name} ({MEANINGS[name]})" for name in names}
+    categories = {"": "all"} | {name: f"{name} ({record.meanings[name]})" for name in names}
     controls = (
         f"{_select('category', 'category', categories)}"
         '<label>reward from <input id="least" type="number" step="any"></label>'

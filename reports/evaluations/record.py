@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from grpo_trainable.text import plural
 from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
+
+UNSCORED = "unscored"  # the category of responses that could not be scored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +57,29 @@ class EvaluationRecord:
         return len(texts) - len(set(texts))
 
     @property
+    def meanings(self) -> dict[str, str]:
+        """The meaning of each category, in the order of tables."""
+        judged = {own.format_reward is not None for own in self.generations if own.error is None}
+        meanings = dict(CATEGORIES)
+        if False in judged:
+            meanings |= {"correct": "answer 1", "wrong_answer": "answer 0"}
+        if judged == {False}:
+            del meanings["wrong_format"]
+        return {**meanings, UNSCORED: "the reward failed"}
+
+    @property
     def categories(self) -> dict[str, list[Generation]] | None:
-        """Responses by category, including "unscored" for those that could not be scored.
+        """Responses by category, including those that could not be scored, if there are any.
 
         None if the format and answer rewards of any response fit no category.
         """
-        found: dict[str, list[Generation]] = {name: [] for name in CATEGORIES}
+        found: dict[str, list[Generation]] = {name: [] for name in self.meanings}
         for generation in self.generations:
-            name = "unscored" if generation.error is not None else generation.category
+            name = UNSCORED if generation.error is not None else generation.category
             if name is None:
                 return None
-            found.setdefault(name, []).append(generation)
-        return found
+            found[name].append(generation)
+        return found if found[UNSCORED] else {n: own for n, own in found.items() if n != UNSCORED}
 
     @property
     def problems(self) -> list[str]:
@@ -74,9 +88,10 @@ class EvaluationRecord:
         if errors := self.errors:
             left_out = len(self.by_prompt) - len(self.scored)
             found.append(
-                f"the reward failed on {len(errors)} of {len(self.generations)} responses, so the "
-                f"rewards exclude {left_out} of {len(self.by_prompt)} prompts (prompt "
-                f"{errors[0].prompt_index}: {errors[0].error})"
+                f"the reward failed on {len(errors)} of "
+                f"{plural(len(self.generations), 'response')}, so the rewards exclude {left_out} "
+                f"of {plural(len(self.by_prompt), 'prompt')} (prompt {errors[0].prompt_index}: "
+                f"{errors[0].error})"
             )
         if self.repeated:
             found.append(

@@ -35,6 +35,8 @@ def task_line(record: EvaluationRecord) -> str:
     how = (
         "greedy" if evaluation["temperature"] == 0 else f"temperature {evaluation['temperature']:g}"
     )
+    top_p = evaluation.get("top_p", 1)  # evaluations of earlier versions have no top_p
+    how += f", top_p {top_p:g}" if top_p < 1 else ""
     return (
         f"task {task['name']}: {plural(len(record.by_prompt), 'held-out prompt')} × "
         f"{plural(record.samples, 'response')}, {how}, seed {shown(record.config['seed'])}"

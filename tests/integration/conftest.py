@@ -17,7 +17,7 @@ from ray import tune
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import await_call
-from grpo_trainable.telemetry.metrics import NAMES, TIMED
+from grpo_trainable.telemetry.metrics import NAMES, TIMED, is_info_metric
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import BUILT_INTO_ACTORS
 
@@ -75,7 +75,7 @@ def trial_config(**values: Any) -> dict[str, Any]:
 def untimed(
     row: dict[str, Any], names: Container[str] = NAMES, apart: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Return the columns of a row that describe the training.
+    """Return the columns of a row that describe the training, and numbers of environments.
 
     Times and measurements of the machine are left out.
 
@@ -85,7 +85,9 @@ def untimed(
         apart: Prefixes of further columns to leave out.
     """
     left_out = (*TIMED, "fleet/", *apart)
-    return {k: row[k] for k in row if k in names and not k.startswith(left_out)}
+    return {
+        k: row[k] for k in row if (k in names or is_info_metric(k)) and not k.startswith(left_out)
+    }
 
 
 def rows(trial: Path | str) -> list[dict[str, Any]]:

@@ -22,10 +22,9 @@ from conftest import (
 )
 from ray import tune
 
-from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.checkpointing import CheckpointError, read_checkpoint
 from grpo_trainable.storage.trial_storage import TrialStorage
-from grpo_trainable.telemetry.metrics import FRACTIONS, NAMES, SOMETIMES
+from grpo_trainable.telemetry.metrics import NAMES, SOMETIMES
 from grpo_trainable.trainable import GRPOTrainable
 from grpo_trainable.trial import Trial
 
@@ -135,7 +134,7 @@ def test_trial_ends_itself_after_its_rounds(results: dict[str, Path], arm: str) 
 @pytest.mark.parametrize("arm", ARMS)
 def test_result_json_has_every_metric_as_a_finite_float(results: dict[str, Path], arm: str) -> None:
     for row in rows(results[arm]):
-        assert row.keys() >= NAMES - set(FRACTIONS) - SOMETIMES
+        assert row.keys() >= NAMES - SOMETIMES
         names = NAMES & row.keys()
         odd = {n: row[n] for n in names if type(row[n]) is not float or not math.isfinite(row[n])}
         assert not odd
@@ -221,8 +220,8 @@ def test_a_row_tells_the_share_of_responses_that_read_the_interruption(
     running = begun(ARMS["interrupted"])
     shares = []
     for expected in rows(results["interrupted"]):
-        row = running.step()
-        responses = row[DETAILS].rollouts["response"]
+        row = running.train()
+        responses = row.details.rollouts["response"]
         shares.append(sum(INTERRUPTION in text for text in responses) / len(responses))
         assert row["response/interrupted_fraction"] == pytest.approx(shares[-1])
         assert untimed(row) == untimed(expected)

@@ -109,7 +109,7 @@ WHY = {
     "hang in reset": "no answer within 3 s",
     "other prompt": r'reset returned "stop.n", but the task.s prompt is "go.n"',
     "no turn": "step must return a Turn, got str",
-    "nan": "reward must be finite",
+    "nan": "reward must be a finite float32",
     "exit": "SystemExit: 3",
 }
 
@@ -171,8 +171,9 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
         earned = ~group.turn_rewards.isnan()
         assert group.rewards.tolist() == (0.5 * earned.sum(dim=1)).tolist()
         assert earned.sum(dim=1).max() <= 3
+        assert group.info == {"turns": float(earned.sum(dim=1).double().mean())}
         assert (earned & ~group.response_mask).sum() == 0
-    reasons = {kinds[index]: reason for index, reason in unit.failed}
+    reasons = {kinds[prompt.prompt_index]: prompt.reason for prompt in unit.failed}
     assert set(reasons) == set(WHY)
     for kind, why in WHY.items():
         assert re.search(why, reasons[kind]), (kind, reasons[kind])

@@ -1,6 +1,7 @@
-"""An experiment of two trials whose second trial fails twice, and finishes after repairs.
+"""Experiments that fail and finish after repairs.
 
-The trial fails first because a file was edited, then because its reward raises an error.
+In the first, a trial fails because a file was edited, then because a service is away. In the
+second, a trial fails because of a mistake in its reward, which is mended.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import pytest
 from commands import SMALL, trial_directories, tune, tune_command
 from conftest import rows, wait_for
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, TaskSettings
+from grpo_trainable.tasks import KeywordTask, keyword_prompt
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 
 REWARD = """
@@ -22,7 +24,7 @@ from pathlib import Path
 
 def score(response, ground_truth):
     if Path({flag!r}).exists():
-        raise RuntimeError("no reward")
+        raise ConnectionError("no reward")
     return 1.0
 """
 RESUME = ["--resume", "must", "--name", "failing"]
@@ -93,3 +95,70 @@ def test_what_is_mended_goes_on(broken):
         for trial in trial_directories(storage / "failing")
     ]
     assert trained == [[1, 2]] * 2
+
+
+# ---- A mistake in a reward -----------------------------------------------------------------------
+
+# A function in the form of TRL that fails on some prompts.
+MISTAKEN = """
+def score(completions, hint, **kwargs):
+    return [float(len(text)) / {"some": 10.0}[hint[0]] for text in completions]
+"""
+MENDED = MISTAKEN.replace("}[hint[0]]", "}.get(hint[0], 20.0)")
+ROUND = 4  # prompts in a round
+
+
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory):
+    """Run a trial whose reward fails in round 2; return its storage and the finished process."""
+    storage = tmp_path_factory.mktemp("mistaken")
+    prompts = [keyword_prompt([word]) for word in NOUNS_FILE.read_text().split()[:40]]
+    held_out, *training = [prompts[i : i + 8] for i in range(0, 40, 8)]
+    rows_of(storage / "eval.jsonl", held_out, "some")
+    rows_of(storage / "train.jsonl", training[0], "some")
+    files = {name: str(storage / f"{name}.jsonl") for name in ("train", "eval")}
+    task = KeywordTask(
+        TaskSettings(train_file=files["train"], eval_file=files["eval"], reward="r:s"), seed=0
+    )
+    second = {task.train_example(i).prompt for i in range(ROUND, 2 * ROUND)}
+    rows_of(storage / "train.jsonl", training[0], "some", dict.fromkeys(second, "other"))
+    (storage / "rewards.py").write_text(MISTAKEN)
+    argv = ["--space", "async_vs_sync", "--name", "mistaken", "--set", "arm=colocated_k1", *SMALL]
+    argv += ["--set", "task.train_file=train.jsonl", "--set", "task.eval_file=eval.jsonl"]
+    argv += ["--set", "task.reward=rewards.py:score", "--set", "task.strict=true"]
+    done = tune(*argv, "--iterations", "2", "--checkpoint-every", "1", storage=storage)
+    return storage, done
+
+
+def rows_of(path: Path, prompts: list[str], hint: str, other: dict[str, str] | None = None) -> None:
+    """Write prompts without true answers, each with a hint."""
+    rows = [{"prompt": prompt, "hint": (other or {}).get(prompt, hint)} for prompt in prompts]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_a_failure_that_would_repeat_is_not_retried(mistaken):
+    storage, done = mistaken
+    assert done.returncode == 1, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
+    assert "KeyError: 'other'" in line
+    assert "starts again" not in done.stdout
+    assert failures(storage / "mistaken") == 1
+    (trial,) = trial_directories(storage / "mistaken")
+    assert len(rows(trial)) == 1
+
+
+def test_a_mended_reward_is_accepted_once_the_user_says_so(mistaken):
+    storage, _ = mistaken
+    (storage / "rewards.py").write_text(MENDED)
+    resume = ("--resume", "--name", "mistaken")
+    refused = tune(*resume, storage=storage)
+    assert refused.returncode == 2
+    assert f"task.reward: {storage}/rewards.py has changed since this run started" in refused.stderr
+    assert "add --accept-changed-code" in refused.stderr
+
+    done = tune(*resume, "--accept-changed-code", storage=storage)
+    assert done.returncode == 0, done.stderr
+    assert "task.reward has changed since the checkpoint" in done.stdout
+    (trial,) = trial_directories(storage / "mistaken")
+    assert [row["training_iteration"] for row in rows(trial)] == [1, 2]
+    assert "as they were at the last resume" in (storage / "mistaken/report.html").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from conftest import trial_config, untimed, written_by_the_page
 
-from grpo_trainable.protocol.round_records import DETAILS, SCHEMAS
+from grpo_trainable.protocol.round_records import SCHEMAS
 from grpo_trainable.storage.checkpointing import read_checkpoint
 from grpo_trainable.telemetry.metrics import names_with
 
@@ -25,7 +25,7 @@ def test_mixed_run_resumes_bit_for_bit_and_tells_of_each_task(
     alone = begun(config)
     rows = [alone.step() for _ in range(2)]
     alone.save_checkpoint(str(tmp_path / "middle"))
-    rows += [alone.step() for _ in range(2)]
+    rows += [alone.train() for _ in range(2)]
     alone.save_checkpoint(str(tmp_path / "end"))
     for row in rows:
         assert (row["task/keyword/groups"], row["task/Letters/groups"]) == (1, 3)
@@ -34,7 +34,7 @@ def test_mixed_run_resumes_bit_for_bit_and_tells_of_each_task(
         trained = row["task/keyword/reward_mean"] + 3 * row["task/Letters/reward_mean"]
         assert abs(trained / 4 - row["reward/train_mean"]) < 1e-6
         assert 0 < row["task/Letters/reward_mean"] < 1, "a share of letters"
-    table = pa.Table.from_pydict(rows[-1][DETAILS].rollouts, SCHEMAS["rollouts"]).to_pylist()
+    table = pa.Table.from_pydict(rows[-1].details.rollouts, SCHEMAS["rollouts"]).to_pylist()
     assert [row["task"] for row in table].count("keyword") == 4
     for response in table:
         if response["task"] == "keyword":

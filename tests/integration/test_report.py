@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from experiments import (
     change,
     config,
     evaluation,
+    gradient_step,
     rollout,
     row,
     write_experiment,
@@ -27,7 +29,7 @@ from matplotlib.figure import Figure
 
 from grpo_trainable.config import schedule
 from launch import report
-from reports import canvas, series
+from reports import canvas, changes, series
 from reports.experiment import read_experiment
 from reports.parquet_reader import read_files
 from reports.plots import sections
@@ -116,15 +118,31 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
     assert not re.search(r"<ul[^>]*></ul>", (full / "report.html").read_text())
 
 
-def drawn(directory: Path, name: str) -> list[str]:
-    """Return the words of a plot's legends."""
+def plot_of(directory: Path, name: str) -> canvas.Plot:
+    """Return a plot of the report of an experiment."""
     experiment = read_experiment(directory)
     files = {trial.name: read_files(trial) for trial in experiment.trials}
     shown = sections(experiment, compare(experiment.trials), files)
     (plot,) = (plot for section in shown for plot in section.plots if plot.name == name)
-    figure = Figure()
-    plot.draw(figure, canvas.LIGHT)
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return plot
+
+
+def figure_of(plot: canvas.Plot) -> Figure:
+    """Return the figure of a plot as the page shows it."""
+    figures = []
+
+    def draw(figure: Figure, theme: canvas.Theme) -> None:
+        plot.draw(figure, theme)
+        figures.append(figure)
+
+    canvas.render_all([replace(plot, draw=draw)])
+    return figures[0]
+
+
+def drawn(directory: Path, name: str) -> list[str]:
+    """Return the words of a plot's legends."""
+    legends = figure_of(plot_of(directory, name)).legends
+    return [text.get_text() for legend in legends for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize("name", ["stages", "stages_over_rounds"])
@@ -199,11 +217,18 @@ def test_settings_machine_and_commands_stand_on_the_page(full):
         assert text in words
     assert f"tensorboard --logdir {full}" in words
     assert f"python launch/report.py {full}" in words
-    assert (
-        f"python launch/tune.py --space async_vs_sync --resume must --name full "
-        f"--storage {full.parent}" in words
-    )
     assert "async_k4-0-abc_00000/trace.json" in words
+
+
+def test_only_an_unfinished_experiment_can_be_continued(full, experiment):
+    write_trial(experiment, config(), [row(1)])
+    page, _ = write(experiment)
+
+    assert (
+        f"python launch/tune.py --space async_vs_sync --resume must --name {experiment.name} "
+        f"--storage {experiment.parent}" in page.words
+    )
+    assert "--resume" not in Page(full / "report.html").words
 
 
 def test_a_report_written_again_leaves_no_other_file(experiment):
@@ -261,6 +286,101 @@ def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
     assert series.stage_seconds(trials, responses=2 * a_round)["rollout"] == 6.0
 
 
+def test_without_a_usable_baseline_the_plot_of_speed_ups_names_what_was_disturbed(experiment):
+    for arm, share in (("colocated_k1", 0.5), ("sync", 0.0)):
+        rows = [
+            row(n, time__wall_clock_s=2.0 * n, time__disturbed_fraction=share) for n in range(1, 9)
+        ]
+        write_trial(experiment, config(arm, rounds=8), rows)
+
+    why = "Other processes on the machine disturbed colocated_k1."
+    assert plot_of(experiment, "speed_up").missing == why
+    assert plot_of(experiment, "device_hours").missing is None
+
+
+def test_the_seconds_of_a_step_leave_the_evaluation_out(experiment):
+    rows = [row(n, time__step_s=5.0 + 3 * n, time__eval_s=3.0 * n) for n in (1, 2)]
+    write_trial(experiment, config(), rows)
+    trials = read_experiment(experiment).trials
+    a_round = schedule.responses_per_round(trials[0].config)
+
+    assert series.stage_seconds(trials, responses=a_round)["step"] == 5.0
+
+
+@pytest.mark.parametrize("name", ["previous", "behaviour"])
+def test_kl_from_an_older_policy_is_positive_and_names_its_direction(experiment, name):
+    rows = [{**row(n), f"kl/{name}_nats": kl} for n, kl in ((1, -0.25), (2, 0.01))]
+    write_trial(experiment, config(), rows)
+    plot = plot_of(experiment, f"kl_{name}")
+
+    (axes,) = figure_of(plot).axes
+    lines = [
+        line.get_ydata()
+        for line in axes.lines
+        if len(line.get_xdata()) and line.get_marker() != "None"
+    ]
+    assert [list(map(float, ys)) for ys in lines] == [[0.25, -0.01]]
+    assert plot.title.startswith("KL from the ")
+    assert f"kl/{name}_nats with its sign reversed" in plot.look
+
+
+def test_a_jump_of_k3_does_not_squeeze_the_lines_of_k1(experiment):
+    kl = {"kl/reference_nats": 2.0, "kl/reference_k3_nats": 1.0}
+    write_trial(
+        experiment, config(), [{**row(1), **kl}, {**row(2), **kl, "kl/reference_k3_nats": 1e5}]
+    )
+    plot = plot_of(experiment, "kl_reference")
+
+    (axes,) = figure_of(plot).axes
+    assert axes.get_ylim()[1] < 10
+    assert "so k3 can leave the plot" in plot.look
+
+
+def test_wide_tick_labels_push_no_label_out_of_the_plot(experiment):
+    rows = [row(n, kl__reference_nats=kl) for n, kl in ((1, -1e5), (2, 1e5))]
+    write_trial(experiment, config(), rows)
+    figure = figure_of(plot_of(experiment, "kl_reference"))
+
+    (axes,) = figure.axes
+    assert "100000" in [label.get_text() for label in axes.get_yticklabels()]
+    assert axes.yaxis.label.get_window_extent().x0 >= 0
+
+
+def test_small_kl_has_numbers_on_its_axis(experiment):
+    write_trial(experiment, config(), [{**row(n), "kl/previous_nats": -0.01 * n} for n in (1, 2)])
+    (axes,) = figure_of(plot_of(experiment, "kl_previous")).axes
+
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
+
+
+def test_versions_begin_at_the_start_and_end_with_a_visible_step(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2)])
+    changes = [change(1.0, "generator", 0)]
+    for n in (1, 2):
+        changes += [change(1.0 + 10 * n, "learner", n), change(1.5 + 10 * n, "generator", n)]
+    write_part(trial, "versions", 1, changes)
+    plot = plot_of(experiment, "versions")
+
+    learner, generator = (
+        list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in sorted(figure_of(plot).axes[0].lines, key=lambda line: line.get_linestyle())
+    )
+    assert learner[0] == generator[0] == (0.0, 0.0)
+    assert learner[-2][1] == learner[-1][1] == 2.0
+    assert learner[-2][0] < learner[-1][0]
+    assert "Lines that coincide do not mean that rollouts are fresh" in plot.look
+
+
+def test_the_axis_of_kl_by_step_fits_its_data(experiment):
+    trial = write_trial(experiment, config("colocated_k2"), [row(1)])
+    write_part(trial, "steps", 1, [gradient_step(1, n, -0.1 * n) for n in (1, 2)])
+    (axes,) = figure_of(plot_of(experiment, "step_kl")).axes
+
+    assert axes.get_ylim()[1] < 0.3
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
 def test_lag_shares_are_over_the_groups_of_all_seeds(experiment):
     for seed in (0, 1):
         trial = write_trial(experiment, config("async_k1", seed), [row(1)])
@@ -302,7 +422,8 @@ def write_lengths(directory: Path, arm: str, after: int, *, cut: int = 0) -> Non
         write_part(trial, "evaluations", part, responses)
 
 
-def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experiment):
+def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experiment, monkeypatch):
+    monkeypatch.setattr(changes, "ENOUGH", 1)  # the trials have ten responses
     write_lengths(experiment, "colocated_k1", 12)
     write_lengths(experiment, "sync", 36)
     write_lengths(experiment, "async_k1", 39, cut=2)
@@ -340,12 +461,12 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
     page, heard = write(directory)
 
     for text in (
-        "colocated_k1-0-abc_00000: still running or interrupted: round 1 of 4",
+        "colocated_k1/0: still running or interrupted: round 1 of 4",
         "KL was not monitored (loss.kl_monitor=false): all trials",
         "the load from other processes was not measured, so speeds may be wrong: all trials",
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
-        "no held-out responses were kept: all trials",
+        "no held-out responses from a round after round 0 were kept: all trials",
         "colocated_k1: not measured in every trial: tokens per response, cut off, entropy",
         "packages not recorded",
         "machine not recorded",
@@ -366,8 +487,8 @@ def test_kl_that_should_be_there_and_is_not_is_told_from_kl_not_asked_for(experi
     write_trial(experiment, config("sync", **{"loss.kl_monitor": False}), [row(1)])
     page, _ = write(experiment)
 
-    assert "KL was not monitored (loss.kl_monitor=false): sync-0-abc_00000" in page.words
-    assert "the rows have no KL: colocated_k1-0-abc_00000" in page.words
+    assert "KL was not monitored (loss.kl_monitor=false): sync/0" in page.words
+    assert "the rows have no KL: colocated_k1/0" in page.words
 
 
 def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller(experiment):
@@ -392,9 +513,47 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
         assert text in page.words
         assert text in warning
         assert "\n" not in warning
-    assert "sync-0-abc_00000: failed after round 3 of 4: ActorFailed: <gone>" in page.words
+    assert "sync/0: failed after round 3 of 4: ActorFailed: <gone>" in page.words
     assert "finished after a retry; the earlier error: OSError: first time" in page.words
     assert "2 arms × 1 seed: 2 trials, 1 finished, 1 failed" in page.words
+
+
+def test_trials_that_a_scheduler_stopped_are_counted_apart(experiment):
+    rows = [row(n, done=n in (2, 4)) for n in range(1, 5)]
+    write_trial(experiment, config("colocated_k1", rounds=4), rows)
+    write_trial(experiment, config("sync", rounds=4), rows[:2])
+    page, _ = write(experiment)
+
+    assert "2 arms × 1 seed: 2 trials, 1 finished, 1 stopped by the scheduler" in page.words
+    assert "sync-0-abc_00000: stopped by the scheduler after round 2 of 4" in page.words
+    assert "Stopped by the scheduler: sync, seed 0 (after round 2 of 4)." in page.words
+
+
+def test_a_population_is_one_arm_with_its_lineage(tmp_path):
+    directory = write_experiment(tmp_path / "pbt", scheduler="pbt")
+    for seed in (0, 1):
+        before = config("sync", seed, rounds=4)
+        rows = [{**row(n), "config": before} for n in range(1, 5)]
+        if seed == 0:
+            clone = config("sync", 1, rounds=4, **{"optim.lr": 1e-4})
+            rows[2]["copied_from"] = "sync-1-abc_00001"
+            rows[2:] = [{**later, "config": clone} for later in rows[2:]]
+        write_trial(directory, before, rows)
+    page, heard = write(directory)
+
+    assert heard == []
+    assert "a population of 2 members" in page.words
+    section = page.words.partition("The population")[2].partition("Side effects")[0]
+    for text in ("sync/0", "3-4", "optim.lr=0.0001", "sync/1 after round 2"):
+        assert text in section
+    assert 'id="told"' not in (directory / "report.html").read_text()
+
+
+def test_responses_that_are_cut_off_are_named_on_the_first_screen(experiment):
+    write_trial(experiment, config(rounds=1), [row(1, response__truncated_fraction=1.0)])
+    page, _ = write(experiment)
+    first = page.words.partition("The arm")[0]
+    assert "cut off 100% of the responses in the last rounds" in first
 
 
 def test_trials_that_have_not_begun_are_counted_and_named(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from grpo_trainable.generator.scorer import ProcessScorer, check_reward
-from grpo_trainable.tasks import RewardError, Score, ScoreRequest
+from grpo_trainable.tasks import Example, RewardError, Score, ScoreRequest
 from grpo_trainable.telemetry.progress import steps_done
 
 REPOSITORY = Path(__file__).parents[2]
@@ -105,16 +105,16 @@ def wait_until_gone(pids, timeout_s=60.0):
 
 def test_a_number_is_the_reward_and_a_dict_may_say_more(scorer):
     assert scorer.score(requests("abc", "dict", "")) == [
-        Score(5.0, 1.0, 5.0),
+        Score(5.0, None, 5.0),
         Score(0.5, 1.0, 0.0),
-        Score(2.0, 1.0, 2.0),
+        Score(2.0, None, 2.0),
     ]
 
 
 def test_any_text_and_any_json_survive_the_trip(scorer):
     text = 'line\nbreak "quotes" \u2028 \ud800 \0 é 🦜'
     assert scorer.score([ScoreRequest(text, {"a": [1, None]})]) == [
-        Score(len(text) + 1.0, 1.0, len(text) + 1.0)
+        Score(len(text) + 1.0, None, len(text) + 1.0)
     ]
     long = "x" * 3_000_000  # many times the capacity of a pipe
     assert scorer.score([ScoreRequest(long, [])])[0].reward == 3_000_000
@@ -133,11 +133,11 @@ def test_an_exception_or_a_bad_value_is_the_error_of_that_response_alone(scorer)
     before = worker_pids(scorer)
     answers = scorer.score(requests("raise", "nan", "text", "exit", "x"))
     assert answers == [
-        RewardError("KeyError: 'two\\nlines'"),
-        RewardError("ValueError: reward must be a finite float32, got nan"),
-        RewardError("TypeError: reward must be a number, got str"),
-        RewardError("SystemExit: 5"),
-        Score(3.0, 1.0, 3.0),
+        RewardError("KeyError: 'two\\nlines'", repeats=True),
+        RewardError("ValueError: reward must be a finite float32, got nan", repeats=True),
+        RewardError("TypeError: reward must be a number, got str", repeats=True),
+        RewardError("SystemExit: 5", repeats=True),
+        Score(3.0, None, 3.0),
     ]
     assert worker_pids(scorer) == before  # no process had to be replaced
 
@@ -153,7 +153,7 @@ def test_a_death_is_the_error_of_that_response_and_the_spare_goes_on(scorer, res
     spare = worker_pids(scorer)[1]
     answers = scorer.score(requests("x", response, "pid", "x"))
     assert answers[1] == RewardError(message)
-    assert answers[0] == answers[3] == Score(3.0, 1.0, 3.0)
+    assert answers[0] == answers[3] == Score(3.0, None, 3.0)
     assert answers[2].reward == spare
 
 
@@ -172,7 +172,7 @@ def test_hangs_and_deaths_in_a_row_all_get_their_errors(spec):
         answers = scorer.score(requests("hang", "die", "hang", "x", "die"))
         kinds = [type(answer) for answer in answers]
         assert kinds == [RewardError, RewardError, RewardError, Score, RewardError]
-        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+        assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
@@ -183,7 +183,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
             "not scored: the reward hung on 10 other responses of the same chunk"
         )
         assert answers == [hung] * 10 + [left_out] * 3
-        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+        assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
@@ -250,7 +250,7 @@ def test_processes_that_died_between_two_calls_are_replaced_without_an_error(sco
     for pid in worker_pids(scorer):
         os.kill(pid, signal.SIGKILL)
     assert wait_until_gone(worker_pids(scorer))
-    assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+    assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_an_interrupted_call_leaves_no_answer_for_the_next(spec):
@@ -268,7 +268,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(spec):
                 interrupted_call()
         finally:
             signal.signal(signal.SIGALRM, previous)
-        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+        assert scorer.score(requests("x")) == [Score(3.0, None, 3.0)]
 
 
 def test_close_leaves_no_process_and_may_be_called_twice(spec):
@@ -319,7 +319,7 @@ def test_a_module_is_found_from_the_directory_and_from_our_path(tmp_path, monkey
     directory = str(tmp_path) if by == "directory" else None
     scorer = ProcessScorer("pkg.rewards:f", deadline_s=5.0, directory=directory)
     with contextlib.closing(scorer):
-        assert scorer.score(requests("x")) == [Score(4.0, 1.0, 4.0)]
+        assert scorer.score(requests("x")) == [Score(4.0, None, 4.0)]
 
 
 def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
@@ -344,6 +344,8 @@ def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
         ("/no/such/file.py:f", "FileNotFoundError: no file /no/such/file.py"),
         ("json:no_such_function", "has no attribute 'no_such_function'"),
         ("math:pi", "TypeError: pi is not callable"),
+        ("math:hypot3", "has no attribute 'hypot3'"),
+        ("os.path:basename", "takes (p); accepted are (response, ground_truth), TRL's"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_a_value_error_of_one_line(reward, reason):
@@ -370,3 +372,128 @@ def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, rea
         check_reward(f"{path}:f")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# ---- Forms of functions --------------------------------------------------------------------------
+
+# The texts of a call decide what the function does with it.
+GROUP_FUNCTION = """
+import os, time
+
+calls = []
+
+def grouped(completions, completion_ids, level, **kwargs):
+    calls.append(completions)
+    if "raise" in completions:
+        raise KeyError("no")
+    if "away" in completions:
+        raise ConnectionError("no service")
+    if "flaky" in completions and calls.count(completions) == 1:
+        raise RuntimeError("once")
+    if "differs" in completions:
+        raise RuntimeError(f"call {len(calls)}")
+    if "hang" in completions:
+        time.sleep(60)
+    if "short" in completions:
+        return [1.0]
+    special = {"nan": float("nan"), "none": None, "calls": float(len(calls))}
+    return [
+        special.get(text, len(completions) + 10.0 * len(ids) + 100.0 * own)
+        for text, ids, own in zip(completions, completion_ids, level)
+    ]
+
+def half(response, ground_truth):
+    return 0.5
+
+both = [grouped, half]
+"""
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    path = tmp_path_factory.mktemp("groups") / "groups.py"
+    path.write_text(GROUP_FUNCTION)
+    return str(path)
+
+
+@pytest.fixture
+def grouped(groups):
+    with contextlib.closing(ProcessScorer(f"{groups}:grouped", deadline_s=60)) as scorer:
+        yield scorer
+
+
+def group(example, *texts):
+    return [
+        ScoreRequest(text, None, example=example, columns={"level": example}, token_ids=(1, 2))
+        for text in texts
+    ]
+
+
+def test_responses_to_a_prompt_are_scored_together_with_their_tokens_and_columns(grouped):
+    asked = [*group(3, "a", "b"), *group(1, "c", "d", "e"), *group(3, "f")]
+    answers = [answer.reward for answer in grouped.score(asked)]
+    assert answers == [322.0] * 2 + [123.0] * 3 + [321.0]
+
+
+def test_a_failed_call_fails_its_group_and_a_wrong_number_its_response(grouped):
+    asked = [
+        *group(0, "a", "raise"),
+        *group(1, "b", "short"),
+        *group(2, "nan", "c"),
+        *group(3, "d"),
+    ]
+    no_list = "ValueError: returned 1 rewards for 2 completions"
+    not_finite = "ValueError: reward must be a finite float32, got nan"
+    assert grouped.score(asked) == [
+        *[RewardError("KeyError: 'no'", repeats=True)] * 2,
+        *[RewardError(no_list, repeats=True)] * 2,
+        RewardError(not_finite, repeats=True),
+        Score(222.0, 1.0, 222.0),
+        Score(321.0, 1.0, 321.0),
+    ]
+
+
+def test_none_is_no_failure_and_is_not_asked_for_again(grouped):
+    none = RewardError("the reward function returned None", is_failure=False)
+    assert grouped.score(group(0, "none", "calls")) == [none, Score(1.0, 1.0, 1.0)]
+    assert grouped.score(group(0, "calls")) == [Score(2.0, 1.0, 2.0)]
+
+
+def test_a_failure_that_passes_or_differs_does_not_repeat(grouped):
+    assert grouped.score(group(0, "flaky")) == [Score(21.0, 1.0, 21.0)]
+    (away,) = grouped.score(group(0, "away"))
+    assert away == RewardError("ConnectionError: no service", repeats=False)
+    (differs,) = grouped.score(group(0, "differs"))
+    assert re.fullmatch(r"RuntimeError: call \d+", differs.message)
+    assert not differs.repeats
+
+
+def test_a_group_may_take_the_time_of_all_its_responses(groups):
+    with contextlib.closing(ProcessScorer(f"{groups}:grouped", deadline_s=0.5)) as scorer:
+        answers = scorer.score([*group(0, "hang", "a", "b"), *group(1, "c")])
+    assert answers == [RewardError("no reward within 1.5 s")] * 3 + [Score(121.0, 1.0, 121.0)]
+
+
+def test_a_list_of_functions_gives_a_part_for_each_and_their_weighted_sum(groups):
+    parts = {"grouped": 22.0, "half": 0.5}
+    weights = {"grouped": 2.0, "half": 4.0}
+    for given, total in ((None, 22.5), (weights, 46.0)):
+        with contextlib.closing(
+            ProcessScorer(f"{groups}:both", deadline_s=60, weights=given)
+        ) as scorer:
+            answers = scorer.score(group(0, "a", "b"))
+        assert answers == [Score(total, 1.0, total, parts=parts)] * 2
+
+
+def test_a_check_compares_a_function_with_the_data_and_the_weights(groups):
+    fitting = Example("p", None, {"level": 1})
+    check_reward(f"{groups}:grouped", examples=[fitting])
+    lacking = Example("p", None, {"question": "?", "answer": 3})
+    with pytest.raises(ValueError, match=r"^task\.reward=.*needs the column level") as error:
+        check_reward(f"{groups}:grouped", examples=[fitting, lacking])
+    assert "they have the columns answer, ground_truth, question" in str(error.value)
+    check_reward(f"{groups}:both", weighted=["half", "format"])
+    with pytest.raises(ValueError, match=r"^task\.reward_weights: names hlaf, but") as error:
+        check_reward(f"{groups}:both", weighted=["half", "hlaf"])
+    assert str(error.value).endswith("lists the functions grouped, half")
+    check_reward(f"{groups}:half", weighted=["any"])  # a dict may have any parts

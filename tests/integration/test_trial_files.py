@@ -22,9 +22,9 @@ from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import ActorFailed
-from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
+from grpo_trainable.protocol.round_records import RoundDetails
 from grpo_trainable.storage.trial_storage import TrialStorage
-from grpo_trainable.tasks.input_files import InputChanged, digests_of_all
+from grpo_trainable.tasks.input_files import InputChanged, digests_of_all, input_digests
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import GRPOTrainable
 
@@ -75,6 +75,28 @@ def test_a_trial_refuses_to_go_on_with_another_data_file(begun: Any, tmp_path: P
         file.write("one more\n")
     with pytest.raises(InputChanged, match=rf"task\.keywords_file: {words}"):
         begun(config).restore(str(tmp_path / "checkpoint"))
+
+
+def test_a_trial_goes_on_with_code_that_the_user_has_replaced(begun: Any, tmp_path: Path) -> None:
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def score(response, ground_truth):\n    return 0.25\n")
+    config = trial_config(placement="colocated", task={"reward": f"{rewards}:score"})
+    (old,) = input_digests(GRPOConfig.from_dict(config), keys=["task.reward"]).values()
+    first = begun(config)
+    first.step()
+    first.save(str(tmp_path / "checkpoint"))
+    rewards.write_text("def score(response, ground_truth):\n    return 0.5\n")
+    with pytest.raises(InputChanged, match=rf"task\.reward: {rewards}"):
+        begun(config).restore(str(tmp_path / "checkpoint"))
+
+    again = begun(config)
+    again.trial._replaced = {old}
+    again.restore(str(tmp_path / "checkpoint"))
+    row = again.train()
+    again.trial._replaced = ()
+    assert (again.trial.rounds_trained, row["reward/train_mean"]) == (2, 0.5)
+    note = "task.reward has changed since the checkpoint from which this trial continues"
+    assert note in row.details.notes
 
 
 def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
@@ -138,10 +160,12 @@ def test_the_engine_of_the_how_to_page_evaluates_greedily_and_samples_as_ours_do
 ) -> None:
     page = written_by_the_page("engine.md", "my_engine.py", tmp_path)
     config = trial_config(rounds=2, eval={"every": 2})
-    told: dict[str, RoundDetails] = {}
+    told: dict[str, RoundDetails | None] = {}
     for engine in ("torch", f"{page}:GreedyEvaluation"):
-        told[engine] = begun({**config, "engine": engine}).step()[DETAILS]
+        told[engine] = begun({**config, "engine": engine}).train().details
     ours, theirs = told.values()
+    assert ours is not None
+    assert theirs is not None
     assert theirs.rollouts["response"] == ours.rollouts["response"]
     answers: dict[str, set[str]] = {}
     for prompt, response in zip(

@@ -39,6 +39,14 @@ def said(assignment: str) -> str:
             "rollout.group_size responses",
         ),
         ("top_p=0.9", "TRL's top_p has no counterpart here: responses are sampled from the whole"),
+        ("top_p=0.9", "because the loss needs its log-probs; eval.top_p is only for evaluations"),
+        (
+            "report_to=wandb",
+            "TRL's report_to has no counterpart here: every trial writes a log for",
+        ),
+        ("torch_dtype=bfloat16", "TRL's torch_dtype is model.dtype here"),
+        ("use_peft=true", "TRL's use_peft is model.lora_rank here"),
+        ("fp16=true", "TRL's fp16 has no counterpart here: model.dtype is float32 or bfloat16"),
         (
             "actor_rollout_ref.rollout.n=8",
             "verl's actor_rollout_ref.rollout.n is rollout.group_size here",

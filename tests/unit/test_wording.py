@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_trainable.text import did_you_mean, plural, written
+from grpo_trainable.text import did_you_mean, plural, rate, written
 
 
 def test_one_is_singular_and_none_is_not():
@@ -16,6 +16,13 @@ def test_the_nearest_name_is_proposed_and_a_far_one_is_not():
     assert did_you_mean("grpo_cilp", names) == "did you mean grpo_clip?"
     assert did_you_mean("sft", names) is None
     assert did_you_mean("grpo_cilp", names, cutoff=0.95) is None
+
+
+def test_names_that_begin_with_the_text_are_proposed_before_a_similar_one():
+    assert did_you_mean("async", ("sync", "async_k1", "async_k4")) == (
+        "did you mean async_k1 or async_k4?"
+    )
+    assert did_you_mean("", ("sync",)) is None
 
 
 @pytest.mark.parametrize(
@@ -32,3 +39,20 @@ def test_the_nearest_name_is_proposed_and_a_far_one_is_not():
 )
 def test_what_is_rounded_to_zero_has_no_minus(value, form, text):
     assert written(value, form) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1234.5, "1234"),
+        (80.4, "80"),
+        (9.96, "10"),
+        (9.94, "9.9"),
+        (8.0, "8"),
+        (1.36, "1.4"),
+        (0.0526, "0.053"),
+        (0.0, "0"),
+    ],
+)
+def test_a_rate_has_two_digits_or_more(value, text):
+    assert rate(value) == text

@@ -13,12 +13,12 @@ from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 
-from grpo_trainable.protocol.round_records import RoundDetails
+from grpo_trainable.protocol.round_records import RoundDetails, Row
 from grpo_trainable.protocol.versions import VersionChange
 from grpo_trainable.storage.checkpointing import TrialState, read_checkpoint
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.trial_storage import TrialStorage, path_on
-from grpo_trainable.telemetry.metrics import FRACTIONS, KL_TO, NAMES, RATIO_EDGES, ActorSpan
+from grpo_trainable.telemetry.metrics import KL_TO, NAMES, RATIO_EDGES, ActorSpan
 from grpo_trainable.telemetry.timers import Span
 
 
@@ -32,7 +32,7 @@ class FakeTrial:
         self.storage = SimpleNamespace(storage_filesystem=pyarrow.fs.LocalFileSystem())
         self.run_metadata = SimpleNamespace(checkpoint_manager=_CheckpointManager(None))
         self.status = "RUNNING"
-        self.evaluated_params = {"arm": "sync"}
+        self.evaluated_params = {"arm": self.config["arm"]}
         self.last_result: dict[str, Any] = {}
         self.num_failures = self.max_failures = 0
         self.is_saving = False
@@ -68,7 +68,7 @@ class FakeTrial:
 def row(round_: int, **values: Any) -> dict[str, Any]:
     """Return a row of a trial with every metric; most are 0."""
     return {
-        **dict.fromkeys(sorted(NAMES - set(FRACTIONS)), 0.0),
+        **dict.fromkeys(sorted(NAMES), 0.0),
         "training_iteration": round_,
         "time_total_s": 2.0 * round_,
         "config": {"arm": "sync"},
@@ -76,6 +76,11 @@ def row(round_: int, **values: Any) -> dict[str, Any]:
         "version/learner": float(round_),
         **values,
     }
+
+
+def detailed(round_: int, *, metrics: dict[str, Any] | None = None, **values: Any) -> Row:
+    """Return a row with these metrics and with the details that `values` describe."""
+    return Row.of(row(round_, **metrics or {}), details(round_, **values))
 
 
 def details(round_: int, **values: Any) -> RoundDetails:

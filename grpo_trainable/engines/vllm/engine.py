@@ -183,6 +183,7 @@ class VLLMEngine:
         request, limits = row.request, row.request.limits
         return SamplingParams(
             temperature=limits.temperature,
+            top_p=limits.top_p,
             max_tokens=limits.max_new_tokens,
             min_tokens=limits.min_new_tokens - 1,  # our minimum includes the end token
             stop_token_ids=list(limits.end_ids),

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_trainable.text import plural
+
 if TYPE_CHECKING:
     from vllm import LLM  # pyright: ignore
 
@@ -75,8 +77,8 @@ def import_vllm(threads: int) -> None:
         ) from error
     if torch.get_num_threads() != threads:
         raise ValueError(
-            f"vLLM fixes this process at {torch.get_num_threads()} threads, but {threads} are "
-            "requested"
+            f"vLLM fixes this process at {plural(torch.get_num_threads(), 'thread')}, but "
+            f"{threads} are requested"
         )
 
 

@@ -6,14 +6,13 @@ tokenizer that also decodes the responses.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable.models.directory import SHIPPED_POLICY
-from grpo_trainable.models.hf.directory import INSTALL, local_directory
+from grpo_trainable.models.hf.directory import local_directory, refuse_missing_library
 from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 from grpo_trainable.plugins import one_line
@@ -180,10 +179,7 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
     if named == "off":
         return None
     for library in ("transformers", "jinja2"):
-        if importlib.util.find_spec(library) is None:
-            raise ValueError(
-                f"model.chat_template={named}: needs the library {library}; run: {INSTALL}"
-            )
+        refuse_missing_library(f"model.chat_template={named}", library)
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     renderer: Any = _renderer(directory)
     if named != "on":

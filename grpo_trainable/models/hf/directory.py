@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from grpo_trainable.models.hf.json_files import (
 from grpo_trainable.models.safetensors_header import tensor_shapes
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer, read_backend
-from grpo_trainable.plugins import one_line
+from grpo_trainable.plugins import missing_library, one_line
 
 INSTALL = "pip install -e '.[hf]'"
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
@@ -194,7 +194,7 @@ def refuse_unusable(directory: Path) -> None:
 
     Raises:
         ValueError: A library is missing, the architecture is unknown or brings its own code, the
-            directory holds only adapters, or weights are quantized or missing. The message is one
+            directory also holds adapters, or weights are quantized or missing. The message is one
             line and says what to do.
     """
     refuse_missing_library(str(directory), "transformers")
@@ -211,8 +211,9 @@ def refuse_unusable(directory: Path) -> None:
         )
     if (directory / "adapter_config.json").exists():
         raise ValueError(
-            f"{directory}: adapter_config.json shows that these are adapters for another model; "
-            "merge them and save the whole model"
+            f"{directory}: holds a whole model and adapter_config.json; if the model is whole, "
+            "remove that file; if not, give the model as model.path and the adapters, in a "
+            "directory without the model, as model.adapter"
         )
     if "quantization_config" in config:
         raise ValueError(f"{directory}: the weights are quantized and cannot be trained")
@@ -221,10 +222,9 @@ def refuse_unusable(directory: Path) -> None:
 
 def refuse_missing_library(source: str, name: str) -> None:
     """Raise a ValueError if the library `name`, which `source` needs, is not installed."""
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(
-            f"{source}: needs the library {name}, which is not installed; run: {INSTALL}"
-        )
+    missing = missing_library(name, INSTALL)
+    if missing is not None:
+        raise ValueError(f"{source}: {missing}")
 
 
 def _known_to_transformers(model_type: Any) -> bool:
@@ -324,21 +324,35 @@ def refuse_unknown_targets(targets: str, shapes: Mapping[str, tuple[int, ...]]) 
         ValueError: A module does not exist, or is not a linear layer of the body. The message is
             one line.
     """
-    names = names_in(targets)
+    names, modules = names_in(targets), _modules(shapes)
     if names == [ALL_LINEAR]:
         return
-    modules = {
-        name.removesuffix(MATRIX): len(shape) == 2 and IN_A_LAYER.search(name) is not None
-        for name, shape in shapes.items()
-        if name.endswith(MATRIX)
-    }
     linear = sorted({module.rpartition(".")[2] for module, fits in modules.items() if fits})
     valid = f"valid: {ALL_LINEAR}, or some of {', '.join(linear)}"
     for name in names:
-        found = [module for module in modules if f".{module}".endswith(f".{name}")]
+        found = [module for module in modules if _is_named(module, [name])]
         if not found:
             raise ValueError(f"model.lora_targets: no layer is called {name!r}; {valid}")
         if not all(modules[module] for module in found):
             raise ValueError(
                 f"model.lora_targets: {name} is not a linear layer of the body; {valid}"
             )
+
+
+def layers_named(targets: str, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the linear layers of the body that the names in `targets` select, by stored name."""
+    names, modules = names_in(targets), _modules(shapes)
+    return [module for module, fits in modules.items() if fits and _is_named(module, names)]
+
+
+def _modules(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bool]:
+    """Return the modules that have weights, each with True if it is a linear layer of the body."""
+    return {
+        name.removesuffix(MATRIX): len(shape) == 2 and IN_A_LAYER.search(name) is not None
+        for name, shape in shapes.items()
+        if name.endswith(MATRIX)
+    }
+
+
+def _is_named(module: str, names: Iterable[str]) -> bool:
+    return any(f".{module}".endswith(f".{name}") for name in names)

@@ -19,6 +19,7 @@ from grpo_trainable.plugins import one_line
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
 # Keys of the maximum sequence length in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+ADAPTER_CONFIG = "adapter_config.json"  # peft writes this file next to LoRA adapters
 JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from grpo_trainable.models.hf.directory import ALL_LINEAR, names_in
 from grpo_trainable.models.hf.policy import HFPolicy
+from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.policy import Policy, widened
 from grpo_trainable.plugins import one_line
 
@@ -23,8 +24,8 @@ ADAPTER = "default"  # peft's name for the only adapter
 class LoraPolicy(Policy):
     """A policy that trains only adapters. An adapted layer adds scale · B A to its weights.
 
-    B begins at zero, so at first the policy equals the model without adapters. The adapters are
-    float32 whatever the precision of the model.
+    B begins at zero, so at first the policy equals the model without adapters, unless the policy
+    starts from other adapters. The adapters are float32 whatever the precision of the model.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class LoraPolicy(Policy):
         alpha: float | None,
         targets: str,
         seed: int,
+        start: Mapping[str, Tensor] | None = None,
         apart: bool = False,
     ) -> None:
         """Put adapters into `base`, which then computes with them.
@@ -46,12 +48,14 @@ class LoraPolicy(Policy):
             targets: "all-linear" for every linear layer except the head, or names of modules
                 separated by commas.
             seed: Seed of A.
+            start: Adapters to start from, under the names of `trained`. None: A is drawn at random,
+                and B is zero.
             apart: Make `weights` return the adapters beside the model's weights, instead of merging
                 the adapters into those weights.
 
         Raises:
-            ValueError: A target does not exist, or is not a linear layer of the body. The message
-                is one line.
+            ValueError: A target does not exist, or is not a linear layer of the body; or the
+                adapters to start from do not fit. The message is one line.
         """
         super().__init__()
         self.context_length, self.vocab_size = base.context_length, base.vocab_size
@@ -71,6 +75,12 @@ class LoraPolicy(Policy):
         self.base = base
         self._refuse_other_layers([] if names == [ALL_LINEAR] else names)
         self._draw(seed)
+        self._started_from = () if start is None else tuple(self.trained())
+        if start is not None:
+            copy_parameters(self.trained(), dict(start), source="model.adapter")
+            for index, name in enumerate(self._started_from):
+                # A buffer moves to a device together with the policy.
+                self.register_buffer(f"start_{index}", start[name].clone(), persistent=False)
 
     def _refuse_other_layers(self, names: Sequence[str]) -> None:
         head, adapted = self.base.model.get_output_embeddings(), self._adapted()
@@ -162,25 +172,37 @@ class LoraPolicy(Policy):
         changed = {f"{name}.weight" for name in self._adapted()}
         return [name for name in self.base_weights() if name not in changed]
 
-    def without_adapters(self) -> Policy:
-        """Return the model without adapters, in the same memory."""
-        return _WithoutAdapters(self)
+    def untrained(self) -> Policy:
+        """Return the policy before any training, in the same memory."""
+        return _Untrained(self)
+
+    def start(self) -> dict[str, Tensor]:
+        """Return the adapters that the policy started from, by name; empty without any."""
+        return {
+            name: self.get_buffer(f"start_{index}") for index, name in enumerate(self._started_from)
+        }
 
     @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Turn the adapters off within this context."""
-        layers = self._adapted().values()
+    def as_untrained(self) -> Iterator[None]:
+        """Compute as before any training, within this context."""
+        live, start = self.trained(), self.start()
+        trained = {name: live[name].data for name in start}
+        layers = () if start else self._adapted().values()  # without a start, adapters are off
+        for name, tensor in start.items():
+            live[name].data = tensor
         for layer in layers:
             layer.enable_adapters(False)
         try:
             yield
         finally:
+            for name, tensor in trained.items():
+                live[name].data = tensor
             for layer in layers:
                 layer.enable_adapters(True)
 
 
-class _WithoutAdapters(Policy):
-    """The model to which a LoRA policy adds adapters, in the same memory."""
+class _Untrained(Policy):
+    """A LoRA policy before any training, in the same memory."""
 
     def __init__(self, policy: LoraPolicy) -> None:
         super().__init__()
@@ -197,12 +219,12 @@ class _WithoutAdapters(Policy):
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         """Return the hidden states (B, S, D) of ids (B, S), ready for the head."""
-        with self._policy[0].disabled():
+        with self._policy[0].as_untrained():
             return self._policy[0].hidden_states(input_ids)
 
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
         """Return the hidden states (T, D) at the T positions of `wanted`, bool (B, S)."""
-        with self._policy[0].disabled():
+        with self._policy[0].as_untrained():
             return self._policy[0].states_at(input_ids, wanted)
 
     def pack_rows(self) -> None:
@@ -211,8 +233,25 @@ class _WithoutAdapters(Policy):
 
     def checkpoint_gradients(self) -> None:
         """Raise a NotImplementedError."""
-        raise NotImplementedError("the model without adapters is never trained")
+        raise NotImplementedError("the untrained policy is never trained")
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the model's weights without the adapters."""
-        return self._policy[0].base_weights()
+        """Return the model's weights, and the adapters that the policy started from."""
+        return self._policy[0].base_weights() | self._policy[0].start()
+
+
+@torch.no_grad()
+def merge(model: HFPolicy, adapters: Mapping[str, Tensor], scale: float) -> None:
+    """Add adapters to the weights of a model, in place.
+
+    Args:
+        model: A model without adapters.
+        adapters: The matrices A and B of each adapted layer, named as in `LoraPolicy.trained`.
+        scale: Factor of B A.
+    """
+    weights = model.weights()
+    for name, matrix in adapters.items():
+        layer, _, rest = name.partition(".lora_A.")
+        if rest:
+            weight, other = weights[f"{layer}.weight"], adapters[f"{layer}.lora_B.{rest}"]
+            weight.copy_(widened(weight) + scale * (other @ matrix))

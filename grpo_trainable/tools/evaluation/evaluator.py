@@ -21,7 +21,8 @@ from grpo_trainable.generator.episodes import EpisodePlayer
 from grpo_trainable.generator.scorer import make_scorer
 from grpo_trainable.pipeline.evaluation import held_out_chunks
 from grpo_trainable.protocol.rollout import Request, RolloutGroup
-from grpo_trainable.tasks import RewardError, Score, eval_size
+from grpo_trainable.tasks import RewardError, Score, Task, eval_size
+from grpo_trainable.tasks.mix import MixTask
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 from grpo_trainable.tools.evaluation.generation import Generation
@@ -32,13 +33,13 @@ STREAM = "eval"
 Scores = list[Score | RewardError]  # one per response, in the same order
 
 
-def with_all_prompts(config: GRPOConfig) -> GRPOConfig:
-    """Return the config with `eval.prompts` set to the number of held-out prompts of the task.
+def with_all_prompts(config: GRPOConfig, task: Task | MixTask) -> GRPOConfig:
+    """Return the config with `eval.prompts` set to the number of held-out prompts of its task.
 
     Raises:
-        ValueError: If the task does not state this number, or cannot be built.
+        ConfigError: If the task does not state this number.
     """
-    size = eval_size(build_task(config))
+    size = eval_size(task)
     if size is None:
         raise ConfigError(
             f"task.name={config.task.name}: does not state its number of held-out prompts "
@@ -70,7 +71,8 @@ class Evaluator:
             config: Config of the evaluation.
             policy: Policy to evaluate.
             device: Device on which to sample, `cpu` or `cuda`.
-            batch: Number of responses to sample together, by default the same as in the trial.
+            batch: Maximum number of responses to sample together, by default the same as in the
+                trial. The responses to one prompt are always sampled together.
         """
         self.config = config
         self.policy = policy
@@ -113,7 +115,7 @@ class Evaluator:
             groups, scores = self._sampled(requests, between_tokens)
             sampled = [response for group in groups for response in self._responses(group)]
             if scores is None:
-                scores = self._scores(sampled)
+                scores = self._scores(groups)
             yield [_with_score(own, score) for own, score in zip(sampled, scores, strict=True)]
 
     def close(self) -> None:
@@ -136,10 +138,12 @@ class Evaluator:
         check_played(name, self._engine, requests, groups, vocab_size)
         return groups, [score for own in scores for score in own]
 
-    def _scores(self, sampled: Sequence[Generation]) -> Scores:
+    def _scores(self, groups: Sequence[RolloutGroup]) -> Scores:
         assert self._scorer is not None, "episodes are scored while they are played"
         requests = [
-            self._prompts.score_request(STREAM, own.prompt_index, own.response) for own in sampled
+            self._prompts.score_request(STREAM, group.prompt_index, ids)
+            for group in groups
+            for ids in group.responses()
         ]
         return self._scorer.score(requests)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from grpo_trainable.tasks import JSONValue
 
-# The three categories of the course CSE 599-O: name in files -> rewards of format and answer.
+# The three categories of the course CSE 599-O: name in files -> rewards of format and answer. A
+# reward that does not judge the format has the first two.
 CATEGORIES = {
     "correct": "format 1, answer 1",
     "wrong_answer": "format 1, answer 0",
@@ -16,7 +17,10 @@ CATEGORIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One response to one held-out prompt. Rewards are None if the response was not scored."""
+    """One response to one held-out prompt. Rewards are None if the response was not scored.
+
+    The format reward is also None if the reward does not judge the format.
+    """
 
     prompt_index: int
     response_index: int  # index among the responses to the prompt
@@ -36,9 +40,9 @@ class Generation:
     def category(self) -> str | None:
         """Return a key of `CATEGORIES`, or None if the rewards are of no category."""
         match self.format_reward, self.answer_reward:
-            case 1.0, 1.0:
+            case ((1.0 | None), 1.0):
                 return "correct"
-            case 1.0, 0.0:
+            case ((1.0 | None), 0.0):
                 return "wrong_answer"
             case 0.0, 0.0:
                 return "wrong_format"

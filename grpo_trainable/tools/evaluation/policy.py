@@ -90,7 +90,7 @@ def _source(config: GRPOConfig, trained: TrainedPolicy | None) -> tuple[str, str
     if trained is not None:
         return "checkpoint", str(trained.directory)
     if config.model.path is not None:
-        return "directory", config.model.path
+        return "directory", config.model.adapter or config.model.path
     return "preset", config.model.preset
 
 

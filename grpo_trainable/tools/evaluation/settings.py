@@ -28,7 +28,7 @@ from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 READ = (
     *("model.", "task.", "env.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
-    *("eval.prompts", "eval.samples", "eval.temperature"),
+    *("eval.prompts", "eval.samples", "eval.temperature", "eval.top_p"),
     "resources.reward_workers",
 )
 # Command line option -> the key that it sets.
@@ -38,6 +38,7 @@ OPTIONS = {
     "--prompts": "eval.prompts",
     "--samples": "eval.samples",
     "--temperature": "eval.temperature",
+    "--top-p": "eval.top_p",
     "--seed": "seed",
 }
 
@@ -166,6 +167,7 @@ def _given(
         given[key] = value
     if given.get("eval.temperature") == 0:
         given.setdefault("eval.samples", 1)  # further samples would be identical
+        given.setdefault("eval.top_p", 1.0)
     return given
 
 
@@ -188,10 +190,11 @@ def _refuse_changed(
     other_task = config.task.name != trained.config.task.name
 
     def exchanged(key: str) -> bool:
-        check = checks.get(key)
+        setting = key.partition("/")[0]  # a file of a directory has the key SETTING/NAME
+        check = checks.get(setting)
         if key.startswith("task.") and other_task:
             return True
-        if check is None or key not in given:  # `model.path/NAME` is not a key
+        if check is None or setting not in given:
             return False
         return check.refers_to == "path" or now.get(key) != before.get(key)
 

@@ -252,7 +252,7 @@ def _on_problems(
     flat = [score for group in scores for score in group]
     right = [r for r, score in zip(responses, flat, strict=True) if score.answer_reward]
     wrong = [r for r, score in zip(responses, flat, strict=True) if not score.answer_reward]
-    in_format = sum(score.format_reward for score in flat)
+    in_format = sum(score.all_parts["format"] for score in flat)
     documents = [
         Document(prompt, problem.answer) for prompt, problem in zip(prompts, problems, strict=True)
     ]

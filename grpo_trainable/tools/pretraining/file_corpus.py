@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from grpo_trainable.text import plural
 from grpo_trainable.tools.pretraining.corpus import Corpus, Document
 from grpo_trainable.tools.pretraining.recipe import Recipe
 from grpo_trainable.tools.pretraining.story_corpus import measure_stories
@@ -61,8 +62,8 @@ def read_documents(path: str | Path) -> dict[str, Document]:
                 raise ValueError(f"--corpus {place}: {error}") from None
     if len(documents) < 2:
         raise ValueError(
-            f"--corpus {path}: has {len(documents)} documents; at least 2 are needed, because one "
-            "is held out to measure the loss"
+            f"--corpus {path}: has {plural(len(documents), 'document')}; at least 2 are needed, "
+            "because one is held out to measure the loss"
         )
     return documents
 

@@ -34,7 +34,7 @@ class LocalWriter:
         try:
             shape, self._tokenizer = check_policy(config.model)
             self._chat: ChatTemplate | None = chat_template(
-                config.model.chat_template, path, self._tokenizer
+                config.model.chat_template, config.model.path, self._tokenizer
             )
         except ValueError as error:
             raise ValueError(f"--model {error}") from None

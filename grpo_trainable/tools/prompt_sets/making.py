@@ -123,9 +123,9 @@ class PromptSet:
         )
         if not (made.train and made.eval):
             raise ValueError(
-                f"{made.train} prompts to train on and {made.eval} held out, but each side needs "
-                f"one ({made.rejected} of {len(written)} had no usable answer, {made.repeated} "
-                "were repeated); request more prompts or use another model"
+                f"{plural(made.train, 'prompt')} to train on and {made.eval} held out, but each "
+                f"side needs one ({made.rejected} of {len(written)} had no usable answer, "
+                f"{made.repeated} were repeated); request more prompts or use another model"
             )
         self._save(rows)
         return made

@@ -44,7 +44,8 @@ def test_what_is_no_action_changes_nothing() -> None:
     env = lake()
     env.reset({"seed": 0})
     assert env.step("down\n") == Turn("not an action\n", info={"illegal": 1})
-    assert env.step("1\n") == Turn("4\n", info={"illegal": 0})
+    # FrozenLake reports the probability of what has happened.
+    assert env.step("1\n") == Turn("4\n", info={"prob": 1.0, "illegal": 0})
 
 
 def test_observations_may_be_described() -> None:

@@ -44,7 +44,8 @@ class Failing(gymnasium.Env):
         self.t += 1
         if self.seed == 1 and self.t == 2:
             raise RuntimeError("lost its footing")
-        return np.zeros(1, np.float32), float(action), self.t == 3, False, {}
+        info = {"right": bool(action), "seen": "nothing"}
+        return np.zeros(1, np.float32), float(action), self.t == 3, False, info
 
 class Seeing(Failing):
     observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2)})
@@ -138,6 +139,7 @@ def test_a_pole_that_falls_ends_its_episode_and_one_that_stands_is_cut_off() -> 
         lengths = group.response_mask.sum(dim=1)
         assert torch.equal(group.finished, lengths < 40)
         assert torch.equal(group.turn_rewards.nansum(dim=1), lengths.float())  # reward 1 per step
+        assert group.info == {}  # the pole reports nothing
     assert any(bool(group.finished.any()) for group in groups)
 
 
@@ -146,6 +148,8 @@ def test_an_environment_that_fails_spoils_its_own_group(failing: str) -> None:
     groups, scores = engine.earn(requests, lambda: None)
     assert scores[1] == [RewardError("environment: step 2: RuntimeError: lost its footing")] * 4
     assert all(isinstance(score, Score) for row in (scores[0], scores[2]) for score in row)
+    for group in (groups[0], groups[2]):
+        assert group.info == {"right": float(group.turn_rewards.nansum(dim=1).double().mean())}
     assert groups[1].response_mask.sum(dim=1).tolist() == [2] * 4
     engine.close()
 

@@ -149,7 +149,7 @@ def test_a_checkpoint_is_exported_with_its_trained_weights(tmp_path, capsys):
     for source, out in ((checkpoint, "one"), (checkpoint.parent, "two")):
         assert command.main([str(source), str(tmp_path / out)]) == 0
         said = capsys.readouterr().out
-        assert said.startswith(f"{checkpoint}, trained for 1 rounds\n{tmp_path / out}: LlamaForC")
+        assert said.startswith(f"{checkpoint}, trained for 1 round\n{tmp_path / out}: LlamaForC")
         ids = ids_for(2048, length=48)
         expected = learner.policy.hidden_states(ids) @ learner.policy.head_weight.t()
         torch.testing.assert_close(loaded(tmp_path / out)(ids).logits, expected, rtol=0, atol=1e-5)

@@ -48,7 +48,7 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(
     expected = copy(gradients(padded, batch))
     for name, gradient in gradients(packed, batch).items():
         assert far(gradient, expected[name]) < 1e-4, name
-    without, reference = packed.without_adapters(), padded.without_adapters()
+    without, reference = packed.untrained(), padded.untrained()
     if without is not None and reference is not None:
         found, wanted = (scored(policy, batch) for policy in (without, reference))
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)

@@ -285,7 +285,7 @@ def test_merged_adapters_score_as_adapters_do(model_path, family: str, tied: boo
     assert changed == before.keys() - set(policy.frozen())
     assert all(name.endswith("_proj.weight") for name in changed)
     with torch.no_grad():
-        assert torch.equal(scored(policy.without_adapters(), batch), base)
+        assert torch.equal(scored(policy.untrained(), batch), base)
         assert torch.equal(scored(policy, batch), apart)
 
 

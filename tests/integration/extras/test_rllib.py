@@ -369,6 +369,19 @@ def test_tune_finds_it_by_name_and_its_checkpoint_goes_on(
 # ---- Failures --------------------------------------------------------------------------------
 
 
+def test_a_sample_with_invalid_settings_fails_alone(ray_session: None, tmp_path: Path) -> None:
+    sampled = {"lag": tune.grid_search([0, 1]), "rounds": 1}
+    grid = tune.Tuner(
+        NAME,
+        param_space=config_of().training(grpo=sampled),
+        run_config=tune.RunConfig(name="experiment", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert [result.error is not None for result in grid] == [False, True]
+    reason = "ConfigError: lag=1: needs env_runners(num_env_runners=…) >= 1"
+    assert reason in str(grid.errors[0])
+    assert_no_actor_left()
+
+
 def test_a_checkpoint_elsewhere_is_the_same_files(algorithms: Any, tmp_path: Path) -> None:
     algo = algorithms(config_of())
     algo.train()

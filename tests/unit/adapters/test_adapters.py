@@ -57,7 +57,9 @@ def test_an_adapter_is_short(name):
 
 
 def test_a_missing_library_is_named_with_the_line_that_installs_it():
-    with pytest.raises(ValueError, match=r"^the library no_such is not installed: pip install -e"):
+    with pytest.raises(
+        ValueError, match=r"^the library no_such is not installed; run: pip install -e"
+    ):
         library("no_such.part", extra="none")
 
 

@@ -11,7 +11,9 @@ import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs
@@ -20,9 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.tune import Callback
-from ray.tune.logger import JsonLoggerCallback
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
+from ray.tune.utils import flatten_dict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trials import FakeTrial, details, held_out, row
+from trials import FakeTrial, detailed, details, held_out, row
 
 from callbacks import grpo_callbacks, save_on_interrupt
 from callbacks.bands import BandsCallback
@@ -31,14 +34,21 @@ from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_l
 from callbacks.fail_safe import HOOKS, FailSafeCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
 from callbacks.round_files import RolloutsCallback, VersionLogCallback, lag_histogram
-from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
+from callbacks.stage_timings import StageTimingsCallback, stage_totals
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
-from callbacks.trial_files import cut_lines, cut_parts, read_rows, set_verbose, trial_directory
+from callbacks.trial_files import (
+    cut_lines,
+    cut_parts,
+    label,
+    read_rows,
+    set_verbose,
+    trial_directory,
+)
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.versions import Sync, VersionChange
-from grpo_trainable.telemetry.metrics import NAMES, ActorSpan
+from grpo_trainable.telemetry.metrics import NAMES, ActorSpan, stage_fractions
 from grpo_trainable.telemetry.stages import STAGES
 from grpo_trainable.telemetry.timers import Span
 
@@ -71,9 +81,8 @@ def report(callbacks: list[Callback], trial: FakeTrial, result: dict[str, Any]) 
 def play(callbacks: list[Callback], trial: FakeTrial, rounds: range, **values: Any) -> None:
     for round_ in rounds:
         evaluations = held_out(round_) if round_ % 2 == 0 else {}
-        told = {DETAILS: details(round_, evaluations=evaluations)}
-        result = row(round_, **{"time/rollout_s": float(round_), **values, **told})
-        report(callbacks, trial, result)
+        metrics = {"time/rollout_s": float(round_), **values}
+        report(callbacks, trial, detailed(round_, metrics=metrics, evaluations=evaluations))
 
 
 # ---- Failures ----------------------------------------------------------------------------------
@@ -134,7 +143,7 @@ def test_what_a_full_disk_does_not_take_is_written_once_there_is_space(tmp_path)
     callbacks = file_callbacks()
 
     def log(round_: int) -> None:
-        report(callbacks, trial, row(round_, **{DETAILS: details(round_)}))
+        report(callbacks, trial, detailed(round_))
 
     log(1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -430,13 +439,87 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     assert on_disk["scalars"] == [5, 6, 7, 8]  # earlier rounds are in separate files
 
 
-def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
+def test_tune_keeps_no_details(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
     start(callbacks, trial)
-    result = report(callbacks, trial, row(1, **{DETAILS: details(1)}))
-    assert DETAILS not in result
-    assert DETAILS not in (tmp_path / "trial" / "result.json").read_text()
+    result = trial.last_result = report(callbacks, trial, detailed(1))
+    assert result.details is not None
+    assert "details" not in (tmp_path / "trial" / "result.json").read_text()
+    # Schedulers and loggers of Tune keep copies like these.
+    for kept in (
+        result.copy(),
+        flatten_dict(result),
+        deepcopy(result),
+        json.loads(json.dumps(result)),
+    ):
+        assert details_of(kept) is None
+        assert kept["version/learner"] == 1.0
+    for callback in callbacks:
+        callback.on_step_end(iteration=1, trials=[trial])
+    assert result.details is None
+
+
+class Keeps(Callback):
+    """A user's callback, which keeps a copy of each row."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
+        self.rows.append(dict(result))
+
+
+def test_a_users_callbacks_get_the_same_plain_row_before_and_after_ours(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    trial.checkpoint = None  # a new trial, with nothing to continue
+    first, last = Keeps(), Keeps()
+    for place in ("first", "last"):
+        trial.local_path = str(tmp_path / place)  # Tune's loggers write to this directory
+        trial.init_local_path()
+        loggers = [JsonLoggerCallback(), CSVLoggerCallback(), TBXLoggerCallback()]
+        before, after = ([first, *loggers], []) if place == "first" else ([], [*loggers, last])
+        callbacks = [*before, *file_callbacks(), *after]
+        start(callbacks, trial)
+        report(callbacks, trial, pickle.loads(pickle.dumps(detailed(1))))  # as Ray sends it
+        for logger in loggers:
+            logger.log_trial_end(trial)
+    (row_before,), (row_after,) = first.rows, last.rows
+    assert row_before == row_after == row(1)
+    for name in ("result.json", "progress.csv"):
+        content = (tmp_path / "first" / name).read_text()
+        assert content == (tmp_path / "last" / name).read_text()
+        assert "time/rollout_fraction" in content
+        assert "details" not in content.lower()
+    for place in ("first", "last"):
+        events = EventAccumulator(str(tmp_path / place))
+        events.Reload()
+        assert {f"ray/tune/{name}" for name in NAMES} <= set(events.Tags()["scalars"])
+
+
+def test_a_number_that_an_environment_reports_later_is_in_every_file(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    for round_ in (1, 2, 3):
+        late = {"env/a, b_mean": 0.5 * round_} if round_ > 1 else {}
+        metrics = {"env/calls_mean": float(round_), **late}
+        report(callbacks, trial, detailed(round_, metrics=metrics))
+    written = [json.loads(line) for line in (tmp_path / "trial" / "result.json").open()]
+    assert [line.get("env/a, b_mean") for line in written] == [None, 1.0, 1.5]
+    events = events_of(trial)
+    assert [event.value for event in events.Scalars("env/calls_mean")] == [1.0, 2.0, 3.0]
+    assert [event.step for event in events.Scalars("env/a, b_mean")] == [2, 3]
+    # The trial goes on from the checkpoint of round 2, with other callbacks.
+    callbacks = file_callbacks()
+    start(callbacks, trial, 2)
+    report(callbacks, trial, detailed(3, metrics={"env/calls_mean": 3.0, "env/new_mean": 7.0}))
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["env/calls_mean"] for line in lines] == ["1.0", "2.0", "3.0"]
+    assert [line["env/a, b_mean"] for line in lines] == ["", "1.0", ""]
+    assert [line["env/new_mean"] for line in lines] == ["", "", "7.0"]
+    assert [line["version/learner"] for line in lines] == ["1.0", "2.0", "3.0"]
 
 
 def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
@@ -468,7 +551,7 @@ def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
 
 def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, caplog):
     trial = FakeTrial(tmp_path / "trial")
-    trial.config = {"lag": 1, "placement": "disaggregated"}
+    trial.config, trial.evaluated_params = {"lag": 1, "placement": "disaggregated"}, {}
     callbacks = [*file_callbacks(), ConsoleCallback()]
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
@@ -723,9 +806,7 @@ def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
     start(callbacks, trial)
     for round_ in (1, 2, 3):
         values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5, "time/checkpoint_s": 0.5}
-        result = row(round_, **values, **{"cost/device_hours": round_ / 10})
-        report(callbacks, trial, result)
-        assert result["time/rollout_fraction"] == 1.0
+        report(callbacks, trial, row(round_, **values, **{"cost/device_hours": round_ / 10}))
     totals = stage_totals(trial)
     assert totals["rollout"] == 6.0
     assert totals["generator_idle"] == 1.5
@@ -760,6 +841,19 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
         assert "version 1 -> 2" in out[1]
 
 
+@pytest.mark.parametrize(
+    ("on", "config"), [(False, {}), (True, {}), (False, {"verbose": True})], ids=str
+)
+def test_two_responses_are_printed_after_an_evaluation_only_when_asked_for(
+    tmp_path, capsys, verbose, on, config
+):
+    set_verbose(on)
+    trial = FakeTrial(tmp_path / "trial", callbacks=config)
+    start([RolloutsCallback()], trial)
+    play([RolloutsCallback()], trial, range(1, 3))
+    assert ("sync/0" in capsys.readouterr().out) == (on or bool(config))
+
+
 def test_lags_are_those_of_first_trainings(tmp_path):
     """Round 2 trains one of two groups of two responses a second time, and round 3 reuses both."""
     trial, callback = FakeTrial(tmp_path / "trial"), RolloutsCallback()
@@ -769,7 +863,7 @@ def test_lags_are_those_of_first_trainings(tmp_path):
     for round_, first, lag in zip((1, 2, 3), firsts, lags, strict=True):
         columns = {name: 2 * values for name, values in details(round_).rollouts.items()}
         rollouts = {**columns, "cursor": [7, 7, 8, 8], "lag": lag, "first_use": first}
-        report([callback], trial, row(round_, **{DETAILS: details(round_, rollouts=rollouts)}))
+        report([callback], trial, detailed(round_, rollouts=rollouts))
     assert lag_histogram(trial) == {0: 2, 2: 1}
 
 
@@ -781,7 +875,7 @@ def test_how_weights_came_is_kept_with_the_version(tmp_path):
         at=3.0, role="generator", actor="generator-1", version=5, weights_round=4, sync=sync
     )
     start([callback], trial)
-    report([callback], trial, row(1, **{DETAILS: details(1, versions=[change])}))
+    report([callback], trial, detailed(1, versions=[change]))
     assert parts(trial, "versions") == [
         {
             **{"at": 3.0, "round": 1, "side": "generator", "actor": "generator-1"},
@@ -841,7 +935,7 @@ def test_what_other_threads_of_an_actor_do_has_a_row_of_its_own(tmp_path):
         ActorSpan("generator", "generator-0", Span("rollout", 11.0, 15.0)),
         ActorSpan("generator", "generator-0", Span("sync", 12.0, 13.0, concurrent=True)),
     ]
-    report([callback], trial, row(1, **{DETAILS: details(1, spans=spans)}))
+    report([callback], trial, detailed(1, spans=spans))
     events = json.loads((tmp_path / "trial" / "trace.json").read_text())
     rows = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert rows == ["generator-0", "generator-0, other threads"]
@@ -853,7 +947,7 @@ def test_what_other_threads_of_an_actor_do_has_a_row_of_its_own(tmp_path):
 def test_tensorboard_has_every_metric_by_its_own_name(tmp_path):
     trial, callback = FakeTrial(tmp_path / "trial"), TensorBoardCallback()
     start([callback], trial)
-    report([StageTimingsCallback(), callback], trial, row(1, **{DETAILS: details(1)}))
+    report([callback], trial, detailed(1))
     events = events_of(trial)
     assert set(events.Tags()["scalars"]) == NAMES
     assert set(events.Tags()["histograms"]) == {
@@ -969,6 +1063,13 @@ def test_no_figure_is_a_negative_zero():
     assert "KL 0.00" in progress_line(row(1, **kl), rounds=8, left_s=1.0)
 
 
+def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
+    slow = row(1, **{"throughput/samples_per_s": 0.089})
+    assert "0.089 samples/s" in progress_line(slow, rounds=8, left_s=1.0)
+    trial = FakeTrial(tmp_path / "trial")
+    assert " 0.089 " in rendered(live_table([trial], {trial.trial_id: slow}, 1))
+
+
 def test_one_trial_is_counted_in_the_singular(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     callback.setup(total_num_samples=1)
@@ -985,6 +1086,39 @@ def test_progress_line_shares_leave_the_evaluation_out():
     assert "eval" not in line
 
 
+def test_a_stage_that_took_no_time_in_a_round_keeps_its_place_in_the_line():
+    """The last round of an asynchronous trial trains on responses of the round before."""
+    line = progress_line(row(8, **{"time/optimize_s": 1.0}), rounds=8, left_s=0.0)
+    assert "rollout 0% reward 0% optimize 100% sync 0% other 0%" in line
+    assert "vine" not in line  # only some trials have this stage
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "rounds", "kept", "told"),
+    [
+        (0, 8, False, ""),
+        (2, 8, False, " · other work disturbed 2 of 8 rounds: the trial's speed leaves them out"),
+        (8, 8, False, " · other work disturbed 8 of 8 rounds: the trial's speed is not comparable"),
+        (1, 1, True, " · other work disturbed 1 of 1 round: the trial's speed includes them"),
+    ],
+)
+def test_the_end_of_a_trial_counts_its_disturbed_rounds(
+    tmp_path, capsys, disturbed, rounds, kept, told
+):
+    own = {"callbacks": {"leave_out_disturbed": not kept}}
+    trial, callback, file = (
+        FakeTrial(tmp_path / "trial", **own),
+        ConsoleCallback(),
+        ResultJsonCallback(),
+    )
+    callback.setup(total_num_samples=1)
+    start([file], trial)
+    for n in range(1, rounds + 1):
+        report([file], trial, row(n, **{"time/disturbed_fraction": 0.5 * (n <= disturbed)}))
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert capsys.readouterr().out.rstrip("\n").endswith(f"(1 of 1 trial){told}")
+
+
 def rendered(table: Any) -> str:
     from rich.console import Console
 
@@ -996,7 +1130,7 @@ def rendered(table: Any) -> str:
 def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     trials = [FakeTrial(tmp_path / str(n), seed=n) for n in range(30)]
     for trial in trials[:20]:
-        trial.status, trial.last_result = "TERMINATED", row(3, done=True)
+        trial.status, trial.last_result = "TERMINATED", row(8, done=True)
     trials[20].status = "ERROR"
     for trial in trials[22:]:
         trial.status = "PENDING"
@@ -1010,6 +1144,23 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     assert "0.000 → 0.000      39" in text
     assert "sync/22" not in text
     assert "█" * BAR_WIDTH in text
+
+
+def test_a_trial_with_invalid_settings_is_shown_as_failed_under_tunes_name(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "GRPO_1a2b_00003", lag=1), ConsoleCallback()
+    Path(trial.path).mkdir()
+    reason = "ConfigError: lag=1: needs placement=disaggregated, got colocated"
+    Path(trial.error_file).write_text(f"Failure # 1\nTraceback\n{reason}\n")
+    callback.setup(total_num_samples=1)
+    callback.on_trial_start(iteration=0, trials=[trial], trial=trial)
+    trial.status = "ERROR"
+    callback.on_trial_error(iteration=0, trials=[trial], trial=trial)
+    started, failed = capsys.readouterr().out.splitlines()
+    assert started.endswith("GRPO_1a2b_00003    started (trial 1 of 1)")
+    assert failed.endswith(f"GRPO_1a2b_00003    failed: {reason}")
+    text = rendered(live_table([trial], {}, 1))
+    assert "0 of 1 trial done, 1 failed" in text
+    assert "starting" not in text
 
 
 def test_live_table_has_no_later_reward_before_the_first_evaluation_in_training(tmp_path):
@@ -1041,9 +1192,52 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
     trial = FakeTrial(tmp_path / "trial")
     trial.status, trial.last_result = "TERMINATED", row(4, done=False)
     text = rendered(live_table([trial], {"trial": row(4)}, 8))
-    assert "0 of 8 trials done, 7 waiting" in text
+    counted = "" if interrupt else " 1 stopped,"
+    assert f"0 of 8 trials done,{counted} 7 waiting" in text
     assert state in text
     assert text.count("done") == 1  # in the title
+
+
+def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):
+    """Tune marks the row after which a scheduler stops a trial as the last one."""
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup(total_num_samples=2)
+    trial.status, trial.last_result = "TERMINATED", row(4, done=True)
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert "stopped after round 4 of 8, in 0 s (1 of 2 trials)" in capsys.readouterr().out
+    text = rendered(live_table([trial], {"trial": row(4)}, 2))
+    assert "0 of 2 trials done, 1 stopped, 1 waiting" in text
+
+
+def test_a_clone_keeps_its_name(tmp_path):
+    trial = FakeTrial(tmp_path / "trial", seed=1)
+    trial.evaluated_params = {"arm": "sync", "seed": 1}
+    trial.config = {**trial.config, "seed": 3}  # PBT gives it the settings of the trial it copies
+    assert label(trial) == "sync/1"
+
+
+def test_the_first_row_of_a_clone_names_the_trial_that_it_copied(tmp_path):
+    clone, callback = FakeTrial(tmp_path / "sync-0-a"), CheckpointCallback()
+
+    def start_from(trial: str, iteration: int) -> None:
+        checkpoint = SimpleNamespace(path=str(tmp_path / trial / "checkpoint_000001"))
+        clone.run_metadata.checkpoint_manager._latest_checkpoint_result = SimpleNamespace(
+            checkpoint=checkpoint, metrics={"training_iteration": iteration}
+        )
+        callback.on_trial_start(iteration=0, trials=[clone], trial=clone)
+
+    def copied_from(round_: int) -> Any:
+        result = row(round_)
+        callback.on_trial_result(iteration=0, trials=[clone], trial=clone, result=result)
+        return result.get("copied_from")
+
+    start_from("sync-1-b", 4)
+    assert [copied_from(round_) for round_ in (5, 6)] == ["sync-1-b", None]
+    start_from("sync-0-a", 6)
+    assert copied_from(7) is None
+    # A damaged checkpoint of the other trial was replaced by an older one of the trial's own.
+    start_from("sync-1-b", 8)
+    assert copied_from(7) is None
 
 
 @pytest.mark.slow

@@ -459,11 +459,11 @@ def test_a_lag_is_told_when_it_has_doubled_and_when_it_is_over(
     training: Training, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mirror: Any = SimpleNamespace(
-        behind_s=0.0, rows_behind=0, answers=True, told=False, told_s=0.0, local=training.local
+        behind_s=0.0, rows_behind=0, answers=True, told_s=0.0, local=training.local
     )
     for behind_s, answers in (
         *((4.0, True), (11.0, True), (15.0, True), (23.0, False), (0.0, True), (0.0, True)),
-        (12.0, True),
+        *((12.0, True), (20.0, True)),
     ):
         mirror.behind_s, mirror.rows_behind, mirror.answers = behind_s, int(behind_s), answers
         tell(training.trial, mirror)
@@ -471,12 +471,19 @@ def test_a_lag_is_told_when_it_has_doubled_and_when_it_is_over(
         "sync/0: s3://trial is 11 s (11 rounds) behind; training waits for it",
         f"sync/0: s3://trial is 23 s (23 rounds) behind; files wait in {training.local}",
         "sync/0: s3://trial has caught up",
+        # A new lag counts from the start.
+        "sync/0: s3://trial is 12 s (12 rounds) behind; training waits for it",
     ]
 
 
 @pytest.mark.parametrize(("here", "there", "kept"), [(5, 5, True), (6, 5, True), (5, 9, False)])
 def test_files_that_are_older_than_those_of_the_store_do_not_replace_them(
-    bucket: Path, tmp_path: Path, here: int, there: int, kept: bool
+    bucket: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    here: int,
+    there: int,
+    kept: bool,
 ) -> None:
     """A trial continued on another machine and then returned to this one."""
     local = tmp_path / "local"
@@ -488,6 +495,29 @@ def test_files_that_are_older_than_those_of_the_store_do_not_replace_them(
     assert (local / "result.json").exists() == kept
     kept_rows = list(tmp_path.glob("local*/result.json"))
     assert len(kept_rows) == 1
+    assert ("has later rows" in capsys.readouterr().out) == (not kept)
+
+
+def test_files_are_put_aside_with_the_reason_if_the_store_cannot_be_read(
+    bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unreadable(StoredPath):
+        def read_end(self, size: int) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        def __truediv__(self, name: str) -> Unreadable:
+            return replace(self, path=f"{self.path}/{name}")
+
+    local = tmp_path / "local"
+    local.mkdir()
+    append_row(local, 3)
+    stored = stored_in(bucket)
+    put_older_aside(local, Unreadable(stored.filesystem, stored.path))
+    (aside,) = tmp_path.glob("local-until-round-3-*")
+    assert capsys.readouterr().out == (
+        f"the rows in {stored} cannot be read (Input/output error); this machine's files are now "
+        f"in {aside}\n"
+    )
 
 
 def test_an_error_that_is_none_of_the_system_does_not_end_the_mirror(

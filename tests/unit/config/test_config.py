@@ -21,6 +21,7 @@ from grpo_trainable.config import (
     OptimSettings,
     choice_or_reference,
     converted,
+    expand_set,
     flatten,
     fresh_wanted,
     make_absolute,
@@ -85,6 +86,7 @@ DEFAULTS = {
         "sampler_dtype": "float32",
         "gradient_checkpointing": False,
         "packing": False,
+        "adapter": None,
         "lora_rank": None,
         "lora_alpha": None,
         "lora_targets": "all-linear",
@@ -185,7 +187,7 @@ DEFAULTS = {
         "warmup_rounds": 0,
         "max_skipped_steps": 3,
     },
-    "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8},
+    "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8, "top_p": 1.0},
     "buffer": {"sample_batches": 1, "max_age": None, "fresh_fraction": 0.5},
     "checkpoint": {"every": 10, "keep": 2},
     "callbacks": {
@@ -309,7 +311,7 @@ anything = st.recursive(
 
 
 @pytest.mark.slow
-@given(st.dictionaries(st.sampled_from([*DEFAULTS, "optimm"]), anything), anything)
+@given(st.dictionaries(st.sampled_from([*DEFAULTS, "optimm", "set"]), anything), anything)
 def test_any_input_gives_a_config_or_one_line(data, other):
     data = {**data, "optim": {"lr": other}} if "optim" not in data else data
     got = config_or_line(data)
@@ -368,7 +370,10 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(k=0), "k=0: must be an integer >= 1"),
         (nested(k=True), "k=true: must be an integer >= 1"),
         (nested(k="1"), 'k="1": must be an integer >= 1'),
-        (nested(k=1.0), "k=1.0: must be an integer >= 1"),
+        (nested(k=2.5), "k=2.5: must be an integer >= 1"),
+        (nested(k=math.nan), "k=NaN: must be an integer >= 1"),
+        (nested(k=math.inf), "k=Infinity: must be an integer >= 1"),
+        (nested(seed=2.0**32), "seed=4294967296.0: must be an integer >= 0 and <= 4294967295"),
         (nested(k=None), "k=none: must be an integer >= 1"),
         (nested(rounds=[1]), "rounds=[1]: must be an integer >= 1"),
         (nested(seed=2**32), "seed=4294967296: must be an integer >= 0 and <= 4294967295"),
@@ -403,6 +408,15 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(rollout__temperature=0), "rollout.temperature=0: must be a number > 0"),
         (nested(rollout__temperature=-1.5), "rollout.temperature=-1.5: must be a number > 0"),
         (nested(eval__temperature=-1), "eval.temperature=-1: must be a number >= 0"),
+        (nested(eval__top_p=1.5), "eval.top_p=1.5: must be a number > 0 and <= 1"),
+        *(
+            (
+                nested(model__chat_template=value),
+                f"model.chat_template={shown(value)}: must be one of off, on, or the path of a "
+                f"jinja file (./NAME if it has no extension); did you mean {meant}?",
+            )
+            for value, meant in ((True, "on"), ("true", "on"), ("False", "off"))
+        ),
         (nested(eval__prompts=0), "eval.prompts=0: must be an integer >= 1"),
         (nested(eval__samples=0), "eval.samples=0: must be an integer >= 1"),
         (nested(loss__clip=1), "loss.clip=1: must be none or a number > 0 and < 1"),
@@ -439,7 +453,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         ),
         (
             {"eval": 3},
-            "eval=3: must be a mapping with keys from every, prompts, samples, temperature",
+            "eval=3: must be a mapping with keys from every, prompts, samples, temperature, top_p",
         ),
         (
             {"checkpoint": None},
@@ -475,11 +489,31 @@ def test_integers_become_floats_where_a_float_is_meant():
     assert (lr, type(lr)) == (1.0, float)
 
 
+def test_floats_without_a_fraction_become_integers_where_an_integer_is_meant():
+    config = GRPOConfig.from_dict(nested(k=2.0, checkpoint__keep=3.0, rollout__group_size=8.0))
+    assert (config.k, config.checkpoint.keep, config.rollout.group_size) == (2, 3, 8)
+    assert all(type(n) is int for n in (config.k, config.checkpoint.keep))
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 4])
+def test_a_capacity_alone_is_valid(capacity):
+    """The sampling follows, so a search may vary nothing but the capacity."""
+    config = GRPOConfig.from_dict(nested(buffer_capacity=capacity))
+    assert config.buffer_sampling == ("recency" if capacity == 1 else "mixed")
+    assert GRPOConfig.from_dict(config.to_dict()) == config
+    assert GRPOConfig.from_dict(nested(buffer_capacity=capacity, buffer_sampling="auto")) == config
+
+
 def test_numbers_of_other_libraries_are_numbers():
     import numpy as np
 
     config = GRPOConfig.from_dict(nested(k=np.int64(2), optim__lr=np.float32(0.5)))
     assert (type(config.k), type(config.optim.lr)) == (int, float)
+    for two in (np.float32(2), np.float64(2), np.uint8(2)):
+        assert GRPOConfig.from_dict(nested(k=two)) == GRPOConfig.from_dict(nested(k=2))
+    exact = np.int64(2**53 + 1)  # no float has this value
+    assert GRPOConfig.from_dict(nested(rounds=exact)).rounds == 2**53 + 1
+    assert "must be an integer" in error(nested(k=np.float64(2.5)))
     assert "must be an integer" in error(nested(k=np.bool_(True)))
 
 
@@ -569,6 +603,10 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART | nested(engine="vllm", resources__generator_gpus=1),
             "resources.generator_gpus=1.0: must be 0 with engine=vllm, which samples on CPUs",
+        ),
+        (
+            nested(engine="my:Engine", eval__top_p=0.9),
+            "eval.top_p=0.9: must be 1 with engine=my:Engine; needs engine=torch, hf or vllm",
         ),
         (
             APART | nested(engine="vllm", eval__temperature=0.001),
@@ -771,7 +809,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             "buffer.sample_batches=3: must be <= buffer_capacity=2",
         ),
         (
-            nested(buffer_capacity=2),
+            nested(buffer_capacity=2, buffer_sampling="recency"),
             "buffer_capacity=2: must be <= buffer.sample_batches=1 with buffer_sampling=recency, "
             "which otherwise never reuses a group; or set buffer_sampling to fifo, uniform or "
             "mixed",
@@ -856,8 +894,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(task__keywords_file="w", task__train_file="t"),
-            "task.keywords_file=w: not read with task.train_file=t and task.eval_file=none; needs "
-            "task.train_file=none and task.eval_file=none",
+            "task.keywords_file=w: not read with task.train_file=t; needs task.train_file=none",
         ),
     ],
 )
@@ -1384,6 +1421,37 @@ def test_set_dotted_makes_sections_and_replaces_values():
 def test_a_key_inside_a_section_that_is_searched_whole_is_refused(section):
     with pytest.raises(ConfigError, match=r"^optim\.lr=3: optim is searched as a whole, so"):
         set_dotted({"optim": section}, "optim.lr", 3)
+
+
+def test_texts_below_set_give_settings_their_keys():
+    texts = {"actors": "placement=disaggregated, lag=1", "steps": "optim.betas=[0.5,0.9],k=2"}
+    data = {"set": texts, "optim": {"lr": 0.5}}
+
+    assert expand_set(data) == {
+        "placement": "disaggregated",
+        "lag": 1,
+        "optim": {"lr": 0.5, "betas": [0.5, 0.9]},
+        "k": 2,
+    }
+    assert data == {"set": texts, "optim": {"lr": 0.5}}  # unchanged
+    assert GRPOConfig.from_dict(data) == GRPOConfig.from_dict(expand_set(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"set": 3}, "set=3: must be a mapping of texts, such as "),
+        ({"set": {"x": 3}}, "set.x=3: must be a text, such as "),
+        ({"set": {"x": ""}}, '"": must be KEY=VALUE, for example optim.lr=1e-4 (in set.x)'),
+        ({"set": {"x": "lagg=1"}}, "lagg: unknown key; did you mean lag? (in set.x)"),
+        ({"set": {"x": "k=2"}, "k": 4}, "k=2 (in set.x): k is given twice"),
+        ({"set": {"x": "k=2", "y": "k=2"}}, "k=2 (in set.y): k is given twice"),
+        ({"set": {"x": "optim.lr=1"}, "optim": {"lr": 2}}, "optim.lr=1 (in set.x): optim.lr is "),
+        ({"set": {"x": "lag=1"}}, "lag=1: needs placement=disaggregated, got colocated"),
+    ],
+)
+def test_wrong_text_below_set_is_refused(data, text):
+    assert error(data).startswith(text)
 
 
 def test_flatten_undoes_nesting():

@@ -38,10 +38,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "buffer.max_age": (1, {}, "buffer_capacity=1", "buffer_capacity >= 2", REPLAY),
     "buffer.fresh_fraction": (
         0.25,
-        REPLAY,
+        {**REPLAY, "buffer_sampling": "recency"},
         "buffer_sampling=recency",
         "buffer_sampling=mixed",
-        {**REPLAY, "buffer_sampling": "mixed"},
+        REPLAY,
     ),
     "transport_dtype": (
         "bfloat16",
@@ -88,6 +88,25 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         )
         for name, value in (("dtype", "bfloat16"), ("lora_rank", 8))
     },
+    "eval.top_p": (
+        0.9,
+        {"eval.temperature": 0.0, "eval.samples": 1},
+        "eval.temperature=0.0",
+        "eval.temperature > 0",
+        {},
+    ),
+    "model.adapter": (
+        "/a",
+        {},
+        "model.path=none",
+        "a Hugging Face model as model.path",
+        {
+            "model.path": "/p",
+            "model.lora_rank": 8,
+            "model.lora_alpha": 16.0,
+            "model.lora_targets": "q_proj",
+        },
+    ),
     "model.head_fp32": (
         False,
         {"model.path": "/p"},
@@ -107,17 +126,17 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     },
     "task.keywords_file": (
         "/w",
+        {"task.train_file": "/t"},
+        "task.train_file=/t",
+        "task.train_file=none",
         {"task.eval_file": "/e"},
-        "task.train_file=none and task.eval_file=/e",
-        "task.train_file=none and task.eval_file=none",
-        REWARD,
     ),
     "task.keywords_per_prompt": (
         2,
         {"task.train_file": "/t"},
-        "task.train_file=/t and task.eval_file=none",
-        "task.train_file=none and task.eval_file=none",
-        REWARD,
+        "task.train_file=/t",
+        "task.train_file=none",
+        {"task.eval_file": "/e"},
     ),
     **{
         f"task.{name}": ("/t", GYM, "task.name=reasoning_gym", "task.name=keyword or math", MATH)

@@ -79,7 +79,7 @@ def test_an_engine_that_is_not_installed_names_the_line_that_installs_it(monkeyp
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     missing = ENGINES["vllm"].missing()
     assert missing is not None
-    assert missing.startswith("the library vllm is not installed: pip install -e '.[vllm]'")
+    assert missing.startswith("the library vllm is not installed; run: pip install -e '.[vllm]'")
 
 
 def test_what_vllm_promises_is_less_than_what_our_own_engines_do():

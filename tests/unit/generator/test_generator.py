@@ -19,9 +19,9 @@ from grpo_trainable.generator.generator import Generator, _Rollouts, _scored
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import read_tokenizer
-from grpo_trainable.protocol.messages import Sampled, Scored
+from grpo_trainable.protocol.messages import FailedPrompt, Sampled, Scored
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
-from grpo_trainable.tasks import RewardError, Score, keyword_inclusion_reward_fn
+from grpo_trainable.tasks import RewardError, Score, as_score, keyword_inclusion_reward_fn
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 
@@ -305,7 +305,28 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
     assert [group.format_mean for group in scored.groups] == [0.5, 1.0]
     assert [group.answer_mean for group in scored.groups] == [0.25, 0.5]
     assert (scored.unverified, scored.reward_errors) == (3, 1)
-    assert scored.failed == [(2, "no")]
+    assert scored.failed == [FailedPrompt(2, "no")]
+
+
+def test_a_reward_left_out_on_purpose_drops_its_group_and_is_no_error() -> None:
+    right = Score(1.0, 1.0, 1.0)
+    left_out, failed = RewardError("None", is_failure=False), RewardError("no", repeats=True)
+    groups = [one_token_group(i, rewards=[0.0] * 3) for i in range(3)]
+    scored = score_groups(
+        groups, [[right] * 3, [right, left_out, right], [left_out, failed, right]]
+    )
+    assert [group.prompt_index for group in scored.groups] == [0]
+    assert scored.failed == [
+        FailedPrompt(1, "None", is_failure=False),
+        FailedPrompt(2, "no", repeats=True),
+    ]
+    assert scored.reward_errors == 1
+
+
+def test_a_reward_that_does_not_judge_the_format_has_no_format_mean() -> None:
+    group = one_token_group(0, rewards=[0.0] * 2)
+    (scored,) = score_groups([group], [[as_score(1.0), as_score(0.5)]]).groups
+    assert (scored.format_mean, scored.answer_mean) == (None, 0.75)
 
 
 def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:
@@ -366,8 +387,9 @@ def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
     unit = sample(user_reward("picky"), "train", prompt_indices)
     kept = [index for index in prompt_indices if failing[index] == 0]
     assert [group.prompt_index for group in unit.groups] == kept
-    assert [index for index, _ in unit.failed] == [i for i in prompt_indices if failing[i]]
-    assert all("no such word" in reason for _, reason in unit.failed)
+    failed = [i for i in prompt_indices if failing[i]]
+    assert [prompt.prompt_index for prompt in unit.failed] == failed
+    assert all("no such word" in prompt.reason and prompt.repeats for prompt in unit.failed)
     assert unit.reward_errors == sum(failing)
 
 

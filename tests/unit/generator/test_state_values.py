@@ -75,8 +75,9 @@ def test_values_converge_to_the_exact_ones() -> None:
         settings = VineSettings(samples=samples, chunk_tokens=1)
         (found,) = Completer(settings, decode, sample).completions([group], LIMITS)
         assert len(found.states) == 1 + 8
-        assert len(found.texts) == 9 * samples
-        rewards = [float(text[1] == "b") for text in found.texts]
+        texts = [decode(ids) for ids in found.responses]
+        assert len(texts) == 9 * samples
+        rewards = [float(text[1] == "b") for text in texts]
         values = state_values(group, found, rewards)
         after = torch.tensor([VALUE_AFTER_A, VALUE_AFTER_B])[group.response_ids[:, 0] - 2]
         exact = torch.stack((torch.full((8,), VALUE_OF_PROMPT), after), dim=1)
@@ -102,7 +103,8 @@ def test_a_completion_begins_with_the_tokens_before_its_state() -> None:
         assert found.states == [(0, 0), (0, 1), (1, 1), (2, 1), (3, 1)]
         for state, (response, tokens) in enumerate(found.states):
             begin = decode(group.response_ids[response, :tokens].tolist())
-            texts = found.texts[3 * state : 3 * state + 3]
+            responses = found.responses[3 * state : 3 * state + 3]
+            texts = [decode(ids) for ids in responses]
             assert all(text.startswith(begin) and len(text) == 2 for text in texts)
 
 
@@ -153,7 +155,7 @@ def group_of(mask: list[list[int]]) -> RolloutGroup:
 
 def test_a_value_stands_at_the_token_that_follows_its_state() -> None:
     group = group_of([[1, 1, 1], [1, 0, 1]])
-    found = Completions(states=[(0, 0), (0, 2), (1, 1)], texts=[""] * 6, samples=2)
+    found = Completions(states=[(0, 0), (0, 2), (1, 1)], responses=[[]] * 6, samples=2)
     values = state_values(group, found, [0, 1, 1, 1, 0, 0])
     assert values.nan_to_num(-1).tolist() == [[0.5, -1, 1.0], [0.5, -1, 0.0]]
 

@@ -53,6 +53,7 @@ def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     assert (status, error) == (0, "")
     assert f"directory {policy}, SHA-256" in out
     assert "task keyword: 4 held-out prompts × 3 responses, temperature 0.8, seed 0" in out
+    assert out.startswith("prompts: 667 to train on, 224 held out\n")
     assert out.splitlines()[-2:] == [
         str(tmp_path / "first" / "evaluation.html"),
         str(tmp_path / "first" / "evaluation.json"),
@@ -96,6 +97,55 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def problems(tmp_path) -> str:
+    """Write a file of 12 problems, of which a split by hash holds out one."""
+    lines = [json.dumps({"question": f"{i} + 1?", "answer": str(i + 1)}) for i in range(12)]
+    (tmp_path / "test.jsonl").write_text("\n".join(lines))
+    return "test.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("options", "prompts"),
+    [
+        (["--prompts", "all"], 12),
+        ([], 12),
+        (["--prompts", "5"], 5),
+        (["--set", "eval.prompts=20"], 20),
+    ],
+)
+def test_an_eval_file_is_held_out_as_a_whole(command, problems, options, prompts):
+    math = ("--task", "math", "--set", "task.equality=exact")
+    files = ("--set", f"task.eval_file={problems}")
+    status, out, told = command(*math, *files, *options, "--dry-run")
+    assert status == 0
+    assert json.loads(out)["eval"]["prompts"] == prompts
+    used = f"; an evaluation uses {prompts} of them" if prompts < 12 else ""
+    assert told == (
+        "prompts: 4,096 to train on (from the problems that ship), 12 held out (all of "
+        f"test.jsonl){used}\n"
+    )
+
+
+def test_the_split_of_a_file_is_told_in_numbers(command, problems):
+    math = ("--task", "math", "--set", "task.equality=exact")
+    files = ("--set", f"task.train_file={problems}")
+    status, out, told = command(*math, *files, "--prompts", "all", "--dry-run")
+    assert (status, json.loads(out)["eval"]["prompts"]) == (0, 1)
+    assert told.startswith("prompts: 11 to train on (from test.jsonl), 1 held out (by a hash of")
+
+
+@pytest.mark.slow
+def test_an_evaluation_begins_with_the_numbers_of_prompts(command, problems):
+    math = ("--task", "math", "--set", "task.equality=exact", "--samples", "1")
+    short = ("--set", "rollout.max_new_tokens=4", "--out", "tested")
+    status, out, _ = command(*math, *short, "--set", f"task.eval_file={problems}")
+    assert status == 0
+    assert out.startswith("prompts: 4,096 to train on (from the problems that ship), 12 held out")
+    assert "task math: 12 held-out prompts × 1 response" in out
+    assert "repeat" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -107,8 +157,11 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
         (["--task", "maths"], ["task.name=maths"]),
         (["--set", "optim.lr=1"], ["optim.lr=1: an evaluation does not read this setting"]),
         (["--samples", "0"], ["--samples", "must be an integer >= 1"]),
+        (["--samples", "9", "--batch", "8"], ["--batch 8: must be >= 9, because all responses"]),
         (["--prompts", "some"], ["--prompts", "must be an integer >= 1, got some; or all"]),
         (["--temperature", "-1"], ["--temperature", ">= 0"]),
+        (["--top-p", "2"], ["--top-p", "must be a number in [0, 1]"]),
+        (["--top-p", "0"], ["eval.top_p=0.0: must be a number > 0 and <= 1"]),
         (["--temperature", "0", "--samples", "2"], ["eval.samples=2: must be 1"]),
         (["--set", "rollout.max_new_tokens=300"], ["context is 128 tokens", "valid: at most"]),
         (["--out", "full"], ["full: is not empty"]),
@@ -130,6 +183,13 @@ def test_a_mistake_is_one_line_and_nothing_is_written(arguments, words, command,
     for word in words:
         assert word in error
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_nucleus_is_named_in_the_output(command, policy):
+    status, out, _ = command("--model", policy, *SHORT, "--top-p", "0.9", "--out", "nucleus")
+    assert status == 0
+    assert "temperature 0.8, top_p 0.9, seed 0" in out
 
 
 @pytest.mark.slow

@@ -173,3 +173,43 @@ def test_temperature_zero_takes_the_most_likely_token_whatever_is_drawn():
         # e² / (1 + e + e²), and e³ / (2 e³ + e + 1)
         by_hand = [7.38906 / 11.10734, 20.08554 / 43.88935]
         assert log_probs.exp().tolist() == pytest.approx(by_hand, abs=1e-5)
+
+
+# ---- Nucleus ---------------------------------------------------------------------------------
+
+NUCLEUS = torch.tensor([0.1, 0.4, 0.1, 0.25, 0.15]).log()
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [
+        (0.3, [1]),
+        (0.39, [1]),
+        (0.41, [1, 3]),
+        (0.79, [1, 3, 4]),
+        (0.81, [0, 1, 3, 4]),
+        (1.0, range(5)),
+    ],
+)
+def test_tokens_are_drawn_from_the_nucleus_alone(top_p, kept):
+    uniform = torch.linspace(0, LARGEST, 101)
+    tokens, log_probs = draw_tokens(NUCLEUS.repeat(101, 1), uniform, 1.0, top_p)
+    assert set(tokens.tolist()) == set(kept)
+    share = NUCLEUS.exp()[list(kept)].sum()
+    torch.testing.assert_close(log_probs.exp(), NUCLEUS.exp()[tokens] / share)
+
+
+def test_the_nucleus_follows_the_temperature():
+    # At temperature 1/2 the squares of the probabilities count: 16 of 26.5 belong to token 1.
+    logits, uniform = NUCLEUS.repeat(9, 1), torch.linspace(0, LARGEST, 9)
+    assert set(draw_tokens(logits.clone(), uniform, 0.5, 0.5)[0].tolist()) == {1}
+    assert set(draw_tokens(logits.clone(), uniform, 1.0, 0.5)[0].tolist()) == {1, 3}
+
+
+def test_a_nucleus_of_everything_draws_the_same_bits():
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(50, 200, generator=generator)
+    uniform = torch.rand(50, generator=generator)
+    expected = draw_tokens(logits.clone(), uniform, 0.7)
+    found = draw_tokens(logits.clone(), uniform, 0.7, 1.0)
+    assert all(map(torch.equal, found, expected))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from virtual_time import all_prompt_indices, of_stream, used_after_release
 
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.protocol.calls import ActorFailed
@@ -34,7 +35,7 @@ def die_in_rollout(*deaths: tuple[str, int]) -> Any:
 
 
 def trained(w: VirtualTrial) -> list[int]:
-    return [index for call in w.trained for index in call.all_prompt_indices]
+    return [index for call in w.trained for index in all_prompt_indices(call)]
 
 
 def all_prompts(config: GRPOConfig) -> list[int]:
@@ -74,9 +75,9 @@ def test_a_lost_generator_comes_back_when_a_machine_has_room(lag: int) -> None:
     assert present[-1] == GENERATORS
     back = next(r for r in reports if "generator-1 is back: 3 of 3 generators" in r.notes)
     assert back.start >= lost_at_s
-    assert [c for c in w.of_stream("train") if c.actor == "generator-1" and c.start > back.start]
+    assert [c for c in of_stream(w, "train") if c.actor == "generator-1" and c.start > back.start]
     assert trained(w) == all_prompts(config)
-    assert not w.used_after_release()
+    assert not used_after_release(w)
 
 
 def test_synchronous_results_do_not_depend_on_how_many_generators_are_left() -> None:
@@ -153,4 +154,4 @@ def test_one_that_joins_evaluates_with_one_version(weight_update: str) -> None:
     w = virtual_trial(config, durations=durations, dies=die_in_rollout(("generator-0", 2)))
     w.run(config.rounds)
     assert w.runtime.kills
-    assert [call.weights_round for call in w.of_stream("eval")] == [0, 1, 2, 3, 4]
+    assert [call.weights_round for call in of_stream(w, "eval")] == [0, 1, 2, 3, 4]

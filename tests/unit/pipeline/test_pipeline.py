@@ -12,23 +12,32 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from virtual_time import long_tailed_durations, one_token_group
+from virtual_time import (
+    all_prompt_indices,
+    long_tailed_durations,
+    of_stream,
+    one_token_group,
+    used_after_release,
+)
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import held_out_rewards
-from grpo_trainable.pipeline.report import Recorder
+from grpo_trainable.pipeline.report import Recorder, update_metrics
 from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.stopping import RoundAbandoned, StoppableRounds
 from grpo_trainable.protocol.versions import StalenessGate, Sync
+from grpo_trainable.simulation.groups import group_of
 from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
+from grpo_trainable.telemetry.metrics import is_info_metric, stage_fractions
 
 # The first examples of a run build the first torch tensors, which takes a while.
 bounded = settings(
@@ -110,7 +119,7 @@ def all_prompts(config: GRPOConfig) -> list[int]:
 
 
 def trained_prompts(*trials: VirtualTrial) -> list[int]:
-    return [index for w in trials for call in w.trained for index in call.all_prompt_indices]
+    return [index for w in trials for call in w.trained for index in all_prompt_indices(call)]
 
 
 def rollout_batches(
@@ -134,7 +143,9 @@ def steps_a_batch(config: GRPOConfig) -> int:
 
 def overlaps(w: VirtualTrial) -> bool:
     """Return True if a generator sampled for training while the learner updated."""
-    return any(g.start < t.end and t.start < g.end for g in w.of_stream("train") for t in w.trained)
+    return any(
+        g.start < t.end and t.start < g.end for g in of_stream(w, "train") for t in w.trained
+    )
 
 
 def assert_counts_close(report: RoundReport, w: VirtualTrial) -> None:
@@ -158,7 +169,7 @@ def assert_evaluated(w: VirtualTrial) -> None:
     config = w.config
     due = {0, config.rounds, *range(config.eval.every, config.rounds, config.eval.every)}
     seen: dict[int, list[int]] = {}
-    for call in w.of_stream("eval"):
+    for call in of_stream(w, "eval"):
         seen.setdefault(call.weights_round, []).extend(call.prompt_indices)
     assert seen.keys() == due
     assert all(sorted(c) == list(range(config.eval.prompts)) for c in seen.values())
@@ -193,7 +204,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     scored = [index for index in all_prompts(config) if not fails("train", index)]
     assert trained_prompts(w) == scored
-    assert not w.used_after_release()
+    assert not used_after_release(w)
     # A batch is left out when all its groups failed, and a round is skipped without batches.
     left = rollout_batches(config, scored)
     assert [call.prompt_indices for call in w.trained] == left
@@ -249,7 +260,7 @@ def test_every_generator_samples_in_every_synchronous_round_by_default(
     w = virtual_trial(config)
     w.run(3)
     # This includes the first round, which begins when all generators have evaluated.
-    calls = Counter((call.actor, call.weights_round) for call in w.of_stream("train"))
+    calls = Counter((call.actor, call.weights_round) for call in of_stream(w, "train"))
     assert calls.keys() == {(f"generator-{i}", r) for i in range(generators) for r in range(3)}
     assert len(set(calls.values())) == 1  # all have the same number of chunks
     assert trained_prompts(w) == all_prompts(config)
@@ -282,6 +293,38 @@ def history(*trials: VirtualTrial) -> list[tuple]:
         (call.round, call.prompt_indices, call.group_rounds, call.rewards)
         for w in trials
         for call in w.trained
+    ]
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2, 3])
+def test_numbers_of_environments_are_logged_from_their_first_round_on_also_after_a_resume(
+    monkeypatch: pytest.MonkeyPatch, stopped_after: int
+) -> None:
+    """Prompts of round 1 report calls, and the first prompt of round 2 reports an error too."""
+    config = config_of(rounds=4)
+    prompts = schedule.prompts_per_round(config)
+
+    def reporting(prompt_index: int, **values: Any) -> RolloutGroup:
+        info = {"calls": 1.0} if prompt_index < prompts else {}
+        if prompt_index == prompts:
+            info = {"errors": 1.0}
+        return replace(group_of(prompt_index, **values), info=info)
+
+    monkeypatch.setattr("grpo_trainable.simulation.roles.group_of", reporting)
+    first, second = virtual_trial(config), virtual_trial(config)
+    reports = first.run(stopped_after)
+    hand_over(first, second)
+    reports += second.run(config.rounds - stopped_after)
+    found = [
+        {name: value for name, value in report.metrics.items() if is_info_metric(name)}
+        for report in reports
+    ]
+    nothing = {"env/calls_mean": 0.0, "env/errors_mean": 0.0}
+    assert found == [
+        {"env/calls_mean": 1.0},
+        {"env/calls_mean": 0.0, "env/errors_mean": 1 / prompts},
+        nothing,
+        nothing,
     ]
 
 
@@ -595,7 +638,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
                 assert age <= (config.lag if use == 1 else schedule.max_age(config))
                 assert end - window <= index < end
         # No group is in two steps of the same round.
-        assert len(set(call.all_prompt_indices)) == len(call.all_prompt_indices)
+        assert len(set(all_prompt_indices(call))) == len(all_prompt_indices(call))
     for report in reports:
         row = {name: report.metrics[f"count/{name}"] for name in
                ("requested", "trained", "dropped", "waiting", "in_flight")}  # fmt: skip
@@ -675,7 +718,7 @@ def test_generators_work_while_the_learner_trains_when_lag_allows_it(lag: int) -
     w.run(8)
     # During the last updates nothing is left to sample.
     for call in w.trained[:-lag]:
-        assert any(g.start < call.end and call.start < g.end for g in w.of_stream("train"))
+        assert any(g.start < call.end and call.start < g.end for g in of_stream(w, "train"))
 
 
 def test_generators_have_work_between_two_rounds_when_lag_allows_it() -> None:
@@ -727,6 +770,20 @@ def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
         answer = report.metrics["reward/answer_mean"]
         assert answer == pytest.approx(report.metrics["reward/train_mean"], abs=1e-6)
         assert 0 < report.metrics["reward/format_mean"] < 1
+
+
+def test_a_reward_that_does_not_judge_the_format_has_no_metric_of_the_format() -> None:
+    (report,) = virtual_trial(config_of(rounds=1)).run(1)
+    unjudged = [
+        replace(group, format_rewards=torch.full_like(group.rewards, torch.nan))
+        for group in report.groups
+    ]
+    row = update_metrics(report.updated, unjudged)
+    assert row["reward/answer_mean"] == report.metrics["reward/answer_mean"]
+    assert "reward/format_mean" not in row
+    # A mix of tasks may judge the format of some groups.
+    mixed = update_metrics(report.updated, [report.groups[0], *unjudged[1:]])
+    assert mixed["reward/format_mean"] == report.groups[0].format_mean
 
 
 @pytest.mark.slow
@@ -1049,7 +1106,9 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
     # Each round is evaluated once, due or not.
     assert measured == [0, 1, 2, 3, 4, 5]
     seen = [
-        (call.weights_round, index) for call in w.of_stream("eval") for index in call.prompt_indices
+        (call.weights_round, index)
+        for call in of_stream(w, "eval")
+        for index in call.prompt_indices
     ]
     assert sorted(seen) == [(round_, index) for round_ in measured for index in range(3)]
     assert trained_prompts(w) == all_prompts(config)
@@ -1060,6 +1119,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
         # The first round has no evaluation left to do.
         undisturbed[0]["time/step_s"] -= undisturbed[0]["time/eval_s"]
         undisturbed[0]["time/eval_s"] = 0.0
+        undisturbed[0] |= stage_fractions(undisturbed[0])
         others = ("reward/eval_", "eval/", "time/generator_idle", "time/learner_idle")
         for row, expected in zip(rows, undisturbed, strict=True):
             assert {k: v for k, v in row.items() if not k.startswith(others)} == {
@@ -1179,8 +1239,8 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     assert not w.runtime.uncollected
-    assert not w.used_after_release()
-    for call in w.of_stream("eval"):
+    assert not used_after_release(w)
+    for call in of_stream(w, "eval"):
         assert call.weights_round == sum(t.end <= call.start for t in w.trained)
     assert counts["waiting"] == counts["in_flight"] == counts["dropped"] == 0
     asked = [index for stream, index in w.requests.asked if stream == "train"]
@@ -1282,7 +1342,7 @@ def test_replacement_has_the_newest_weights_before_it_samples() -> None:
     config = config_of(rounds=4)
     w = virtual_trial(config, dies=lambda name, stage, n: (stage, n) == ("rollout", 3))
     w.run(4)
-    rounds = [call.weights_round for call in w.of_stream("train")]
+    rounds = [call.weights_round for call in of_stream(w, "train")]
     assert rounds == [0, 1, 2, 3]
 
 

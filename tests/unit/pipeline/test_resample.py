@@ -28,7 +28,13 @@ from test_pipeline import (
     trained_prompts,
     untimed,
 )
-from virtual_time import long_tailed_durations, one_token_group
+from virtual_time import (
+    all_prompt_indices,
+    long_tailed_durations,
+    of_stream,
+    one_token_group,
+    used_after_release,
+)
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
@@ -139,7 +145,7 @@ def test_resample_draws_others_in_their_place() -> None:
     assert [row["count/dropped_zero_advantage"] for row in rows] == [3, 4]
     assert rows[-1]["count/short_batches"] == 0
     assert rows[-1]["group/zero_advantage_fraction"] == 0
-    sampled = [call.prompt_indices for call in w.of_stream("train")]
+    sampled = [call.prompt_indices for call in of_stream(w, "train")]
     assert sampled == [(0, 1, 2, 3), (4, 5), (6,), (7, 8, 9, 10), (11,)]
     assert not any(report.notes for report in reports)
 
@@ -184,8 +190,8 @@ def test_a_task_that_is_always_right_ends_its_rounds_with_a_count_and_a_warning(
         # round 4 also reports the standstill
         assert len(report.notes) == (3 if report.round == 4 else 2)
         assert report.notes[0] == (
-            "only 0 of 4 groups to train on: 12 prompts were drawn, but each of the others had "
-            "equal rewards or a failed reward (rollout.oversample=3, rollout.redraws=8)"
+            "12 prompts gave only 0 of 4 groups to train on: each of the other prompts had equal "
+            "rewards or a failed reward (rollout.oversample=3, rollout.redraws=8)"
         )
     assert row["count/requested"] == row["count/dropped_zero_advantage"] == 60
     assert row["version/learner"] == 0
@@ -249,7 +255,7 @@ def test_slow_prompts_are_trained_on_as_often_as_they_are_drawn(
             slowness=lambda index, times=times: times if index % 5 == 0 else 1.0,
         )
         last = w.run(10)[-1].metrics
-        drawn = [index for call in w.of_stream("train") for index in call.prompt_indices]
+        drawn = [index for call in of_stream(w, "train") for index in call.prompt_indices]
         with_signal = Counter(index for index in drawn if not equal(index, 0))
         assert Counter(trained_prompts(w)) == with_signal
         assert last["count/short_batches"] == last["count/waiting"] == 0
@@ -355,7 +361,7 @@ def test_any_timing_fills_the_same_batches_within_the_lag(
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     assert_accounts_close(reports)
-    assert not w.used_after_release()
+    assert not used_after_release(w)
     assert not w.runtime.uncollected
     # Each prompt is requested once, and none that no batch takes.
     batches = expected_batches(config, left_out)
@@ -405,7 +411,7 @@ def test_synchronous_resampling_depends_on_no_timing_and_resumes_exactly(
 
 
 def chunks_sampled(w: VirtualTrial) -> list[tuple[int, ...]]:
-    return sorted(call.prompt_indices for call in w.of_stream("train"))
+    return sorted(call.prompt_indices for call in of_stream(w, "train"))
 
 
 @pytest.mark.slow
@@ -467,7 +473,7 @@ def test_lost_generators_change_no_batch(
     assert_accounts_close(reports)
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
-    assert not w.used_after_release()
+    assert not used_after_release(w)
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -515,7 +521,7 @@ def test_replay_of_resampled_batches_keeps_both_bounds_and_its_accounts(
     }
     uses: Counter[int] = Counter()
     for call in w.trained:
-        assert set(call.all_prompt_indices) <= window[call.round]
+        assert set(all_prompt_indices(call)) <= window[call.round]
         for indices, rounds in zip(call.prompt_indices, call.group_rounds, strict=True):
             for index, round_ in zip(indices, rounds, strict=True):
                 uses[index] += 1

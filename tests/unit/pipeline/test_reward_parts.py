@@ -109,9 +109,8 @@ def test_a_part_that_a_reward_lacks_is_a_failed_reward(policy_path, tmp_path):
     _, unit = sampled(config, InProcess())
     assert unit.groups == []
     assert unit.reward_errors == 12
-    assert unit.failed[0][1] == (
-        "task.reward_weights names lettres, but the reward has the parts format, answer, letters, "
-        "vowel"
+    assert unit.failed[0].reason == (
+        "task.reward_weights names lettres, but the reward has the parts answer, letters, vowel"
     )
 
 

@@ -30,7 +30,7 @@ GROUPS = [
         response_mask=torch.tensor([[True, False, True], [True, True, False]]),
         behaviour_log_probs=torch.tensor([[-1.0, 0.0, -0.5], [-2.0, -0.25, 0.0]]),
         finished=torch.tensor([False, True]),
-        format_rewards=torch.tensor([1.0, 1.0]),
+        format_rewards=torch.tensor([1.0, torch.nan]),  # the second reward does not judge it
         answer_rewards=torch.tensor([0.75, 0.25]),
         # The values in the hole have no meaning.
         token_versions=torch.tensor([[8, 0, 6], [8, 8, 0]], dtype=torch.int32),
@@ -60,7 +60,7 @@ def test_columns_have_one_entry_a_response_in_order():
         "response": ["5-6-7", "8-9", "0", "0"],
         "ground_truth": ['"\\u00bd"'] * 4,
         "reward": [1.0, 0.0, 0.5, 0.5],
-        "format_reward": [1.0, 1.0, 1.0, 1.0],
+        "format_reward": [1.0, None, 1.0, 1.0],
         "answer_reward": [0.75, 0.25, 0.5, 0.5],
         "finished": [False, True, True, True],
         "tokens": [2, 2, 1, 1],

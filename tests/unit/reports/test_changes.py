@@ -9,6 +9,7 @@ from experiments import config, evaluation, row, write_experiment, write_part, w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports import changes
 from reports.changes import (
     COMMONEST,
     DISTINCT,
@@ -38,6 +39,12 @@ STORY = "The dog ran to the park. It saw a red ball there. Then it went home to 
 @pytest.fixture
 def experiment(tmp_path):
     return write_experiment(tmp_path / "three_seeds")
+
+
+@pytest.fixture
+def few_are_enough(monkeypatch):
+    """Let the thresholds of many responses hold for the few that a test writes."""
+    monkeypatch.setattr(changes, "ENOUGH", 1)
 
 
 def write_ends(
@@ -204,6 +211,23 @@ def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
     ]
 
 
+def test_a_threshold_is_wider_if_few_responses_were_measured():
+    def change(after: float, *responses: int) -> Change:
+        return Change(quantity=LENGTH, before=[40.0], after=[after], responses=responses)
+
+    assert change(29.0, 64).moved  # -27.5%
+    assert change(29.0, 1000).threshold == 0.25
+    # For 16 responses the threshold is twice as wide.
+    assert change(29.0, 16).threshold == 0.5
+    assert not change(29.0, 16).moved
+    assert change(19.0, 16).moved
+    # The seed with the fewest responses decides. A seed without responses has no value.
+    assert change(29.0, 0, 1000, 16).threshold == 0.5
+    # Even two responses do not hide that nearly nothing is left.
+    assert change(7.0, 2).moved
+    assert not change(20.0, 2).moved
+
+
 def test_thresholds_are_shown_in_the_units_of_the_change():
     assert LENGTH.shown_threshold == "± 25 %"
     assert TRUNCATED.shown_threshold == "± 10 points"
@@ -218,7 +242,7 @@ def stories(number=8):
     return [f"{STORY} {i}" for i in range(number)]
 
 
-def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment):
+def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment, few_are_enough):
     short = [f"The dog found a lamp {i}." for i in range(8)]
     write_ends(experiment, stories(), short, tokens=(39, 12))
     write_ends(experiment, stories(), stories(), "async_k1", tokens=(39, 38))
@@ -235,7 +259,7 @@ def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment
     assert "39.0 -> 38.0" in next(line for line in lines if line.startswith("async_k1"))
 
 
-def test_loops_copies_truncation_entropy_and_nll_are_named(experiment):
+def test_loops_copies_truncation_entropy_and_nll_are_named(experiment, few_are_enough):
     loop = "and then it ran and then it ran and then it ran"
     trial = write_ends(
         experiment,
@@ -281,13 +305,27 @@ def test_rows_are_those_of_round_1_and_of_the_last_eighth(experiment):
     assert (nll.before, nll.after) == ([0.9], [1.5])
 
 
+def test_a_trial_without_a_later_evaluation_is_not_said_to_be_unchanged(experiment):
+    trial = write_trial(experiment, config(rounds=16), [row(1), row(2)])
+    write_part(trial, "evaluations", 1, [evaluation(0, 0, STORY, 1.0)])
+    comparison = compare(read_experiment(experiment).trials)
+    assert moved_in(comparison.changes) == "nothing was measured both before training and after it"
+
+
+def test_one_round_is_not_compared_with_itself(experiment):
+    metrics = {"policy__entropy_nats": 1.0, "response__reference_nll_nats": 2.0}
+    write_trial(experiment, config(rounds=16), [row(1, **metrics)])
+    found = arm(experiment)
+    assert [found[q.name].known for q in (ENTROPY, NLL)] == [[], []]
+
+
 def test_a_row_that_is_not_the_first_does_not_stand_for_the_start(experiment):
     rows = [row(n, response__reference_nll_nats=0.9) for n in (2, 3)]
     write_trial(experiment, config(rounds=3), rows)
     assert arm(experiment)["reference_nll_nats"].before == [None]
 
 
-def test_what_is_not_known_is_said_and_no_change(experiment):
+def test_what_is_not_known_is_said_and_no_change(experiment, few_are_enough):
     write_trial(experiment, config(rounds=2), [row(n, policy__entropy_nats=1.0) for n in (1, 2)])
     comparison = compare(read_experiment(experiment).trials)
     found = comparison.changes["colocated_k1"]
@@ -300,7 +338,7 @@ def test_what_is_not_known_is_said_and_no_change(experiment):
     assert "not everything was measured in colocated_k1. The report lists every quantity." in text
 
 
-def test_seeds_are_judged_one_by_one(experiment):
+def test_seeds_are_judged_one_by_one(experiment, few_are_enough):
     for seed, length in enumerate((20, 20, 5)):
         write_ends(experiment, stories(), stories(), seed=seed, tokens=(20, length))
     found = arm(experiment)
@@ -308,3 +346,25 @@ def test_seeds_are_judged_one_by_one(experiment):
     # No row contains entropy or NLL.
     line = moved_in({"a": list(found.values()), "b": []})
     assert line == "a (tokens per response -75%); not everything was measured in a"
+
+
+def test_two_rounds_of_eight_responses_raise_no_alarm_by_chance(experiment):
+    """One of eight responses is cut off, and the entropy of eight responses has halved."""
+    small = {"rollout.prompts": 2, "rollout.group_size": 4, "rounds": 2, "eval.prompts": 8}
+    rows = [
+        row(n, policy__entropy_nats=entropy, response__reference_nll_nats=nll)
+        for n, entropy, nll in ((1, 1.2, 0.9), (2, 0.55, 1.3))
+    ]
+    rows[1]["eval/round"] = 2.0
+    trial = write_trial(experiment, config(**small), rows)
+    for part, round_, cut in ((1, 0, 0), (2, 2, 1)):
+        responses = [
+            evaluation(round_, cursor, f"{STORY} {cursor}", 1.0, finished=cursor >= cut)
+            for cursor in range(8)
+        ]
+        write_part(trial, "evaluations", part, responses)
+    comparison = compare(read_experiment(experiment).trials)
+    assert moved_in(comparison.changes) == (
+        "no quantity moved by more than its threshold; thresholds are wider for colocated_k1 (some "
+        "figures rest on fewer than 64 responses)"
+    )

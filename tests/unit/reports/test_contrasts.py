@@ -18,6 +18,7 @@ from a_a import drawn, verdict
 
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.contrasts import Contrast, reward_difference, speed_up
+from reports.every_pair import every_pair
 from reports.experiment import read_experiment
 from reports.intervals import Estimate
 from reports.pace import pace_of
@@ -260,11 +261,39 @@ def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_spe
 
     assert [arm for arm in cells if cells[arm][4] == "?"] == [BASE]
     assert cells[OTHER][5:7] == cells[THIRD][5:7] == ("?", "?")
+    assert cells[BASE][5:7] == ("?", "?")  # nothing is measured against its 1.00x
     assert "colocated_k1, seed 0" in comparison.not_comparable[OTHER]
     assert [sentence for sentence in told(record) if "compar" in sentence] == [
         "No arm can be compared with colocated_k1 in speed or cost: other processes took 40% of "
         "the machine in 16 of 16 rounds of seed 0."
     ]
+
+
+def test_a_disturbed_pair_of_arms_has_a_mark_in_place_of_its_reasons(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.6, [0.4] * 16)], THIRD: [rows(rng)]}
+    record = write(tmp_path / "loaded", runs)
+    pairs = every_pair(
+        record, compare(record.trials), {t.name: read_files(t) for t in record.trials}
+    )
+
+    cells = {pair.cells()[:2]: pair.cells()[2:4] for pair in pairs}
+    assert cells[OTHER, BASE] == cells[THIRD, OTHER] == ("?", "?")
+    assert "x" in cells[THIRD, BASE][0]
+
+
+def test_speeds_that_cannot_be_compared_come_with_the_cause_and_a_remedy(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng, 1.6, [0.15] * 16)], OTHER: [rows(rng, 1.6, [0.49] * 16)]}
+    record = write(tmp_path / "loaded", runs)
+
+    setting = "callbacks.leave_out_disturbed=false"
+    remedy = f"or with --set {setting}, which includes disturbed rounds."
+    assert answered(record, {OTHER: difference(0.0, 0.1)})[0] == (
+        "Speeds cannot be compared: other processes took 15% to 49% of the machine. Run the "
+        f"experiment again on an idle machine, {remedy}"
+    )
+    assert remedy in " ".join(table(compare(record.trials)).split())
 
 
 @pytest.mark.slow
@@ -457,6 +486,18 @@ def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
     assert "learned nothing in 9 of 16 rounds" in table(comparison)
 
 
+def test_a_few_rounds_without_signal_are_no_reason_for_alarm(tmp_path):
+    for number, named in ((3, False), (4, True)):
+        settings = experiments.config(BASE, rounds=number)
+        still = [
+            experiments.row(n, group__zero_advantage_fraction=1.0) for n in range(1, number + 1)
+        ]
+        directory = experiments.write_experiment(tmp_path / f"{number}")
+        experiments.write_trial(directory, settings, still)
+        notes = compare(read_experiment(directory).trials).footnotes()
+        assert any("learned nothing" in note for note in notes) is named
+
+
 def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
     skipped = [experiments.row(n) for n in range(1, ROUNDS + 1)]
     for row in skipped[1:]:
@@ -564,7 +605,7 @@ def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_
 
 def answered(record: ExperimentRecord, rewards: Mapping[str, Contrast]) -> list[str]:
     """Return the short answer, with the speeds of the record and these differences in reward."""
-    comparison = compare(record.trials)
+    comparison = compare(record.trials, record.not_begun)
     files = {trial.name: read_files(trial) for trial in record.trials}
     speed, cost, reward = quantities(record, comparison, files)
     return short_answer([speed, cost, replace(reward, contrasts=rewards)], comparison)
@@ -606,3 +647,23 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
 def test_one_arm_alone_has_no_answer(tmp_path):
     record = write(tmp_path / "e", {BASE: [rows(np.random.default_rng(0))]})
     assert answered(record, {}) == []
+
+
+def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path):
+    rng = np.random.default_rng(0)
+    record = write(tmp_path / "e", {OTHER: [rows(rng)], THIRD: [rows(rng, 1.2)[:8]]})
+    record = replace(record, not_begun=[(BASE, 0)])
+
+    assert answered(record, {})[:4] == [
+        f"The baseline {BASE} has not finished a round yet.",
+        f"Until it has, arms are compared with {OTHER}.",
+        f"No arm is clearly faster than {OTHER}.",
+        f"Held-out rewards cannot be compared before trials of {OTHER} and of another arm have run "
+        "all their rounds.",
+    ]
+    alone = replace(record, trials=record.trials[:1])
+    assert answered(alone, {}) == [f"The baseline {BASE} has not finished a round yet."]
+    # A baseline that is no part of the experiment is not waited for.
+    assert (
+        f"No arm is clearly faster than {OTHER}." == answered(replace(record, not_begun=[]), {})[0]
+    )

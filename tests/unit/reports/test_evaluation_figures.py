@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from evaluations import answered, generation, record, unscored
 
+from reports.evaluations.categories import categories_page, table_rows
 from reports.evaluations.files import evaluation_data
 from reports.evaluations.measures import Figure, measures
 from reports.evaluations.pairs import differences
@@ -95,12 +96,30 @@ def test_repeated_prompts_are_told():
         ((0.0, 0.0), "wrong_format"),
         ((0.0, 1.0), None),
         ((1.0, 0.5), None),
+        ((None, 1.0), "correct"),
+        ((None, 0.0), "wrong_answer"),
+        ((None, 0.5), None),
         ((None, None), None),
     ],
 )
 def test_categories_are_those_of_rewards_of_0_and_1(rewards, category):
     form, answer = rewards
     assert generation(format_reward=form, answer_reward=answer).category == category
+
+
+def test_a_reward_that_does_not_judge_the_format_has_no_figures_of_the_format():
+    evaluation = record(
+        [generation(p, 0, right, format_reward=None) for p, right in ((0, 1), (1, 0))]
+    )
+    assert "format_reward" not in figures(evaluation)
+    assert figures(evaluation)["pass@1"].value == 0.5
+    assert table_rows(evaluation) == [
+        ("correct", "answer 1", "1", "50.0%"),
+        ("wrong_answer", "answer 0", "1", "50.0%"),
+    ]
+    page = categories_page(evaluation)
+    assert "reward 1:" in page
+    assert "format" not in page
 
 
 # ---- Two evaluations -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from experiments import (
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import _examples_section
 from reports.parquet_reader import read_files, response_text
+from reports.records import count_stopped
 from reports.summary import compare, table
 
 
@@ -426,6 +427,15 @@ def test_examples_have_the_true_answer_and_the_parts_of_the_reward(experiment):
     assert "Round 2 · reward 0.00, format 1.00, answer 0.00" in page
 
 
+def test_examples_have_no_format_that_the_reward_does_not_judge(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2)])
+    parts = {"format_reward": None, "answer_reward": 0.5}
+    for n in (0, 2):
+        write_part(trial, "evaluations", max(n, 1), [{**evaluation(n, 0, "x", 0.5), **parts}])
+    (pair,) = read_files(only_trial(experiment)).examples.pairs
+    assert (pair.before_scores, pair.after_scores) == ("reward 0.50", "reward 0.50")
+
+
 def test_version_changes_are_in_order_from_the_first(experiment):
     trial = write_trial(experiment, config(), [row(1), row(2)])
     write_part(trial, "versions", 1, [change(1000.5, "generator", 0), change(1000.0, "learner", 0)])
@@ -509,6 +519,119 @@ def test_without_wall_clock_speed_is_unknown(experiment):
 
     assert cells(table(comparison))["colocated_k1"][3:5] == ["-", "-"]
     assert not comparison.has_ratios
+
+
+# ---- Trials that a scheduler stopped ---------------------------------------------------------
+
+
+def write_evaluated(
+    experiment, arm: str, rewards: dict[int, float], *, rounds: int = 8, seed: int = 0, **last
+) -> None:
+    """Write a trial up to its last evaluation, with the held-out reward after some rounds."""
+    rows, latest = [], (0, 0.3)
+    for n in range(1, max(rewards) + 1):
+        latest = (n, rewards[n]) if n in rewards else latest
+        rows.append(row(n, eval__round=float(latest[0]), reward__eval_mean=latest[1]))
+    rows[-1] = {**rows[-1], "done": True, **last}
+    write_trial(experiment, config(arm, seed, rounds=rounds), rows)
+
+
+def test_a_trial_that_a_scheduler_stopped_is_not_finished(experiment):
+    write_evaluated(experiment, "sync", {2: 0.5, 8: 0.8})
+    write_evaluated(experiment, "async_k1", {2: 0.4})
+    stopped, finished = sorted(read_experiment(experiment).trials, key=lambda t: t.round)
+
+    assert (finished.finished, finished.stopped_by) == (True, None)
+    assert (stopped.finished, stopped.stopped_by) == (False, "the scheduler")
+    assert stopped.status == "stopped by the scheduler after round 2 of 8"
+    assert count_stopped([stopped, finished, stopped]) == ["2 stopped by the scheduler"]
+
+
+def test_trials_that_ended_early_are_compared_after_equal_numbers_of_samples(experiment):
+    write_evaluated(experiment, "colocated_k1", {2: 0.5, 4: 0.6, 8: 0.8})
+    write_evaluated(experiment, "sync", {2: 0.4, 4: 0.45, 8: 0.7})
+    write_evaluated(experiment, "async_k1", {2: 0.3, 4: 0.35})
+    text = " ".join(compare(read_experiment(experiment).trials).footnote().split())
+
+    assert (
+        "Stopped by the scheduler: async_k1, seed 0 (after round 4 of 8). Comparisons of reward "
+        "leave these trials out." in text
+    )
+    assert (
+        "Held-out rewards at the last evaluation after equal numbers, 256 responses: colocated_k1 "
+        "0.600, sync 0.450, async_k1 0.350." in text
+    )
+
+
+def test_trials_without_a_common_evaluation_cannot_be_compared(experiment):
+    write_evaluated(experiment, "colocated_k1", {4: 0.6, 8: 0.8})
+    write_evaluated(experiment, "sync", {3: 0.4})
+    text = " ".join(compare(read_experiment(experiment).trials).footnote().split())
+    assert "so their held-out rewards cannot be compared." in text
+
+
+def test_trials_that_ended_after_equal_numbers_of_samples_need_no_remark(experiment):
+    write_evaluated(experiment, "colocated_k1", {4: 0.6, 8: 0.8})
+    write_evaluated(experiment, "sync", {8: 0.4})
+    assert "numbers of samples" not in compare(read_experiment(experiment).trials).footnote()
+
+
+def test_rewards_before_and_after_are_those_of_the_same_trials(experiment):
+    """Seed 1 was interrupted before its first evaluation in training."""
+    write_trial(experiment, config(), [row(1, reward__eval_first=0.4, eval__round=1.0)])
+    write_trial(experiment, config(seed=1), [row(1, reward__eval_first=0.6)])
+    comparison = compare(read_experiment(experiment).trials)
+    place = comparison.header.index("held-out reward")
+    assert [cells[place] for cells in comparison.rows()] == ["0.400 -> 0.500"]
+
+
+# ---- Responses that were cut off -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "settings", "warned"),
+    [
+        (1.0, {}, True),
+        (0.95, {}, True),
+        (0.9, {}, False),
+        # An episode has no end that the limit could cut off.
+        (1.0, {"task.name": "guess"}, False),
+    ],
+)
+def test_responses_that_are_cut_off_raise_a_warning(experiment, share, settings, warned):
+    params = config(rounds=8, **{"rollout.max_new_tokens": 40, **settings})
+    rows = [row(n, response__truncated_fraction=share if n == 8 else 0.0) for n in range(1, 9)]
+    write_trial(experiment, params, rows)
+    text = " ".join(table(compare(read_experiment(experiment).trials)).split())
+    warning = (
+        f"colocated_k1: rollout.max_new_tokens=40 cut off {share:.0%} of the responses in the last "
+        "rounds. If the reward needs the end of a response, raise this limit."
+    )
+    assert (warning in text) is warned
+
+
+def test_arms_with_one_limit_share_a_warning(experiment):
+    for arm, share in (("colocated_k1", 1.0), ("sync", 0.96), ("async_k1", 0.5)):
+        params = config(arm, rounds=1, **{"rollout.max_new_tokens": 40})
+        write_trial(experiment, params, [row(1, response__truncated_fraction=share)])
+    (warning,) = compare(read_experiment(experiment).trials).truncated()
+    assert warning.startswith(
+        "colocated_k1, sync: rollout.max_new_tokens=40 cut off 98% (96%-100%) of the responses"
+    )
+
+
+# ---- Speed -----------------------------------------------------------------------------------
+
+
+def test_the_speed_of_a_slow_model_is_not_zero(experiment):
+    # 8 groups of 4 responses in 360 s, then in 240 s.
+    seconds = {1: 0.0, 2: 360.0, 3: 600.0}
+    rows = [row(n, count__trained=8.0 * n, time__wall_clock_s=s) for n, s in seconds.items()]
+    for seed in (0, 1):
+        write_trial(experiment, config(seed=seed, rounds=3), rows[: 3 - seed])
+    comparison = compare(read_experiment(experiment).trials)
+
+    assert cells(table(comparison))["colocated_k1"][4] == "0.098 (0.089-0.11)"
 
 
 def test_one_arm_alone_has_no_speed_up_of_itself(experiment):

@@ -32,7 +32,8 @@ def write_arm(directory: Path, space: str, arm: str, seed: int, rows: list[dict[
 
 
 def two_rounds(reward: float, **second: float) -> list[dict[str, Any]]:
-    return [experiments.row(1), experiments.row(2, **{"reward__eval_mean": reward, **second})]
+    evaluated = {"eval__round": 2.0, "reward__eval_mean": reward}
+    return [experiments.row(1), experiments.row(2, **{**evaluated, **second})]
 
 
 def test_differences_are_between_trials_of_one_seed(tmp_path):
@@ -51,6 +52,17 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     ]
 
 
+def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm in ("lag0", "lag1"):
+        # 16 groups of 4 responses in 700 s
+        write_arm(directory, "lag", arm, 0, two_rounds(0.5, time__wall_clock_s=700.0))
+    found = answered(directory)
+    assert found is not None
+    place = found.header.index("samples/s")
+    assert [row[place] for row in found.rows()] == ["0.091", "0.091"]
+
+
 def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
     rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # of eight rounds, so 2 is a quarter
@@ -65,6 +77,33 @@ def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_p
     found = answered(directory)
     assert found is not None
     assert found.arms["lag1"]["early_reward"] == [0.4]
+    assert "early held-out reward" in found.header
+    assert "nearest to 25% of the rounds (here, after 25% of them)." in found.note
+
+
+def test_an_early_reward_that_was_not_measured_early_says_when_it_was(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm, measured in (("lag0", 2), ("lag1", 4)):
+        rows = [
+            experiments.row(n, eval__round=float(n >= measured) * measured) for n in range(1, 5)
+        ]
+        (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 4}, [0])
+        experiments.write_trial(directory, trial.to_dict(), rows)
+    found = answered(directory)
+    assert found is not None
+    assert "nearest to 25% of the rounds (here, after 50% to 100% of them)." in found.note
+
+
+def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    seconds = {"time__rollout_s": 3.0, "time__optimize_s": 1.0, "time__eval_s": 16.0}
+    for arm in ("lag0", "lag1"):
+        write_arm(directory, "lag", arm, 0, two_rounds(0.5, **seconds))
+    found = answered(directory)
+    assert found is not None
+    cells = dict(zip(found.header, found.rows()[0], strict=True))
+    assert (cells["rollout"], cells["optimize"], cells["sync"]) == ("75%", "25%", "-")
+    assert "a round's work without evaluation" in found.note
 
 
 def test_drift_from_the_sampler_is_positive_and_speed_counts_samples(tmp_path):

@@ -17,6 +17,7 @@ from reports.answers import answer
 from reports.changes import QUANTITIES
 from reports.every_pair import every_pair
 from reports.experiment import read_experiment
+from reports.markup import moment
 from reports.pace import pace_of
 from reports.parquet_reader import read_files
 from reports.report_data import report_data
@@ -157,6 +158,20 @@ def test_files_of_the_users_are_named_with_their_digests(own):
     assert "config.json" not in table.partition("</table>")[0]  # this file ships with the package
 
 
+@pytest.mark.parametrize(
+    ("changed", "at"), [(["ab" * 32], "last resume"), ([], "start"), (3, "start"), (None, "start")]
+)
+def test_code_that_changed_between_two_commands_is_said(tmp_path, changed, at):
+    files = {"task.reward": "/home/me/my_rewards.py"}
+    directory = experiments.write_experiment(
+        tmp_path / "own", inputs={"task.reward": "cd" * 32}, own_files=files, replaced=changed
+    )
+    write_arm(directory, "a", 0.5)
+    section = settings_section(read_experiment(directory))
+    assert f"Your own files, as they were at the {at}" in section
+    assert ("Your code has changed since the start" in section) == (at == "last resume")
+
+
 @pytest.mark.parametrize("own_files", [3, ["x"], {"task.reward": 1}, {"unknown": "/x"}, None])
 def test_damaged_notes_about_files_name_none(tmp_path, own_files):
     directory = experiments.write_experiment(tmp_path / "odd", own_files=own_files)
@@ -209,6 +224,24 @@ def test_a_default_that_was_not_recorded_is_not_guessed(tmp_path, described):
         "Settings of your own task whose defaults were not recorded: task.largest=9; "
         "task.match=exactly; task.signs=[&quot;+&quot;, &quot;-&quot;]."
     )
+
+
+def test_settings_are_shown_with_the_values_that_take_effect(tmp_path):
+    """`loss.clip_high` follows `loss.clip` unless it is set, as --dry-run shows."""
+    directory = experiments.write_experiment(tmp_path / "clips")
+    experiments.write_trial(
+        directory, experiments.config(**{"loss.clip": 0.1}), [experiments.row(1)]
+    )
+    page = settings_section(read_experiment(directory))
+    assert '<th scope="row">loss.clip_high</th><td>0.1</td>' in page
+    changed = page.partition("are not the defaults: ")[2].partition("</p>")[0]
+    assert "loss.clip=0.1" in changed
+    assert "loss.clip_high" not in changed
+
+
+@pytest.mark.parametrize("zone", ["+0000", "+00:00", "Z"])
+def test_utc_has_one_name(zone):
+    assert moment(f"2026-11-26T11:34:55{zone}") == "2026-11-26 11:34 UTC"
 
 
 # ---- The documentation -----------------------------------------------------------------------

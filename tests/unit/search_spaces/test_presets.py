@@ -36,6 +36,12 @@ def test_a_preset_is_a_valid_trial_with_its_settings(preset):
     assert {key: trial[key] for key in preset.settings} == preset.settings
 
 
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_the_only_arm_of_a_preset_has_the_name_of_the_preset(preset):
+    # A name such as `sync` or `colocated` would be wrong as soon as --set changes the placement.
+    assert trial_of(preset, {}).arm == preset.name
+
+
 def test_no_two_algorithms_are_the_same_settings():
     trials = [trial_of(preset, {}) for preset in ALGORITHMS.values()]
     assert len({repr({**trial.to_dict(), "arm": ""}) for trial in trials}) == len(ALGORITHMS)

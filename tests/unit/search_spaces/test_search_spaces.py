@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ray.tune.search.variant_generator import generate_variants
@@ -164,13 +166,56 @@ def test_trials_that_a_fixed_key_makes_equal_are_merged():
     ]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "labels"),
+    [
+        ({"arm": "colocated_k1", "k": 4}, ["colocated_k1+k_4"]),
+        ({"arm": "async_k1", "k": 4, "lag": 2}, ["async_k1+lag_2+k_4"]),
+        # The number of rounds is no part of what an arm is.
+        ({"arm": "colocated_k1", "rounds": 5, "eval.every": 5}, ["colocated_k1"]),
+        # A setting that the arm does not make.
+        ({"arm": "colocated_k1", "optim.lr": 1e-3}, ["colocated_k1"]),
+        # With equal rounds, colocated_k1 with k=4 is colocated_k4.
+        (
+            {"k": 4, "rounds": 8, "eval.every": 4},
+            ["colocated_k4", "colocated_k1_two_cores+k_4", "sync+k_4", "async_k4"],
+        ),
+    ],
+)
+def test_a_label_tells_the_settings_of_its_arm_that_a_fixed_key_changes(fixed, labels):
+    trials = SPACE.trials(fixed, [0, 1])
+    assert [t.arm for t in trials if t.seed == 0] == labels
+    assert [t.arm for t in trials if t.seed == 1] == labels
+    for label in labels:
+        assert SPACE.arm_of(label) == label.partition("+")[0]
+
+
+def test_a_label_has_only_characters_that_a_directory_may_have():
+    space = replace(SPACE, arms={"own": {"model.path": "a", "rollout.stop": ["x"]}})
+    (trial,) = space.trials({"model.path": "/home/me/my policy", "rollout.stop": ["</end>"]}, [0])
+    assert trial.arm == "own+path_my-policy+stop_end"
+
+
 def test_fixing_the_arm_runs_that_arm_only():
     assert [t.arm for t in SPACE.trials({"arm": "sync"}, [0])] == ["sync"]
 
 
 def test_an_unknown_arm_suggests_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean async_k1"):
+    with pytest.raises(ConfigError, match=r"did you mean async_k1\?"):
         SPACE.trials({"arm": "asynck1"}, [0])
+
+
+def test_a_shortened_arm_suggests_the_arms_that_begin_with_it():
+    with pytest.raises(ConfigError, match=r"did you mean async_k1 or async_k4\?"):
+        SPACE.trials({"arm": "async"}, [0])
+
+
+def test_the_page_about_running_asks_the_questions_of_the_spaces():
+    page = Path(__file__).resolve().parents[3] / "docs" / "running.md"
+    (table,) = re.findall(r"\| space \| question \|\n\|---\|---\|\n((?:\|.*\n)+)", page.read_text())
+    assert dict(re.findall(r"\| `(\w+)` \| (.*) \|", table)) == {
+        space.name: space.question for space in SPACES.values()
+    }
 
 
 def test_one_invalid_trial_refuses_the_space_and_names_the_arm():

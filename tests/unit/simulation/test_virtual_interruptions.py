@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from virtual_time import all_prompt_indices
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction
@@ -41,7 +42,7 @@ def by_hand(trial: VirtualTrial) -> list[float]:
     """Compute the share of each round from the prompts that the learner recorded."""
     shares = []
     for call in trial.trained:
-        of_round = [interrupted(index, i) for index in call.all_prompt_indices for i in range(2)]
+        of_round = [interrupted(index, i) for index in all_prompt_indices(call) for i in range(2)]
         shares.append(sum(of_round) / len(of_round))
     return shares
 
@@ -63,7 +64,7 @@ def test_groups_that_are_used_again_count_each_time():
     trial = trial_of(placement="colocated", **replay)
     found = [report.metrics[FRACTION] for report in trial.run(8)]
     assert found == by_hand(trial)
-    assert any(len(call.all_prompt_indices) == 4 for call in trial.trained)
+    assert any(len(all_prompt_indices(call)) == 4 for call in trial.trained)
     # The two fresh prompts of each round would give other shares.
     fresh = [0.25, 0.5, 0.25, 0.25, 0.5, 0.25, 0.25, 0.5]
     assert found != fresh
@@ -109,5 +110,5 @@ def test_a_synchronous_run_with_replay_goes_on_as_if_it_had_not_stopped():
     second.pipeline.load_state(state, first.pipeline.buffer.groups())
     rows += second.run(5)
     assert [report.metrics[FRACTION] for report in rows] == expected
-    trained = [call.all_prompt_indices for trial in (first, second) for call in trial.trained]
-    assert trained == [call.all_prompt_indices for call in whole.trained]
+    trained = [all_prompt_indices(call) for trial in (first, second) for call in trial.trained]
+    assert trained == [all_prompt_indices(call) for call in whole.trained]

@@ -13,7 +13,6 @@ import pytest
 from trials import FakeTrial, Restored, contents, note, row, saved
 
 from callbacks.checkpoints import CheckpointCallback
-from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.checkpointing import MANIFEST, CheckpointError, part_file
 
 pytestmark = pytest.mark.slow  # whole experiment directories
@@ -171,12 +170,6 @@ def test_new_trial_has_nothing_to_choose(tmp_path):
 
 
 # ---- The callback ------------------------------------------------------------------------------
-
-
-def test_clone_of_pbt_keeps_no_details_of_its_donor(trial):
-    trial.latest_checkpoint_result.metrics[DETAILS] = "bulk"
-    CheckpointCallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
-    assert DETAILS not in trial.latest_checkpoint_result.metrics
 
 
 def test_last_checkpoint_that_was_not_written_is_told_at_the_end(trial, tmp_path, capsys):

@@ -20,11 +20,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 from ray.tune import Callback
-from trials import FakeTrial, Restored, contents, details, note, row, saved
+from trials import FakeTrial, Restored, contents, detailed, note, saved
 
 from callbacks import grpo_callbacks
 from callbacks import mirror as mirror_module
-from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, part_file
 
 pytestmark = pytest.mark.slow  # whole experiment directories
@@ -242,7 +241,7 @@ def run(trial: FakeTrial, hooks: list[Callback], rounds: range) -> None:
     for hook in hooks:
         hook.on_trial_start(iteration=0, trials=[trial], trial=trial)
     for round_ in rounds:
-        result = row(round_, **{DETAILS: details(round_)})
+        result = detailed(round_)
         for hook in hooks:
             hook.on_trial_result(iteration=round_, trials=[trial], trial=trial, result=result)
 

@@ -170,6 +170,10 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
             "train_example(0) gave a ground_truth that is not JSON: TypeError: ",
         ),
         (
+            "def train_example(self, i): return Example('p', 1, {'a': {1, 2}})",
+            "train_example(0) gave columns that are not a dict of JSON values: TypeError: ",
+        ),
+        (
             "calls = []\ndef train_example(self, i):\n"
             "    self.calls.append(i)\n    return Example(f'call {len(self.calls)}', 1)",
             "two calls of train_example(0) gave different examples: an example must depend only on "
@@ -206,8 +210,8 @@ def test_responses_are_scored_by_the_task_in_a_process_of_its_own(sums):
             [ScoreRequest("7", "7"), ScoreRequest("8", "7"), ScoreRequest("score", "7")]
         )
         failed = scorer.score([ScoreRequest("raise", "7")])
-    assert answers == [Score(1.0, 1.0, 1.0), Score(0.0, 1.0, 0.0), Score(2.0, 0.5, 1.5)]
-    assert failed == [RewardError("KeyError: 'two\\nlines'")]
+    assert answers == [Score(1.0, None, 1.0), Score(0.0, None, 0.0), Score(2.0, 0.5, 1.5)]
+    assert failed == [RewardError("KeyError: 'two\\nlines'", repeats=True)]
 
 
 @pytest.mark.slow
@@ -215,7 +219,7 @@ def test_a_function_of_the_users_takes_the_place_of_the_tasks_reward(sums, tmp_p
     (tmp_path / "r.py").write_text("def seven(response, ground_truth): return 7\n")
     trial = config(sums, reward=f"{tmp_path}/r.py:seven")
     with contextlib.closing(make_scorer(trial, build_task(trial))) as scorer:
-        assert scorer.score([ScoreRequest("", "")]) == [Score(7.0, 1.0, 7.0)]
+        assert scorer.score([ScoreRequest("", "")]) == [Score(7.0, None, 7.0)]
 
 
 @pytest.mark.slow

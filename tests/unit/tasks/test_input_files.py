@@ -18,6 +18,7 @@ from grpo_trainable.tasks.input_files import (
     refuse_changed_inputs,
 )
 from grpo_trainable.tasks.keyword import NOUNS_FILE
+from grpo_trainable.tasks.math import SHIPPED_PROBLEMS
 
 
 def config(**sections: Any) -> GRPOConfig:
@@ -151,7 +152,11 @@ def test_the_class_of_a_custom_task_and_its_files_are_read(tmp_path):
 def test_the_math_task_reads_its_problems_and_its_template(tmp_path):
     own = {"name": "math", "eval_file": "/e.jsonl", "template": f"{tmp_path}/t.txt"}
     files = {key: path for key, path in input_files(config(task=own)).items() if "task" in key}
-    assert files == {"task.eval_file": Path("/e.jsonl"), "task.template": tmp_path / "t.txt"}
+    assert files == {
+        "task.train_file": Path(SHIPPED_PROBLEMS["train_file"]),
+        "task.eval_file": Path("/e.jsonl"),
+        "task.template": tmp_path / "t.txt",
+    }
 
 
 def test_the_task_of_reasoning_gym_reads_no_file_but_a_template(tmp_path):

@@ -224,7 +224,7 @@ def test_bad_arguments_are_errors_that_name_the_key(words_file, arguments, messa
         keyword_task(seed=0, keywords_file=words_file, **arguments)
 
 
-def test_one_jsonl_file_is_split_by_prompt_and_two_are_used_whole(tmp_path):
+def test_a_training_file_is_split_by_prompt_and_an_eval_file_is_held_out_whole(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", stories(200))
     alone = keyword_task(seed=0, train_file=path)
     trained = {alone.train_example(i).prompt for i in range(200)}
@@ -232,13 +232,30 @@ def test_one_jsonl_file_is_split_by_prompt_and_two_are_used_whole(tmp_path):
     assert trained.isdisjoint(evaluated)
     assert len(trained | evaluated) == 200
     assert 25 < len(evaluated) < 55
-    as_eval = keyword_task(seed=0, eval_file=path)
-    assert {example.prompt for example in as_eval.eval_examples(200)} == evaluated
+    assert alone.sources == (
+        "from a.jsonl",
+        "by a hash of each prompt; task.eval_file=FILE holds out a file as a whole",
+    )
 
     other = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "One\n", "answer": "one"}])
     both = keyword_task(seed=0, train_file=path, eval_file=other)
     assert len({both.train_example(i).prompt for i in range(200)}) == 200
     assert both.eval_examples(2) == [Example("One\n", "one")] * 2
+    assert both.sources == ("from a.jsonl", "all of b.jsonl")
+
+
+def test_an_eval_file_alone_replaces_only_the_held_out_prompts(tmp_path, words_file):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(12))
+    for settings, words in (({}, "the nouns that ship"), ({"keywords_file": words_file}, "task.")):
+        plain = keyword_task(seed=0, **settings)
+        task = keyword_task(seed=0, eval_file=path, **settings)
+        assert task.eval_size == len({example.prompt for example in task.eval_examples(12)}) == 12
+        assert task.train_size == plain.train_size
+        assert [task.train_example(i) for i in range(9)] == [
+            plain.train_example(i) for i in range(9)
+        ]
+        assert task.sources[0].startswith(f"from {words}")
+        assert plain.sources is None
 
 
 def test_rows_give_keywords_or_else_the_answer_as_ground_truth(tmp_path):
@@ -252,6 +269,38 @@ def test_rows_give_keywords_or_else_the_answer_as_ground_truth(tmp_path):
     assert example == Example("Newline\n", "apple")
     assert task.reward("an apple", example.ground_truth).reward == 1.0
     assert task.reward("a p p l e", example.ground_truth).reward == 0.0
+
+
+def test_the_answers_for_a_reward_of_ones_own_are_any_json_value_or_missing(tmp_path):
+    rows = [
+        {"prompt": "A\n", "answer": {"a": [1, None]}, "task": "math"},
+        {"prompt": "B\n", "ground_truth": 3.5},
+        {"prompt": "C\n", "reward_model": {"style": "rule", "ground_truth": False}},
+        {"prompt": "D\n", "keywords": "one", "answer": "two"},
+        {"prompt": "E\n", "answer": None},
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    task = keyword_task(seed=0, train_file=path, eval_file=path, reward="mine:score", strict=True)
+    examples = sorted(task.eval_examples(5), key=lambda example: example.prompt)
+    assert [example.ground_truth for example in examples] == [
+        {"a": [1, None]},
+        3.5,
+        False,
+        "one",
+        None,
+    ]
+    # As in a `datasets.Dataset`, every row has every column.
+    columns = ("prompt", "answer", "task", "ground_truth", "reward_model", "keywords")
+    for example, row in zip(examples, rows, strict=True):
+        assert example.columns == {**dict.fromkeys(columns), **row}
+
+
+def test_the_columns_of_rows_are_kept_only_for_a_reward_of_ones_own(words_file, tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "A\n", "answer": "a", "more": "text"}])
+    task = keyword_task(seed=0, train_file=path, eval_file=path)
+    assert task.train_example(0) == Example("A\n", "a", {})
+    example = keyword_task(seed=0, keywords_file=words_file).train_example(0)
+    assert example.columns == {"keywords": example.ground_truth}
 
 
 BAD_LINES = {
@@ -286,8 +335,8 @@ def test_many_bad_lines_are_one_warning_and_a_file_of_them_one_error(tmp_path, c
         keyword_task(seed=0, train_file=some)
     (record,) = caplog.records
     assert "line 1: `answer` must be" in record.getMessage()
-    assert "and 29 more such lines; skipped" in record.getMessage()
-    with pytest.raises(ValueError, match=r"has no valid line; line 1: `answer` must be"):
+    assert "and 29 more such rows; skipped" in record.getMessage()
+    with pytest.raises(ValueError, match=r"has no valid row; line 1: `answer` must be"):
         keyword_task(seed=0, train_file=write_jsonl(tmp_path / "all.jsonl", bad))
 
 
@@ -298,8 +347,8 @@ def test_a_line_that_is_not_utf8_is_a_bad_line(tmp_path):
         keyword_task(seed=0, train_file=str(path), strict=True)
 
 
-@pytest.mark.parametrize(("rows", "message"), [([], "no valid line"), (stories(1), "too few")])
+@pytest.mark.parametrize(("rows", "message"), [([], "no valid row"), (stories(1), "too few")])
 def test_too_few_rows_are_an_error(tmp_path, rows, message):
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     with pytest.raises(ValueError, match=message):
-        keyword_task(seed=0, eval_file=path)
+        keyword_task(seed=0, train_file=path)

@@ -20,7 +20,7 @@ class Zero:
 
 @pytest.mark.parametrize(("result", "reward"), [(1, 1.0), (True, 1.0), (-2.5, -2.5), (Zero(), 0.0)])
 def test_whatever_is_a_number_is_a_reward(result, reward):
-    expected = Score(reward=reward, format_reward=1.0, answer_reward=reward)
+    expected = Score(reward=reward, format_reward=None, answer_reward=reward)
     assert as_score(result) == as_score({"reward": result}) == expected
 
 
@@ -36,7 +36,7 @@ def test_whatever_is_no_finite_float32_is_refused(result):
 
 
 def test_a_reward_may_say_what_the_response_answers():
-    assert as_score({"reward": 1.0, "answer": 42}) == Score(1.0, 1.0, 1.0, answer="42")
+    assert as_score({"reward": 1.0, "answer": 42}) == Score(1.0, None, 1.0, answer="42")
     assert as_score({"reward": 1.0, "answer": None}).answer is None
     assert as_score(Score(1.0, 1.0, 1.0, answer="x")).answer == "x"
     assert as_score({"reward": 0.0, "answer": "half \ud800 a pair"}).answer == "half ? a pair"
@@ -47,7 +47,7 @@ def test_a_reward_may_have_parts():
     assert score.parts == {"length": -3.0, "style": 1.0}
     assert score.all_parts == {"format": 0.5, "answer": 2.0, "length": -3.0, "style": 1.0}
     assert as_score(score) == score
-    assert as_score(1).all_parts == {"format": 1.0, "answer": 1.0}
+    assert as_score(1).all_parts == {"answer": 1.0}
 
 
 @pytest.mark.parametrize("parts", [[1.0], {"length": "long"}, {"length": float("nan")}], ids=repr)

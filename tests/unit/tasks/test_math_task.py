@@ -76,6 +76,24 @@ def test_a_line_in_each_layout(row, question, truth):
 
 
 @pytest.mark.parametrize(
+    ("row", "truth"),
+    [
+        ({"question": "q"}, None),
+        ({"question": "q", "answer": ["1", {"b": None}]}, ["1", {"b": None}]),
+        ({"question": "q", "answer": True}, True),
+        ({"question": "q", "ground_truth": 3}, 3),
+        ({"problem": "q", "solution": "It is 2."}, "It is 2."),
+        ({"question": "q", "answer": "so\n#### 72", "level": 2}, "72"),
+    ],
+)
+def test_the_answer_for_a_reward_of_ones_own_may_be_any_json_value(row, truth, tmp_path):
+    assert parse_problem(row, own_reward=True) == Example("q", truth, row)
+    path = write_jsonl(tmp_path / "own.jsonl", [row])
+    own = math_task(train_file=path, eval_file=path, reward="mine:score", strict=True)
+    assert own.train_example(0) == Example("User: q\nAssistant: <think>", truth, row)
+
+
+@pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"answer": "1"}, "the field `problem` or `question` must be non-empty text"),
@@ -126,6 +144,23 @@ def test_one_file_is_split_by_question_whatever_the_template(sums):
     assert trained[0] == trained[1]
     assert not held_out[0] & trained[0]
     assert len(held_out[0] | trained[0]) == 200
+
+
+def test_an_eval_file_is_held_out_whole_with_and_without_a_training_file(sums, tmp_path):
+    rows = [{"question": f"How many, {i}?", "answer": str(i)} for i in range(12)]
+    held_out = write_jsonl(tmp_path / "test.jsonl", rows)
+    shipped = math_task()
+    for settings, size, source in (
+        ({}, shipped.train_size, "from the problems that ship"),
+        ({"train_file": sums}, 200, "from sums.jsonl"),
+    ):
+        task = math_task(eval_file=held_out, **settings)
+        assert (task.train_size, task.eval_size) == (size, 12)
+        assert {e.ground_truth for e in task.eval_examples(12)} == {str(i) for i in range(12)}
+        assert task.sources == (source, "all of test.jsonl")
+    alone = math_task(eval_file=held_out)
+    assert alone.train_example(3) == shipped.train_example(3)
+    assert shipped.sources is None
 
 
 def test_two_files_are_used_whole_and_the_order_follows_from_the_seed(sums, tmp_path):
@@ -386,7 +421,7 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
     odd = gsm8k(tmp_path / "odd.jsonl", [*marked, "It is 2.", r"So \boxed{2}.", "Two."])
     assert unmarked_answers("train_file", odd) == (
         f"note: task.train_file={odd}: line 5 has no #### before its answer, so its whole text "
-        "becomes the true answer (4 lines have the mark, 2 do not)"
+        "becomes the true answer (4 rows have the mark, 2 do not)"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
     # Bare answers, a few of them with a calculation, are another layout.

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual_time import one_token_group
@@ -137,8 +139,10 @@ def test_scores_come_from_the_task_of_the_response_in_their_order() -> None:
 
 def test_what_a_scorer_is_asked_names_the_task() -> None:
     config = mixed(TWO, eval={"prompts": 4})
-    prompts = Prompts(config, build_task(config), policy_tokenizer(config.model))
-    asked = [prompts.score_request("eval", i, "a story") for i in range(4)]
+    tokenizer = policy_tokenizer(config.model)
+    prompts = Prompts(config, build_task(config), tokenizer)
+    asked = [prompts.score_request("eval", i, tokenizer.encode("a story")) for i in range(4)]
+    assert {request.response for request in asked} == {"a story"}
     assert [request.label for request in asked] == ["keyword", "two", "keyword", "two"]
     assert [len(request.ground_truth) for request in asked] == [1, 2, 1, 2]  # type: ignore[arg-type]
 
@@ -236,6 +240,12 @@ def test_a_round_and_an_evaluation_are_told_by_task() -> None:
         assert row[f"task/{label}/reward_mean"] == row[f"task/{label}/answer_mean"] == mean
         equal = sum(rewards[i][0] == rewards[i][1] for i in own) / 2
         assert row[f"task/{label}/zero_advantage_fraction"] == equal
+    unjudged = [replace(group, format_rewards=torch.full((2,), torch.nan)) for group in groups]
+    without_format = by_task.trained(unjudged, learner_round=0)
+    assert row.keys() - without_format.keys() == {
+        *("task/keyword/format_mean", "task/math/format_mean"),
+        *("task/keyword/drawn", "task/math/drawn"),
+    }
     first = by_task.held_out(groups[:3], [3], {})
     assert first["keyword"] == {"unscored": 0.0, "reward_mean": 0.25, "reward_first": 0.25}
     assert first["math"] == {"unscored": 1.0, "reward_mean": 1.0, "reward_first": 1.0}

@@ -10,11 +10,21 @@ import torch
 from virtual_time import one_token_group
 
 from grpo_trainable.pipeline.rollout_metrics import (
+    info_means,
     interrupted_fraction,
     repeated_fraction,
     rollout_metrics,
 )
-from grpo_trainable.telemetry.metrics import BY_TASK, NAMES, ActorSpan, rllib_metrics, stage_seconds
+from grpo_trainable.telemetry.metrics import (
+    BY_TASK,
+    INFO_MEAN,
+    NAMES,
+    ActorSpan,
+    info_metrics,
+    is_info_metric,
+    rllib_metrics,
+    stage_seconds,
+)
 from grpo_trainable.telemetry.stages import WORK
 from grpo_trainable.telemetry.timers import Span
 
@@ -108,6 +118,20 @@ def test_turns_of_episodes_are_the_actions_that_were_answered() -> None:
     assert row.keys() <= NAMES
 
 
+def test_numbers_of_environments_are_means_over_all_episodes() -> None:
+    """Two of four groups have episodes with calls, and one group has no `info` at all."""
+    infos: list[dict[str, float] | None] = [{"calls": 1.5}, {"calls": 0.5, "a/b": 2.0}, {}, None]
+    groups = [
+        replace(one_token_group(i, rewards=(1.0, 0.0), uses=1), info=info)
+        for i, info in enumerate(infos)
+    ]
+    means = info_means(groups, ["a/b", "calls", "never"])
+    row = info_metrics(means)
+    assert row == {"env/a/b_mean": 0.5, "env/calls_mean": 0.5, "env/never_mean": 0.0}
+    assert all(map(is_info_metric, row))
+    assert not any(map(is_info_metric, NAMES | set(BY_TASK)))
+
+
 def test_a_single_reward_has_no_spread() -> None:
     row = rollout_metrics([one_token_group(0, rewards=(0.5,), uses=1)], learner_round=0)
     assert row["reward/train_std"] == 0.0
@@ -194,5 +218,5 @@ def test_every_metric_has_a_row_in_the_docs_and_every_row_is_a_metric() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     # name, unit, source, healthy value, when absent
     of_metrics = [row for row in rows if len(row) == 5]
-    assert sorted(row[0].strip("`") for row in of_metrics) == sorted({*NAMES, *BY_TASK})
+    assert sorted(row[0].strip("`") for row in of_metrics) == sorted({*NAMES, *BY_TASK, INFO_MEAN})
     assert [row[0] for row in of_metrics if not all(row[1:4]) and "_fraction" not in row[0]] == []

@@ -37,14 +37,15 @@ class Sound:
     def step(self, action):
         self.left -= 1
         done = self.left == 0
-        return Turn(f"{self.random.random()}\\n", reward=float(done), done=done, info={"n": 1})
+        info = {"n": 1, "state": object()}  # numbers are compared, other values are ignored
+        return Turn(f"{self.random.random()}\\n", reward=float(done), done=done, info=info)
     def close(self):
         pass
 """
 # Class name -> the fault, and the code planted in `Sound`.
 PLANTED: dict[str, tuple[str, str]] = {
     "Raises": (FAILS, "def step(self, action): raise KeyError('no such room')"),
-    "KeepsAnObject": (FAILS, "def step(self, action): return Turn(info={'state': object()})"),
+    "PaysAnObject": (FAILS, "def step(self, action): return Turn(reward=object())"),
     "SaysNothing": (FAILS, "def step(self, action): return Turn(None)"),
     "Dies": (FAILS, "def step(self, action): import os; os._exit(3)"),
     "Hangs": (HANGS, "def step(self, action): time.sleep(60)"),

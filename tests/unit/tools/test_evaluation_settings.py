@@ -74,6 +74,16 @@ def test_temperature_zero_asks_for_one_response():
     assert "eval.samples=2: must be 1" in refused(temperature=0.0, samples=2)
 
 
+def test_a_nucleus_of_a_trial_is_left_out_at_temperature_zero():
+    assert settled("eval.top_p=0.9").eval.top_p == 0.9
+    of = trained(eval={"top_p": 0.9})
+    assert settled(of=of).eval.top_p == 0.9
+    assert settled(of=of, temperature=0.0).eval.top_p == 1.0
+    assert "eval.top_p=0.9: not read with eval.temperature=0.0" in refused(
+        "eval.top_p=0.9", temperature=0.0
+    )
+
+
 def test_a_trial_is_evaluated_with_its_own_settings():
     own = {"seed": 3, "task": {"match": "substring"}, "eval": {"prompts": 5, "samples": 4}}
     loss = {"type": "dapo", "clip_high": 0.3}
@@ -126,6 +136,11 @@ def test_a_word_list_that_has_changed_is_refused_unless_it_is_named(tmp_path):
     with pytest.raises(InputChanged, match=r"task\.keywords_file: .*words\.txt has changed"):
         settled(of=trial)
     assert settled(f"task.keywords_file={words}", of=trial).task.keywords_file == str(words)
+
+
+def test_a_directory_of_data_may_be_exchanged_for_another(tmp_path):
+    trial = trained({"task.eval_file/state.json": "0" * 64}, task={"eval_file": "/gone"})
+    assert settled("task.eval_file=/other", of=trial).task.eval_file == "/other"
 
 
 def test_what_only_training_read_may_be_gone(tmp_path):

@@ -18,6 +18,7 @@ from pyarrow.fs import LocalFileSystem
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.generator.generator import Generator
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.pipeline.evaluation import held_out_chunks
@@ -199,6 +200,23 @@ def test_greedy_responses_do_not_depend_on_the_seed(policy):
     assert responses != [g.response for g in evaluated(config(policy, **sampled))]
 
 
+@pytest.mark.slow
+def test_a_nucleus_is_sampled_in_evaluations_alone(policy):
+    tail = {"prompts": 4, "samples": 3, "temperature": 1.0}
+    own = config(policy, eval={**tail, "top_p": 1e-6})
+    greedy = config(policy, eval={**tail, "samples": 1, "temperature": 0.0})
+    # So small a nucleus contains only the most likely token, which then has probability 1.
+    nucleus = evaluated(own)
+    assert [g.response for g in nucleus[::3]] == [g.response for g in evaluated(greedy)]
+    assert {g.log_prob for g in nucleus} == {0.0}
+    assert evaluated(config(policy, eval={**tail, "top_p": 0.9})) != evaluated(
+        config(policy, eval=tail)
+    )
+    prompts = Prompts(own, build_task(own), read_tokenizer(policy))
+    limits = [prompts.request(stream, 0).limits.top_p for stream in ("train", "eval")]
+    assert limits == [1.0, 1e-6]
+
+
 def test_a_response_that_is_cut_off_says_so(policy):
     generations = evaluated(config(policy))
     assert {g.finished for g in generations if g.tokens < 12} <= {True}
@@ -207,7 +225,8 @@ def test_a_response_that_is_cut_off_says_so(policy):
 
 
 def test_all_prompts_are_those_of_one_pass(policy):
-    own = with_all_prompts(config(policy))
+    own = config(policy)
+    own = with_all_prompts(own, build_task(own))
     examples = build_task(own).eval_examples(own.eval.prompts + 1)
     assert len({example.prompt for example in examples}) == own.eval.prompts
     assert examples[-1].prompt in {example.prompt for example in examples[:-1]}

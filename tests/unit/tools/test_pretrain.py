@@ -161,7 +161,7 @@ def test_a_missing_or_too_small_corpus_is_an_error(
     missing = str(tmp_path / "none.jsonl")
     assert "none.jsonl: cannot be read" in error_of(capsys, "--out", out, "--corpus", missing)
     corpus = write_corpus(tmp_path / "one.jsonl", [{"prompt": "a", "response": "b"}])
-    assert "has 1 documents" in error_of(capsys, "--out", out, "--corpus", str(corpus))
+    assert "has 1 document;" in error_of(capsys, "--out", out, "--corpus", str(corpus))
 
 
 @pytest.mark.parametrize(

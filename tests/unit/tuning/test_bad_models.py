@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: 
     (tmp_path / "keys.jsonl").write_text('{"text": "a"}\n' * 1000)
     for task, words in (("keyword", "prompt must be"), ("math", "`problem` or `question` must be")):
         found = command(*SPACE, "--set", f"task.name={task}", "--set", "task.train_file=keys.jsonl")
-        refused(found, "task.train_file=", "keys.jsonl: has no valid line; line 1: ", words)
+        refused(found, "task.train_file=", "keys.jsonl: has no valid row; line 1: ", words)
 
 
 @pytest.mark.slow
@@ -133,8 +134,17 @@ def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said(
     assert "were checked against" not in command(*given)[1]
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", -1.0)
     _, out, _ = command(*given)
-    # One of each stream: 128 held-out prompts, and 96 rounds of 16.
-    assert "note: only 2 of the 1,664 prompts of a trial were checked against" in out
+    # One of each stream: 128 held-out prompts, and those to train on, which a trial repeats.
+    (to_train_on,) = map(int, re.findall(r"prompts: (\d+) to train on", out))
+    assert 100 < to_train_on < 200
+    assert f"note: only 2 of the {128 + to_train_on} prompts of a trial were checked" in out
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", 1e9)
     monkeypatch.setattr(checks, "MAX_PROMPTS", 100)
     assert "only 200 of the" in command(*given)[1]
+
+
+def test_prompts_that_repeat_are_looked_at_once(command):  # noqa: F811
+    """The trial draws 6,144 prompts from 667, in several passes."""
+    _, out, _ = command("--preset", "dapo", "--dry-run")
+    assert "prompts: 667 to train on in several passes, 224 held out" in out
+    assert "were checked against" not in out

@@ -47,6 +47,16 @@ def test_each_trial_that_has_begun_is_told_with_the_round_it_goes_on_from(tmp_pa
     ]
 
 
+def test_trials_that_a_scheduler_stopped_are_counted_apart(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm, rounds in (("colocated_k1", 16), ("sync", 4)):
+        rows = [experiments.row(n, done=n == rounds) for n in range(1, rounds + 1)]
+        experiments.write_trial(directory, experiments.config(arm, rounds=16), rows)
+    assert left_off(read_experiment(directory).trials, planned=5) == [
+        "interrupted: 1 of 5 trials done, 1 stopped by the scheduler, 3 not started"
+    ]
+
+
 AFTER_RAY = """
 import os, signal, sys
 from tuning.interrupt import raise_on_interrupt

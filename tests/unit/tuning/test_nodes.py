@@ -88,6 +88,11 @@ def test_a_trial_that_needs_more_than_there_is_is_told_how_much():
         check_resources([trial(learner_cpus=3, generator_cpus=1)], cpus(2), "this machine")
 
 
+def test_one_gpu_is_not_called_gpus():
+    with pytest.raises(UsageError, match=r"needs 1 GPU, but this machine has 0; lower"):
+        check_resources([trial(learner_gpus=1)], cpus(2), "this machine")
+
+
 def test_more_learners_than_cpus_are_refused():
     four = trial(num_learners=4, learner_cpus=1, generator_cpus=0.9)
     assert len(resources.bundles(four)) == 6

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from grpo_trainable.config import GRPOConfig, flatten
+from grpo_trainable.config import GRPOConfig, flatten, resources
 from tuning.preview import (
+    CPUS,
     MOST_CHARACTERS,
     WIDTH,
     example_lines,
@@ -32,6 +33,15 @@ def test_keys_in_which_trials_differ_are_columns_and_the_others_stand_below():
     assert chosen == "the same in every trial:\n  rounds=8"
     assert defaults.startswith("left at their defaults in every trial:\n  placement=colocated")
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_numbers_of_cpus_in_the_table_are_explained_as_cores():
+    one = {"placement": "colocated"}
+    both = trials(one, {**one, "resources": {"worker_cpus": 1.9}})
+    assert preview(both).split("\n\n")[0].splitlines()[-1] == CPUS
+    assert CPUS not in preview(trials(one))
+    assert [resources.threads(cpus) for cpus in (0.95, 1.9)] == [1, 2]
+    assert resources.bundles(both[0])[0] == {"CPU": 0.1}
 
 
 def test_every_setting_that_a_trial_reads_is_there_once():

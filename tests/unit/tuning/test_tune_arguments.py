@@ -94,6 +94,7 @@ SPACE = ("--space", "async_vs_sync")
         ),
         ([*SPACE, "--set", "task.keywords_file=nowhere"], ["task.keywords_file=", "nowhere"]),
         ([*SPACE, "--set", "task.reward=nowhere:f"], ["task.reward=nowhere:f", "nowhere"]),
+        ([*SPACE, "--set", "task.reward=os.path:splitext"], ["takes (p); accepted are (response"]),
         ([*SPACE, "--set", "engine=nowhere:E"], ["engine=nowhere:E: cannot be imported"]),
         (
             [*SPACE, "--set", "arm=sync", "--set", "transport=nowhere:T"],
@@ -111,6 +112,7 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--iterations", "many"], ["--iterations", "an integer >= 1, got many"]),
         ([*SPACE, "--max-failures", "-3"], ["--max-failures", "an integer >= 0"]),
         ([*SPACE, "--seed", "-1"], ["--seed", "an integer >= 0"]),
+        ([*SPACE, "--accept-changed-code"], ["--accept-changed-code needs --resume"]),
         ([*SPACE, "--name", "../elsewhere"], ["--name", "without slashes"]),
         ([*SPACE, "--max-concurrent", "0"], ["--max-concurrent", "an integer >= 1"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
@@ -136,6 +138,17 @@ SPACE = ("--space", "async_vs_sync")
                 *("--set", "optim.lr=1", "--set", "loss.type=cispo"),
             ],
             ["--set fixes optim.lr, which pbt varies"],
+        ),
+        (
+            [
+                *(*SPACE, "--scheduler", "pbt", "--num-samples", "2", "--set", "arm=sync"),
+                *("--iterations", "8"),
+            ],
+            ["--scheduler pbt", "no round before the last one, 8,", "lower eval.every (16)"],
+        ),
+        (
+            [*SPACE, "--scheduler", "asha", "--iterations", "4"],
+            ["--scheduler asha", "evaluated every 1024 responses and share no evaluation"],
         ),
         (
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
@@ -273,7 +286,97 @@ def test_a_resume_refuses_a_policy_and_a_reward_that_have_changed(started, comma
     refused(command("--resume", "--name", "mine"), "model.path", str(policy / "config.json"))
     shutil.copy(SHIPPED_POLICY / "config.json", policy)
     rewards.write_text("def score(response, ground_truth):\n    return 0.0\n")
+    with_row(tmp_path / "storage" / "mine")
     refused(command("--resume", "--name", "mine"), "task.reward", str(rewards))
+
+
+def with_row(experiment: Path) -> None:
+    """Let an experiment look as if a trial had finished a round."""
+    (experiment / "sync-0-a").mkdir()
+    (experiment / "sync-0-a" / "result.json").write_text('{"training_iteration": 1}\n')
+
+
+def reward_file(path: Path, reward: float) -> str:
+    """Write a reward function, and return the SHA-256 of the file."""
+    path.write_text(f"def score(response, ground_truth):\n    return {reward}\n")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_code_may_be_mended_as_long_as_no_trial_has_a_row(started, tmp_path):
+    old = reward_file(tmp_path / "rewards.py", 1.0)
+    plan = started("--set", "task.reward=rewards.py:score")
+    experiment = plan.directory / EXPERIMENT_FILE
+    assert json.loads(experiment.read_text())["inputs"]["task.reward"] == old
+    (plan.directory / "sync-0-a").mkdir()
+    (plan.directory / "sync-0-a" / "result.json").touch()  # Tune's file is empty at first
+    new = reward_file(tmp_path / "rewards.py", 0.5)
+    resumed = started(resume=True)
+    assert resumed.inputs["task.reward"] == new != old
+    stored = json.loads(experiment.read_text())
+    assert stored["inputs"]["task.reward"] == new
+    assert stored["replaced"] == resumed.replaced == []
+
+
+@pytest.mark.slow
+def test_later_code_is_accepted_if_the_user_says_so_and_data_never_is(started, command, tmp_path):
+    old, words_file = reward_file(tmp_path / "rewards.py", 1.0), tmp_path / "words.txt"
+    words(words_file)
+    settings = ("--set", "task.reward=rewards.py:score", "--set", "task.keywords_file=words.txt")
+    plan = started(*settings)
+    with_row(plan.directory)
+    new = reward_file(tmp_path / "rewards.py", 0.5)
+    resume = ("--resume", "--name", "mine")
+    refused(
+        command(*resume),
+        f"task.reward: {tmp_path}/rewards.py has changed since this run started; put the file back",
+        "or continue with the changed file: add --accept-changed-code",
+    )
+    for option in (("--accept-changed-code",), ()):  # it is needed once
+        resumed = started(*option, resume=True)
+        assert resumed.inputs["task.reward"] == new
+        assert resumed.replaced == [old]
+
+    words(words_file, "lamp")
+    status, _, error = command(*resume, "--accept-changed-code")
+    assert status == 2
+    assert "task.keywords_file" in error
+    assert "--accept-changed-code" not in error
+
+
+@pytest.mark.slow
+def test_a_checkpoint_counts_as_a_result_even_without_a_row(started, command, tmp_path):
+    reward_file(tmp_path / "rewards.py", 1.0)
+    plan = started("--set", "task.reward=rewards.py:score")
+    (plan.directory / "sync-0-a" / "checkpoint_000000").mkdir(parents=True)
+    reward_file(tmp_path / "rewards.py", 0.5)
+    refused(command("--resume", "--name", "mine"), "--accept-changed-code")
+
+
+@pytest.mark.slow
+def test_a_reward_must_suit_the_columns_of_the_prompts_and_its_weights(command, tmp_path):
+    (tmp_path / "r.py").write_text(
+        "def by_level(completions, level, **kwargs): return [0.0 for _ in completions]\n"
+        "def by_words(completions, keywords, **kwargs): return [0.0 for _ in completions]\n"
+        "both = [by_words]\n"
+    )
+    sync = (*SPACE, "--set", "arm=sync", "--dry-run", "--set")
+    refused(
+        command(*sync, "task.reward=r.py:by_level"),
+        f"task.reward={tmp_path}/r.py:by_level: needs the column level, which the prompts lack; "
+        "they have the columns ground_truth, keywords",
+    )
+    assert command(*sync, "task.reward=r.py:by_words")[0] == 0
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"prompt": "p {i}", "level": {i}}}\n' for i in range(20)))
+    with_file = (*sync, f"task.train_file={data}", "--set")
+    assert command(*with_file, "task.reward=r.py:by_level")[0] == 0
+    refused(command(*with_file, "task.reward=r.py:by_words"), "needs the column keywords")
+    weights = ("--set", 'task.reward_weights={"by_wrods": 1}')
+    refused(
+        command(*sync, "task.reward=r.py:both", *weights),
+        "task.reward_weights: names by_wrods, but task.reward=",
+    )
 
 
 @pytest.mark.slow
@@ -567,7 +670,8 @@ def test_a_preset_alone_is_one_trial_of_its_settings(command):
     status, out, error = command("--preset", "course_keyword", "--dry-run", "json")
 
     (trial,) = map(json.loads, out.splitlines())
-    assert (status, trial["arm"], trial["rounds"], trial["optim"]["lr"]) == (0, "sync", 100, 5e-4)
+    told = (status, trial["arm"], trial["rounds"], trial["optim"]["lr"])
+    assert told == (0, "course_keyword", 100, 5e-4)
     assert trial["rollout"]["group_size"] == 4
     assert trial["loss"]["advantage_eps"] == 1e-8
     assert error == ""
@@ -705,7 +809,7 @@ def test_a_preset_with_a_lag_is_one_asynchronous_trial(command):
     _, out, _ = command("--preset", "areal", "--dry-run", "json")
 
     trial = json.loads(out)
-    assert (trial["arm"], trial["placement"], trial["lag"]) == ("async", "disaggregated", 4)
+    assert (trial["arm"], trial["placement"], trial["lag"]) == ("areal", "disaggregated", 4)
 
 
 @pytest.mark.slow
@@ -966,10 +1070,12 @@ def test_a_resume_refuses_a_task_that_has_changed(started, command, mine):
 
     mine.with_name("imported").unlink()
     mine.write_text(TASK.replace("1.0", "0.0"))
+    with_row(first.directory)
     resume = ("--resume", "--name", "mine")
     refused(command(*resume), "--resume: task.name: ", str(mine), "put the file back")
-    refused(command(*resume, "--set", "task.size=3"), "task.name", "put the file back")
+    refused(command(*resume, "--set", "task.size=3"), "task.name", "--accept-changed-code")
     assert not mine.with_name("imported").exists(), "it was imported before it was compared"
+    assert command(*resume, "--accept-changed-code", "--dry-run")[0] == 0
 
 
 @pytest.mark.slow

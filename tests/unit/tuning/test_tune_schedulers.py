@@ -7,9 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.tune.experiment import Trial
+from ray.exceptions import RayTaskError
 
-from tuning.schedulers import ASHA, FIFO, PBT
+from grpo_trainable.cluster.tune_trials import Trial
+from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
+from search_spaces import SPACES
+from tuning.schedulers import (
+    ASHA,
+    FIFO,
+    GROUPS,
+    PBT,
+    first_rung,
+    perturbation_interval,
+)
 
 SCHEDULERS = {
     "fifo": FIFO,
@@ -133,3 +144,110 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
     assert trial.max_failures == 1
     assert trial.status == Trial.PENDING
     assert c.start() is None
+
+
+# ---- Failures that are not retried ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [
+        (FailsAgain("the reward"), False),
+        (ConfigError("lag=1: …"), False),
+        (ActorFailed("a machine"), True),
+        (OSError(), True),
+    ],
+)
+def test_only_a_failure_that_may_pass_is_retried(error, retried):
+    nowhere: Any = SimpleNamespace(trial_driver_staging_path="")  # without it, Tune needs Ray
+    trial = Trial("stub", stub=True, storage=nowhere, max_failures=2)
+    failed = RayTaskError("step", "Traceback …", error)
+    trial.handle_error(failed.as_instanceof_cause())
+    assert trial.num_failures == 1
+    assert trial.should_recover() == retried
+
+    trial.set_status(Trial.PENDING)
+    resumed = FIFO()
+    resumed.limit(max_failures=2, max_concurrent=0)
+    FakeController(resumed, [trial])  # type: ignore[list-item]
+    assert trial.max_failures == 1 + 2
+
+
+# ---- When trials are compared --------------------------------------------------------------------
+
+
+def asha(trials: list[FakeTrial], first: int) -> ASHA:
+    """Return a scheduler that compares trials after `first` groups and stops the worse half."""
+    scheduler = ASHA(
+        **{"time_attr": GROUPS, "metric": "reward/eval_mean", "mode": "max"},
+        **{"max_t": 100, "grace_period": first, "reduction_factor": 2},
+    )
+    FakeController(scheduler, trials)
+    return scheduler
+
+
+def row(round_: int, evaluated: int, reward: float) -> dict[str, Any]:
+    return {"training_iteration": round_, "eval/round": evaluated, "reward/eval_mean": reward}
+
+
+def grpo_trials(*ks: int) -> list[FakeTrial]:
+    """Return trials of 4 groups per rollout batch, with k fresh batches per round."""
+    found = trials(len(ks))
+    for trial, k in zip(found, ks, strict=True):
+        trial.config = {"rollout": {"prompts": 4}, "k": k, "k_mode": "fresh_batches"}
+    return found
+
+
+def test_asha_judges_no_trial_by_an_evaluation_of_an_earlier_round():
+    good, worse = grpo_trials(1, 1)
+    scheduler = asha([good, worse], first=8)
+    decide = scheduler.on_trial_result
+    assert decide(None, good, row(2, 2, 0.5)) == "CONTINUE"
+    # In round 2, only the reward before training is known.
+    assert decide(None, worse, row(2, 0, 0.3)) == "CONTINUE"
+    assert decide(None, worse, row(3, 3, 0.4)) == "STOP"
+
+
+def test_asha_compares_trials_whose_rounds_differ_after_equal_numbers_of_groups():
+    single, double = grpo_trials(1, 2)
+    scheduler = asha([single, double], first=8)
+    decide = scheduler.on_trial_result
+    assert decide(None, single, row(1, 1, 0.9)) == "CONTINUE"  # four groups: too early to judge
+    assert decide(None, single, row(2, 2, 0.5)) == "CONTINUE"
+    assert decide(None, double, row(1, 1, 0.4)) == "STOP"  # eight groups too
+
+
+def test_asha_with_a_metric_of_every_round_judges_every_row():
+    good, worse = grpo_trials(1, 1)
+    scheduler = ASHA(metric="reward/train_mean", mode="max", grace_period=2, reduction_factor=2)
+    FakeController(scheduler, [good, worse])
+    rewards = {"reward/train_mean": 0.5}
+    assert scheduler.on_trial_result(None, good, {**row(2, 0, 0.3), **rewards}) == "CONTINUE"
+    rewards = {"reward/train_mean": 0.4}
+    assert scheduler.on_trial_result(None, worse, {**row(2, 0, 0.3), **rewards}) == "STOP"
+
+
+def test_the_first_comparison_is_at_an_evaluation_that_all_trials_make():
+    # 96 rounds of 16 groups with an evaluation every 16 rounds. A quarter of the groups is 384.
+    assert first_rung(SPACES["async_vs_sync"].trials({}, [0])) == 512
+
+    def trial(**settings: Any) -> GRPOConfig:
+        return GRPOConfig.from_dict({"rollout": {"prompts": 4}, **settings})
+
+    each = trial(rounds=8, eval={"every": 1})
+    assert first_rung([each]) == 8
+    assert first_rung([each, trial(rounds=8, eval={"every": 3})]) == 12
+    assert first_rung([each, trial(rounds=8, eval={"every": 8})]) is None
+    assert first_rung([trial(rounds=8, eval={"every": 16})]) is None
+    # The shortest trial decides.
+    assert first_rung([each, trial(rounds=80, eval={"every": 1})]) == 8
+    assert first_rung([each, trial(rounds=80, eval={"every": 8})]) is None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "interval"),
+    [(96, 16, 16), (96, 4, 12), (96, 1, 12), (8, 3, 3), (8, 8, None)],
+)
+def test_pbt_compares_trials_in_rounds_with_an_evaluation(rounds, every, interval):
+    trial = GRPOConfig.from_dict({"rounds": rounds, "eval": {"every": every}})
+    assert perturbation_interval(trial) == interval

@@ -216,7 +216,11 @@ def test_an_index_cannot_lead_out_of_the_directory(tmp_path: Path):
         ),
         ({"model_type": None}, ["model.safetensors"], "know the architecture model_type=null"),
         ({"quantization_config": {}}, ["model.safetensors"], "the weights are quantized"),
-        ({}, ["model.safetensors", "adapter_config.json"], "adapters for another model"),
+        (
+            {},
+            ["model.safetensors", "adapter_config.json"],
+            "holds a whole model and adapter_config.json",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_starts(
@@ -249,7 +253,7 @@ def test_a_usable_directory_is_told_without_importing_torch_or_transformers(tmp_
 
 def test_a_missing_library_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs the library transformers") as error:
+    with pytest.raises(ValueError, match="the library transformers is not installed") as error:
         refuse_unusable(write_json_files(tmp_path))
     assert one_line(error).endswith(INSTALL)
 

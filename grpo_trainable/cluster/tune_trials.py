@@ -1,0 +1,83 @@
+"""Trials of this package under Tune: invalid ones fail alone, and all have readable names.
+
+A search may sample settings that contradict each other. Tune asks a Trainable for its resources
+before the trial exists, so an error at that point would end the whole experiment, and every restore
+of it. Instead, the trial starts with a small bundle and fails at its first step.
+
+Importing this module changes two methods of Tune's `Trial`, for which Tune has no public way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from ray.tune import PlacementGroupFactory
+from ray.tune.experiment import Trial
+
+from grpo_trainable.config import ConfigError, GRPOConfig, resources
+from grpo_trainable.protocol.calls import FailsAgain
+
+
+def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
+    """Return one bundle for the trial's own process, and one for each actor.
+
+    Args:
+        settings: Returns the settings of the trial. If it raises ConfigError, there are no actors.
+    """
+    try:
+        config = settings()
+    except ConfigError:
+        return PlacementGroupFactory([resources.OWN_BUNDLE])
+    return PlacementGroupFactory(
+        resources.bundles(config), strategy=resources.placement_strategy(config)
+    )
+
+
+class InvalidTrial:
+    """Takes the place of a trial whose settings are invalid. Using it raises the reason."""
+
+    def __init__(self, reason: ConfigError) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._reason
+
+    def reset(self, *_: Any) -> bool:
+        """Return False, because other settings need actors, for which no bundle is reserved."""
+        return False
+
+    def end(self) -> None:
+        """Do nothing, because there are no actors."""
+
+
+# ---- Changes to Tune's own class -----------------------------------------------------------------
+
+_tunes_handle_error = Trial.handle_error
+_tunes_name: Any = Trial._trainable_name
+
+
+def _handle_error(self: Trial, exc: Any = None) -> None:
+    """Count a failure as Tune does, and allow no retry after a failure that would repeat.
+
+    A resume of the command sets the limit of the trial again (`tuning.schedulers.Limited`).
+    """
+    _tunes_handle_error(self, exc)
+    if isinstance(exc, ConfigError | FailsAgain):
+        self.max_failures = 0
+
+
+def _name(self: Any, include_trial_id: bool = False) -> str:
+    """Return Tune's name of a trial, which also begins the name of its directory.
+
+    Tune adds `config["env"]` to the name, because RLlib's config has the name of an environment
+    there. Our config has a section of settings there, which is left out.
+    """
+    if self.custom_trial_name or not isinstance(self.config.get("env"), Mapping):
+        return _tunes_name(self, include_trial_id)
+    name = self.trainable_name.replace("/", "_")
+    return f"{name}_{self.trial_id}" if include_trial_id else name
+
+
+Trial.handle_error = _handle_error
+Trial._trainable_name = _name

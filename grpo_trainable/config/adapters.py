@@ -1,0 +1,93 @@
+"""Settings that follow from a directory of LoRA adapters to start from."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_trainable.config.schema import CHECKS
+from grpo_trainable.config.values import ConfigError, is_hub_id, shown
+from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, read_json
+
+_WHOLE_MODEL = ("model.safetensors", "model.safetensors.index.json")
+_LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
+
+
+def with_adapter(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested plain data in which LoRA adapters to start from have their settings.
+
+    If `model.path` is a directory of adapters, it becomes `model.adapter`, and the model that the
+    adapters belong to becomes `model.path`. The file adapter_config.json gives the missing settings
+    of LoRA. If no setting is missing, the file is not read.
+
+    Raises:
+        ConfigError: The file cannot be read, contradicts a given setting, or names a model that
+            this machine does not have.
+    """
+    model = data.get("model")
+    if not isinstance(model, Mapping):
+        return dict(data)
+    key, base, directory = "model.adapter", model.get("path"), model.get("adapter")
+    complete = all(model.get(name) is not None for name in _LORA_SETTINGS)
+    if directory is None and isinstance(base, str) and _is_adapter(base):
+        key, directory, base = "model.path", base, None
+    elif base is None or complete or not isinstance(directory, str):
+        return dict(data)  # nothing to fill in, or a mistake that a check reports later
+    told = f"{key}={directory}"
+    config = _adapter_config(told, directory)
+    found = _lora_settings(told, config)
+    for name, value in found.items():
+        if model.get(name) not in (None, CHECKS[f"model.{name}"].default, value):
+            raise ConfigError(
+                f"model.{name}={shown(model[name])}: must be {shown(value)}, as in the adapters "
+                f"{directory}; leave model.{name} out"
+            )
+    if base is None:
+        base = _base_of(told, directory, config.get("base_model_name_or_path"))
+    return {**data, "model": {**model, "path": base, "adapter": directory, **found}}
+
+
+def _is_adapter(directory: str) -> bool:
+    """Return True for a directory with adapters and without the weights of a whole model."""
+    there = [os.path.isfile(os.path.join(directory, name)) for name in _WHOLE_MODEL]
+    return os.path.isfile(os.path.join(directory, ADAPTER_CONFIG)) and not any(there)
+
+
+def _adapter_config(told: str, directory: str) -> dict[str, Any]:
+    try:
+        return read_json(Path(directory) / ADAPTER_CONFIG)
+    except ValueError as error:
+        raise ConfigError(f"{told}: {error}") from None
+
+
+def _lora_settings(told: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of `_LORA_SETTINGS` for adapters with this adapter_config.json."""
+    rank, alpha, targets = (config.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    if (
+        not (isinstance(rank, int) and isinstance(alpha, int | float) and rank >= 1)
+        or not (isinstance(targets, list) and targets)
+        or not all(isinstance(name, str) for name in targets)
+    ):
+        raise ConfigError(
+            f"{told}: {ADAPTER_CONFIG} must give r, lora_alpha, and target_modules as a list of "
+            "names"
+        )
+    if config.get("use_rslora"):
+        alpha *= math.sqrt(rank)  # rsLoRA divides by √r instead of r
+    values = (rank, float(alpha), ",".join(sorted(targets)))
+    return dict(zip(_LORA_SETTINGS, values, strict=True))
+
+
+def _base_of(told: str, directory: str, named: Any) -> str:
+    """Return the model that adapters belong to: a directory of this machine, or a hub id."""
+    if isinstance(named, str) and os.path.isdir(os.path.expanduser(named)):
+        return os.path.abspath(os.path.expanduser(named))
+    if isinstance(named, str) and is_hub_id(named):
+        return named
+    raise ConfigError(
+        f"{told}: holds LoRA adapters for the model {named or 'none'}, which this machine does not "
+        f"have; set model.path to that model, and model.adapter={directory}"
+    )

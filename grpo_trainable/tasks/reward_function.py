@@ -1,0 +1,241 @@
+"""A user's reward function behind one interface, in whichever accepted form it is written.
+
+The names of its parameters tell which form a function has:
+
+- the form of this package, `f(response, ground_truth)`, which scores one response,
+- the form of TRL, `f(completions, **kwargs)`, which scores all responses to a prompt in one call,
+- the form of verl, `f(data_source, solution_str, ground_truth, extra_info)`, which scores one
+  response.
+
+A list of functions, in any of these forms, gives the sum of their rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_trainable.tasks.messages import Prompt
+from grpo_trainable.tasks.task import JSONValue, as_score
+
+FORMS = (
+    "(response, ground_truth), TRL's (completions, **kwargs) with columns of the data by name, and "
+    "verl's (data_source, solution_str, ground_truth, extra_info)"
+)
+VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
+TRL_LISTS = {"prompts", "completions", "completion_ids"}
+TRL_LOGS = {"log_extra", "log_metric"}
+# TRL passes these columns of the data under other names, or not at all.
+TRL_LEAVES_OUT = {"prompt", "completion", "completion_ids"}
+GROUND_TRUTH = "ground_truth"  # every prompt has this column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Responses:
+    """Responses to one prompt, with everything that a reward function may use."""
+
+    texts: Sequence[str]
+    token_ids: Sequence[Sequence[int]]
+    prompt: Prompt
+    ground_truth: JSONValue
+    columns: Mapping[str, JSONValue]  # the prompt's row in the data
+    label: str | None  # in a mix of tasks, the label of the task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFunction:
+    """A reward function, independent of its form."""
+
+    # Returns one result per response: a value that `as_score` accepts, or None for no reward.
+    score: Callable[[Responses], Sequence[Any]]
+    scores_groups: bool = False  # True: call it with all responses to a prompt
+    columns: frozenset[str] = frozenset()  # columns of the data that it needs
+    parts: tuple[str, ...] = ()  # names of the functions in a list
+
+
+def is_reward(value: object) -> bool:
+    """Return True if `value` is a function or a list."""
+    return callable(value) or isinstance(value, list | tuple)
+
+
+def as_reward(function: Any) -> RewardFunction:
+    """Put a function, or a list of functions, behind the interface of `RewardFunction`.
+
+    Raises:
+        ValueError: The parameters fit no form, or a list is not a list of functions with different
+            names. The message completes a sentence that begins with the function's name.
+    """
+    if isinstance(function, list | tuple):
+        return _sum_of(function)
+    try:
+        takes = _Parameters(inspect.signature(function))
+    except (TypeError, ValueError):  # a function that is written in C may not state its parameters
+        return _own(function)
+    if "solution_str" in takes.names and takes.required <= VERL:
+        return _verl(function, takes)
+    fits_own = takes.accept_two()
+    if takes.names & TRL_LISTS or (takes.any_name and not fits_own):
+        return _trl(function, takes)
+    if fits_own:
+        return _own(function)
+    raise ValueError(f"takes {takes}; accepted are {FORMS}")
+
+
+class _Parameters:
+    """The parameters of a function."""
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = signature.parameters.values()
+        named = [parameter for parameter in parameters if parameter.kind in by_name]
+        self.names = {parameter.name for parameter in named}
+        self.required = {p.name for p in named if p.default is inspect.Parameter.empty}
+        self.any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self._signature = signature
+
+    def accept_two(self) -> bool:
+        """Return True if the function can be called with two values."""
+        try:
+            self._signature.bind("response", "ground_truth")
+        except TypeError:
+            return False
+        return True
+
+    def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that the function takes."""
+        return {k: v for k, v in given.items() if self.any_name or k in self.names}
+
+    def __str__(self) -> str:
+        plain = [p.replace(annotation=p.empty) for p in self._signature.parameters.values()]
+        return str(inspect.Signature(plain))
+
+
+def _own(function: Callable[..., Any]) -> RewardFunction:
+    def score(given: Responses) -> list[Any]:
+        return [_single(function(text, given.ground_truth)) for text in given.texts]
+
+    return RewardFunction(score=score)
+
+
+def _verl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
+    def score(given: Responses) -> list[Any]:
+        told = {
+            "data_source": given.columns.get("data_source", given.label),
+            GROUND_TRUTH: given.ground_truth,
+            "extra_info": given.columns.get("extra_info") or {},
+        }
+        calls = [takes.choose({"solution_str": text, **told}) for text in given.texts]
+        return [_of_verl(_single(function(**arguments))) for arguments in calls]
+
+    return RewardFunction(score=score)
+
+
+def _of_verl(result: Any) -> Any:
+    """Return a result of verl's form as a mapping that `as_score` accepts.
+
+    The other numbers in a dict become parts of the reward, and `pred` becomes the answer.
+    """
+    if not isinstance(result, Mapping) or "score" not in result:
+        return result
+    numbers = {k: v for k, v in result.items() if isinstance(v, int | float) and math.isfinite(v)}
+    parts = {name: number for name, number in numbers.items() if name != "score"}
+    return {"reward": result["score"], "answer": result.get("pred"), "parts": parts}
+
+
+def _trl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
+    def score(given: Responses) -> list[Any]:
+        texts, chat = given.texts, not isinstance(given.prompt, str)
+        columns = {GROUND_TRUTH: given.ground_truth, **given.columns}
+        told = {k: [v] * len(texts) for k, v in columns.items() if k not in TRL_LEAVES_OUT}
+        told |= {
+            "prompts": [given.prompt] * len(texts),
+            "completions": [_message(text) for text in texts] if chat else list(texts),
+            "completion_ids": [list(ids) for ids in given.token_ids],
+            **dict.fromkeys(TRL_LOGS, _ignore),
+        }
+        return _listed(_value(function(**takes.choose(told))), len(texts))
+
+    needed = takes.required - TRL_LISTS - TRL_LOGS - {GROUND_TRUTH}
+    return RewardFunction(score=score, scores_groups=True, columns=frozenset(needed))
+
+
+def _message(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """Drop what a function logs."""
+
+
+def _listed(result: Any, count: int) -> list[Any]:
+    """Return the result of TRL's form as a list.
+
+    Raises:
+        TypeError: The result is not a list.
+        ValueError: The list has a wrong length.
+    """
+    if isinstance(result, str | Mapping) or not hasattr(result, "__len__"):
+        kind = type(result).__name__
+        raise TypeError(f"returned {kind}; it must return a list of {count} numbers")
+    if len(result) != count:
+        raise ValueError(f"returned {len(result)} rewards for {count} completions")
+    return list(result)
+
+
+def _single(result: Any) -> Any:
+    """Return the result of a function that scores one response.
+
+    Raises:
+        TypeError: The function returned nothing.
+    """
+    value = _value(result)
+    if value is None:
+        raise TypeError("returned None instead of a number")
+    return value
+
+
+def _value(result: Any) -> Any:
+    """Return the result of a call, and wait for it if the function is asynchronous."""
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _sum_of(functions: Sequence[Any]) -> RewardFunction:
+    """Combine functions to one whose reward is the sum, with a part for each function."""
+    if not functions or not all(map(callable, functions)):
+        raise ValueError("must be a function or a list of functions")
+    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
+    if len(set(names)) < len(names):
+        raise ValueError(f"lists two functions of the same name ({', '.join(names)}); rename one")
+    rewards = []
+    for name, function in zip(names, functions, strict=True):
+        try:
+            rewards.append(as_reward(function))
+        except ValueError as error:
+            raise ValueError(f"lists {name}, which {error}") from None
+
+    def score(given: Responses) -> list[Any]:
+        columns = [reward.score(given) for reward in rewards]
+        return [_sum(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    return RewardFunction(
+        score=score,
+        scores_groups=any(reward.scores_groups for reward in rewards),
+        columns=frozenset().union(*(reward.columns for reward in rewards)),
+        parts=tuple(names),
+    )
+
+
+def _sum(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the sum of several results, or None if all are None. A None adds nothing."""
+    given = {k: as_score(result).reward for k, result in results.items() if result is not None}
+    if not given:
+        return None
+    return {"reward": math.fsum(given.values()), "parts": {**dict.fromkeys(results, 0.0), **given}}

@@ -1,0 +1,118 @@
+"""The space of whole systems: how to sample, train and move weights, for your own `tune.Tuner`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, of_other_placement
+from search_spaces.spaces import ROUNDS, fresh
+
+EVALUATIONS = 6  # of every trial, if the number of rounds allows
+
+
+def system_space(
+    *,
+    grid: bool = False,
+    rounds: int = ROUNDS,
+    lags: Sequence[int] = (1, 2, 4),
+    weight_updates: Sequence[str] = CHECKS["weight_update"].choices,
+    transports: Sequence[str] = ("auto", "object_store"),
+    resources: Mapping[str, Any] | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    k_modes: Sequence[str] = CHECKS["k_mode"].choices,
+    buffer_capacities: Sequence[int] = (1, 2, 4),
+) -> dict[str, Any]:
+    """Return a `param_space` over placement, lag, weight update, transport, k and replay.
+
+    The space has three parameters. Each is one choice among combinations of settings that are valid
+    together, written as for `--set`:
+
+    - `set/actors`: colocated actors; or separate actors, with a lag of 0 or of `lags`, a point at
+      which weights are updated, and a transport.
+    - `set/steps`: the number and kind of gradient steps, with the number of rounds. Every trial
+      trains on as many responses, and is evaluated as often.
+    - `buffer_capacity`: rounds of rollouts that are kept for replay.
+
+    One parameter per setting would have invalid corners, because only separate actors read `lag`
+    and `transport`, and `weight_update` is read only with a lag. Tune has no form of such
+    conditions that every searcher takes: Optuna and HyperOpt refuse `tune.sample_from`, only Optuna
+    takes a function that draws values, and only HyperOpt takes nested choices. Here, every value of
+    a parameter is valid with every value of the others. So a grid, a random search, Optuna and
+    HyperOpt all work, and a searcher can learn about each parameter separately.
+
+    Add other settings to the result, as in `{**system_space(), "optim": {"lr": …}}`. To fix a
+    parameter, pass a single value.
+
+    Args:
+        grid: Use `tune.grid_search` in place of `tune.choice`. The default space has 630 corners.
+        rounds: Number of rounds of trials with one rollout batch per round. A multiple of each k.
+        lags: The lags above 0.
+        weight_updates: Values of `weight_update`.
+        transports: Values of `transport` for separate actors.
+        resources: Settings of `resources` without the prefix, such as `{"worker_gpus": 1}`. Each
+            is given to the placement that reads it.
+        ks: Values of `k`.
+        k_modes: Values of `k_mode` for k above 1.
+        buffer_capacities: Values of `buffer_capacity`.
+
+    Raises:
+        ConfigError: A value is invalid, or `rounds` is not a multiple of a k.
+    """
+    from ray import tune  # Ray is slow to import, and reports read the other spaces without it
+
+    settings = {f"resources.{name}": value for name, value in (resources or {}).items()}
+    separate = _separate_actors(lags, weight_updates, transports)
+    actors = [
+        {
+            **one,
+            **{k: v for k, v in settings.items() if not of_other_placement(k, one["placement"])},
+        }
+        for one in ({"placement": "colocated"}, *separate)
+    ]
+    space = {
+        "actors": _texts("actors", actors),
+        "steps": _texts("steps", _steps(rounds, ks, k_modes)),
+    }
+    for capacity in buffer_capacities:
+        GRPOConfig.from_dict({"buffer_capacity": capacity})
+    choose = tune.grid_search if grid else tune.choice
+    return {
+        "set": {name: choose(texts) for name, texts in space.items()},
+        "buffer_capacity": choose([*buffer_capacities]),
+    }
+
+
+def _separate_actors(
+    lags: Sequence[int], weight_updates: Sequence[str], transports: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    for transport in transports:
+        apart = {"placement": "disaggregated", "transport": transport}
+        yield {**apart, "lag": 0}
+        for lag in lags:
+            for update in weight_updates:
+                yield {**apart, "lag": lag, "weight_update": update}
+
+
+def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    ks = [GRPOConfig.from_dict({"k": k}).k for k in ks]  # refuses a k that is no k
+    common = math.lcm(*ks)
+    if rounds % common:
+        raise ConfigError(
+            f"rounds={rounds}: must be a multiple of {common}, so that trials with k rollout "
+            "batches per round train on as many responses"
+        )
+    every = max(1, rounds // EVALUATIONS // common) * common
+    for k in ks:
+        for mode in k_modes if k > 1 else k_modes[:1]:
+            batches = k if mode == "fresh_batches" else 1
+            yield {**fresh(batches, rounds, every), "k": k, "k_mode": mode}
+
+
+def _texts(name: str, combinations: Sequence[dict[str, Any]] | Iterator[dict[str, Any]]) -> list:
+    """Return each combination as a text for `set`, after checking that it is valid."""
+    texts = [",".join(f"{key}={value}" for key, value in one.items()) for one in combinations]
+    for text in texts:
+        GRPOConfig.from_dict({"set": {name: text}})
+    return texts

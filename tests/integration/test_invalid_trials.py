@@ -1,0 +1,147 @@
+"""Invalid settings in a user's own Tuner: each such trial fails with its reason, the others run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import assert_no_actor_left, fit, rows, trial_config
+from ray import cloudpickle, tune
+
+from callbacks import grpo_callbacks
+from grpo_trainable.config import ConfigError
+from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
+from reports.experiment import read_experiment
+from tuning.schedulers import PBT
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+
+REASON = "lag=1: needs placement=disaggregated, got colocated"
+SHORT = {"rounds": 1, "checkpoint": {"every": 1}, "eval": {"every": 1}}
+
+
+def outcomes(grid: tune.ResultGrid) -> dict[tuple[str, int], str | None]:
+    """Return the reason of each failure, or None, by placement and lag."""
+    return {
+        (result.config["placement"], result.config["lag"]): result.error
+        and str(result.error).splitlines()[-1]
+        for result in grid
+        if result.config is not None
+    }
+
+
+@pytest.fixture(scope="module")
+def grid(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tune.ResultGrid:
+    """Run a grid over placement and lag, of which one corner is invalid, with retries."""
+    found = fit(
+        {
+            **trial_config(**SHORT),
+            "placement": tune.grid_search(["colocated", "disaggregated"]),
+            "lag": tune.grid_search([0, 1]),
+            "k": tune.quniform(2, 2, 1),
+        },
+        tmp_path_factory.mktemp("grid"),
+        DetailedGRPO,
+        callbacks=grpo_callbacks(console=False),
+        failure_config=tune.FailureConfig(max_failures=2),
+    )
+    assert_no_actor_left()
+    return found
+
+
+EXPECTED = {
+    ("colocated", 0): None,
+    ("colocated", 1): f"grpo_trainable.config.values.ConfigError: {REASON}",
+    ("disaggregated", 0): None,
+    ("disaggregated", 1): None,
+}
+
+
+def test_only_the_invalid_corner_fails(grid: tune.ResultGrid) -> None:
+    assert outcomes(grid) == EXPECTED
+    (error,) = grid.errors
+    assert isinstance(error, ConfigError)
+    steps = [rows(result.path)[-1]["version/learner"] for result in grid if not result.error]
+    assert steps == [2] * 3  # although k is 2.0
+
+
+def test_an_invalid_trial_is_not_retried_and_leaves_its_reason(grid: tune.ResultGrid) -> None:
+    (failed,) = (result for result in grid if result.error)
+    text = (Path(failed.path) / "error.txt").read_text()
+    assert text.count("Failure #") == 1
+    assert text.strip().splitlines()[-1].endswith(REASON)
+    problems = read_experiment(Path(grid.experiment_path)).problems
+    assert any(p.startswith(Path(failed.path).name) and REASON in p for p in problems)
+
+
+@pytest.mark.parametrize("how", ["resume_errored", "restart_errored"])
+def test_an_experiment_with_an_invalid_trial_is_restored(grid: tune.ResultGrid, how: str) -> None:
+    restored = tune.Tuner.restore(grid.experiment_path, DetailedGRPO, **{how: True})
+
+    assert outcomes(restored.fit()) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("change", "reuse_actors", "reason"),
+    [
+        ({"lag": 1}, True, REASON),
+        ({"placement": "disaggregated"}, False, "placement=disaggregated: needs the bundles"),
+    ],
+)
+def test_a_clone_with_invalid_settings_fails_and_its_donor_goes_on(
+    ray_session: None, tmp_path: Path, change: dict[str, Any], reuse_actors: bool, reason: str
+) -> None:
+    results = tune.Tuner(
+        GRPOTrainable,
+        param_space={
+            **trial_config(placement="colocated", rounds=3, checkpoint={"every": 1}),
+            "optim": {"lr": tune.grid_search([1e-5, 1e-3])},
+        },
+        tune_config=tune.TuneConfig(
+            metric="optim/lr",
+            mode="max",
+            reuse_actors=reuse_actors,
+            scheduler=PBT(
+                time_attr="training_iteration",
+                perturbation_interval=2,
+                hyperparam_mutations={"optim": {"lr": [1e-5, 1e-3]}},
+                custom_explore_fn=lambda config: {**config, **change},
+                quantile_fraction=0.5,
+                synch=True,
+            ),
+        ),
+        run_config=tune.RunConfig(
+            name="pbt",
+            storage_path=str(tmp_path),
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=1),
+        ),
+    ).fit()
+
+    (failed,) = (result for result in results if result.error)
+    assert (
+        str(failed.error)
+        .splitlines()[-1]
+        .startswith(f"grpo_trainable.config.values.ConfigError: {reason}")
+    )
+    assert (Path(failed.path) / "error.txt").read_text().count("Failure #") == 1
+    (donor,) = (result for result in results if not result.error)
+    assert donor.metrics is not None
+    assert donor.metrics["training_iteration"] == 3
+    assert_no_actor_left()
+
+
+def test_resources_of_another_shape_are_refused_with_what_to_use_instead(
+    ray_session: None, tmp_path: Path
+) -> None:
+    trainable = tune.with_resources(GRPOTrainable, {"cpu": 2})
+    (result,) = fit(trial_config(**SHORT), tmp_path, trainable)
+
+    assert str(result.error).splitlines()[-1] == (
+        "grpo_trainable.config.values.ConfigError: placement=disaggregated: needs the bundles "
+        "[{'CPU': 0.1}, {'CPU': 0.95}, {'CPU': 0.95}], but the trial has reserved [{'CPU': 2.0}]; "
+        "leave out tune.with_resources, use the settings of resources, and let no scheduler change "
+        "them or placement"
+    )
