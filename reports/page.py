@@ -148,18 +148,17 @@ def _missing(
     """Return the gaps that make the figures less reliable, as HTML; empty if there are none."""
     items = []
     for trial in experiment.trials:
-        name = _short_name(trial)
         if not trial.finished:
-            items.append(f"{name}: {trial.status}")
+            items.append(f"{trial.label}: {trial.status}")
         elif trial.error is not None:
-            items.append(f"{name}: finished after a retry; the earlier error: {trial.error}")
+            items.append(f"{trial.label}: finished after a retry; the earlier error: {trial.error}")
     if experiment.not_begun:
         waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
         items.append(f"not started: {', '.join(waiting)}")
     with_rows = [trial for trial in experiment.trials if trial.rows]
 
     def lacking(what: str, lacks: Callable[[TrialRecord], bool]) -> None:
-        names = [_short_name(trial) for trial in with_rows if lacks(trial)]
+        names = [trial.label for trial in with_rows if lacks(trial)]
         if names:
             items.append(f"{what}: {_some(names, len(with_rows))}")
 
@@ -199,10 +198,6 @@ def _missing(
         "<p>Read this list before you rely on the figures below.</p>\n"
         f"<ul>{listed}</ul>\n</section>"
     )
-
-
-def _short_name(trial: TrialRecord) -> str:
-    return f"{trial.arm}/{trial.config.seed}"
 
 
 def _some(names: Sequence[str], total: int) -> str:

@@ -53,8 +53,9 @@ class TrialRecord:
 
     @property
     def label(self) -> str:
-        """The name of the trial in messages: `arm/seed`."""
-        return f"{self.config.arm}/{self.config.seed}"
+        """The name of the trial in messages: `arm/seed`. A member has its own arm."""
+        arm = self.config.arm if self.member else self.arm
+        return f"{arm}/{self.config.seed}"
 
     @property
     def round(self) -> int:

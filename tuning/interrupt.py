@@ -37,12 +37,8 @@ def left_off(trials: Sequence[TrialRecord], planned: int) -> list[str]:
     counts = [f"{finished} of {plural(planned, 'trial')} done", *count_stopped(trials)]
     counts += [f"{planned - len(trials)} not started"]
     lines = [f"interrupted: {', '.join(counts)}"]
-    width = max((len(_label(trial)) for trial in begun), default=0)
-    return lines + [f"  {_label(trial):<{width}}  {_where(trial)}" for trial in begun]
-
-
-def _label(trial: TrialRecord) -> str:
-    return trial.label if trial.member else f"{trial.arm}/{trial.config.seed}"
+    width = max((len(trial.label) for trial in begun), default=0)
+    return lines + [f"  {trial.label:<{width}}  {_where(trial)}" for trial in begun]
 
 
 def _where(trial: TrialRecord) -> str:
