@@ -21,13 +21,8 @@ from ray.tune import schedulers
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from grpo_trainable.config import (
-    GRPOConfig,
-    flatten,
-    follow_from_model,
-    schedule,
-    set_dotted,
-)
+from grpo_trainable.config import GRPOConfig, flatten, schedule, set_dotted
+from grpo_trainable.models.hf.json_files import facts_of
 
 
 class Limited(TrialScheduler):
@@ -121,7 +116,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
 
 # Dotted key -> its minimum and maximum. For the clip range, these are factors of its default.
 MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
-OF_MODEL = (0.2, 2.0)  # factors of the learning rate that follows from a Hugging Face model
+HUGGING_FACE_LR = (0.2, 2.0)  # factors of the first learning rate of a Hugging Face model
 
 Bounds = Mapping[str, tuple[float, float]]
 
@@ -132,8 +127,8 @@ def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
     if "loss.clip" in bounds:
         low, high = bounds["loss.clip"]
         bounds["loss.clip"] = (low * trial.clip_low, high * trial.clip_low)
-    if "optim.lr" in follow_from_model(trial):
-        low, high = OF_MODEL
+    if trial.model.path is not None and facts_of(trial.model.path) is not None:
+        low, high = HUGGING_FACE_LR
         bounds["optim.lr"] = (low * trial.optim.lr, high * trial.optim.lr)
     return bounds
 

@@ -18,8 +18,9 @@ INTRODUCTION = f"""\
 
 All settings of a trial. `python launch/tune.py --set KEY=VALUE` sets a key in all trials.
 `GRPOConfig.from_dict` takes settings as nested dicts, such as `{{"optim": {{"lr": 1e-4}}}}`.
-A `tune.Tuner` takes the same dicts. Settings that are chosen together can be given as one text
-below `set`, under any name, such as `{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
+A `tune.Tuner` takes the same dicts. To choose several settings together, write them as one string
+below the key `set`, under a name of your choice:
+`{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
 If a task has a different default, the default column lists it after the task's name. If a Hugging
 Face model has one, the column lists it after `{HUGGING_FACE}`. The default of a model takes
 precedence over that of a task. The last column says when a key is read. A key that is not read must

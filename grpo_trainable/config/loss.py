@@ -107,8 +107,9 @@ class LossSettings(Settings):
         also_called=(
             trl(
                 "loss_type",
-                "grpo averages by sequence_mean, dapo and bnpo by token_mean, dr_grpo by "
-                "constant; --preset NAME sets all settings of a paper",
+                "grpo, bnpo and dapo are loss.type=grpo_clip; grpo averages by sequence_mean, dapo "
+                "and bnpo by token_mean, dr_grpo by constant. loss.type=dapo also raises clip_high "
+                "to 0.28. --preset NAME sets all settings of a paper",
                 also=("loss.aggregation",),
             ),
             trl(
@@ -345,7 +346,10 @@ class LossSettings(Settings):
         default_by=where_none(
             ("engine", "model.sampler_dtype", "loss.type"), _default_importance_cap
         ),
-        also_called=(trl("vllm_importance_sampling_correction", "0 turns it off"),),
+        also_called=(
+            trl("vllm_importance_sampling_correction", "0 turns it off"),
+            trl("vllm_importance_sampling_cap"),
+        ),
     )
     importance_level: str = choice(
         ("token", "sequence"),

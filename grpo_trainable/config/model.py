@@ -115,6 +115,7 @@ class ModelSettings(Settings):
         "Compute the output head of a bfloat16 model in float32.",
         read_if=one_of("model.dtype", "bfloat16"),
         harmless=(False,),
+        also_called=(trl("cast_lm_head_to_fp32"),),
     )
     sampler_dtype: str = choice(
         ("float32", "bfloat16"),

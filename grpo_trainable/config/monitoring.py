@@ -42,7 +42,7 @@ class EvalSettings(Settings):
         "Number of responses sampled for each held-out prompt.",
         minimum=1,
         default_by=by_task(control=1),
-        also_called=(verl("rollout.val_kwargs.n"),),
+        also_called=(trl("num_generations_eval"), verl("rollout.val_kwargs.n")),
     )
     temperature: float = number(
         0.8,

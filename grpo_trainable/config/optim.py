@@ -100,7 +100,7 @@ class OptimSettings(Settings):
         "Schedule of the learning rate over all gradient steps after the warm-up. `linear` and "
         "`cosine` decrease to 0.",
         also_called=(
-            trl("lr_scheduler_type", "only constant, linear and cosine, over all gradient steps"),
+            trl("lr_scheduler_type", "only constant, linear and cosine, after the warm-up"),
         ),
     )
     warmup_rounds: int = integer(

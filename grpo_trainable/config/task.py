@@ -121,6 +121,7 @@ class CommonTaskSettings(Settings):
         also_called=(
             trl("reward_funcs", "such as my_rewards.py:score, a function or a list of functions"),
             verl("custom_reward_function.path", "such as my_rewards.py:compute_score"),
+            verl("custom_reward_function.name", "the part after the colon"),
         ),
     )
     reward_deadline_s: float = number(

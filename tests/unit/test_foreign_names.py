@@ -31,7 +31,11 @@ def said(assignment: str) -> str:
         ("num_generations=8", "TRL's num_generations is rollout.group_size here"),
         ("max_completion_length=9", "TRL's max_completion_length is rollout.max_new_tokens here"),
         ("epsilon=0.2", "TRL's epsilon is loss.clip here"),
-        ("loss_type=dapo", "TRL's loss_type is loss.type and loss.aggregation here: grpo averages"),
+        (
+            "loss_type=dapo",
+            "TRL's loss_type is loss.type and loss.aggregation here: grpo, bnpo and dapo are "
+            "loss.type=grpo_clip",
+        ),
         (
             "per_device_train_batch_size=8",
             "TRL's per_device_train_batch_size is optim.microbatch here: the number of responses "
