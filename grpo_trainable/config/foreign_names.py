@@ -96,7 +96,7 @@ NOTHING_ALIKE = (
     trl("per_device_eval_batch_size", "an evaluation samples in batches as large as training's"),
     trl("chat_template_kwargs", "copy the template to a file, and change it there"),
     trl("load_in_4bit", "quantized models are refused; adapters need model.lora_rank"),
-    trl("top_entropy_quantile", "a loss of your own can leave tokens out (docs/howto/loss.md)"),
+    trl("top_entropy_quantile", "a loss of your own can leave tokens out"),
     trl("max_prompt_length", _NEVER_CUT),
     verl("data.max_prompt_length", _NEVER_CUT),
     verl(
