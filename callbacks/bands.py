@@ -186,14 +186,14 @@ class BandsCallback(FailSafeCallback):
 
     def _take_earlier(self, trial: Any, config: GRPOConfig, round_: int) -> None:
         """Take the rows before `round_` from a trial's `result.json`, without warnings."""
-        watches = self._watches[trial.trial_id] = watches_of(config)
+        watches = watches_of(config)
         nats = 0.0  # the KL of the initial policy
         for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ():
             if row["training_iteration"] < round_:
                 for watch in watches:
                     watch.take(row)
                 nats = row.get("kl/reference_nats", nats)
-        self._nats[trial.trial_id] = nats
+        self._watches[trial.trial_id], self._nats[trial.trial_id] = watches, nats
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment. After a resume, the rows are read again.

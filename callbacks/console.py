@@ -22,7 +22,6 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, enough_undisturbed
-from grpo_trainable.telemetry.metrics import stage_fractions
 from grpo_trainable.telemetry.stages import STAGES, shares_of_work
 from grpo_trainable.text import plural, rate, written
 
@@ -174,7 +173,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
     """
     shares = " ".join(
         f"{stage} {share:.0%}"
-        for stage, share in shares_of_work(result).items()
+        for stage, share in shares_of_work(result, without="eval").items()
         # A stage that the trial does not have takes exactly 0 s.
         if share or not STAGES[stage].optional
     )
@@ -315,10 +314,10 @@ def _styled(state: str) -> Text:
 
 def _bar(row: Mapping[str, Any]) -> Text:
     """Return the shares of the stages as a coloured bar of `BAR_WIDTH` characters."""
-    fractions = stage_fractions(row)
+    shares = shares_of_work(row)
     bar, end, reached = Text(), 0.0, 0
     for stage, shown in STAGES.items():
-        end += fractions[f"time/{stage}_fraction"]
+        end += shares[stage]
         width = round(end * BAR_WIDTH) - reached
         reached += width
         bar.append("█" * width, style=shown.terminal)

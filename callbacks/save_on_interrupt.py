@@ -83,14 +83,19 @@ class CheckpointOnInterrupt(FailSafeCallback):
 
     def _end_at_once(self) -> NoReturn:
         say("interrupted again: stopping at once")
+        try:
+            self._say_what_is_lost()
+        finally:
+            self._restore_signals()
+        raise KeyboardInterrupt
+
+    def _say_what_is_lost(self) -> None:
         unsaved = [trial for trial in self._trials if self._is_unsaved(trial)]
         for trial in unsaved:
             saved = self._saved.get(trial.trial_id, 0)
             say(f"{label(trial)}: not saved: {cost(trial, max(saved, noted_round(trial)))}")
         if not unsaved:
             say("nothing more is lost, because all running trials have stopped")
-        self._restore_signals()
-        raise KeyboardInterrupt
 
     def _is_unsaved(self, trial: Any) -> bool:
         """Return True if a trial runs and has not answered that it has stopped."""

@@ -171,7 +171,13 @@ def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 def _share_of(stage: str, trial: TrialRecord, files: TrialFiles) -> float | None:
     """Return the median over the rounds of a stage's share of the work."""
-    return median([shares_of_work(row)[stage] for row in trial.rows if f"time/{stage}_s" in row])
+    return median(
+        [
+            shares_of_work(row, without="eval")[stage]
+            for row in trial.rows
+            if f"time/{stage}_s" in row
+        ]
+    )
 
 
 def _mean(trial: TrialRecord, metric: str) -> float | None:

@@ -435,7 +435,8 @@ def compare(trials: Sequence[TrialRecord], not_begun: Sequence[tuple[str, int]] 
         lineage=lineage([trial for own in records.values() for trial in own if trial.member]),
     )
     baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
-    planned = {arm for arm, _ in not_begun} | {t.config.arm for t in trials if not t.failed}
+    waiting = {t.config.arm for t in trials if not t.rows and not t.failed}
+    planned = waiting | {arm for arm, _ in not_begun}
     awaited = BASELINE if BASELINE in planned and BASELINE not in timed else None
     alone = replace(alone, awaited=awaited)
     return alone if baseline is None else relative_to(alone, records, baseline)

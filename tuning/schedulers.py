@@ -95,7 +95,8 @@ class ASHA(Limited, schedulers.ASHAScheduler):
         super().on_trial_complete(tune_controller, trial, self._with_time(trial, result))
 
     def _with_time(self, trial: Any, result: dict[str, Any]) -> dict[str, Any]:
-        if self._time_attr != GROUPS:
+        """Add the number of groups to a row. A trial that ends without a row has none."""
+        if self._time_attr != GROUPS or "training_iteration" not in result:
             return result
         size = schedule.prompts_per_round(GRPOConfig.from_dict(trial.config))
         return {**result, GROUPS: size * result["training_iteration"]}

@@ -11,7 +11,8 @@ from grpo_trainable.protocol.calls import OutOfBand
 from grpo_trainable.protocol.messages import GradientStep, Loaded, Updated
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import Sync, VersionChange
-from grpo_trainable.telemetry.metrics import ActorSpan, stage_fractions, stage_seconds
+from grpo_trainable.telemetry.metrics import ActorSpan, stage_seconds
+from grpo_trainable.telemetry.stages import shares_of_work
 from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 
@@ -281,7 +282,7 @@ def time_metrics(
     row = stage_seconds(spans)
     row["time/step_s"] = end - start
     row["time/other_s"] = end - start - covered_seconds(busy, start, end)
-    row |= stage_fractions(row)
+    row |= {f"time/{stage}_fraction": share for stage, share in shares_of_work(row).items()}
     row["sync/bytes"] = float(sync_bytes)
     row["sync/gb_per_s"] = sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
     return row

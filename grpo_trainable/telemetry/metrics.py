@@ -190,17 +190,6 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     return seconds
 
 
-def stage_fractions(row: Mapping[str, float]) -> dict[str, float]:
-    """Return `time/<stage>_fraction` of one row: the shares of the work, which add up to 1.
-
-    Stages that overlap (lag >= 1) count in full, so the fractions are not shares of wall-clock
-    time.
-    """
-    seconds = {stage: float(row[f"time/{stage}_s"]) for stage in STAGES}
-    total = sum(seconds.values()) or 1.0
-    return {f"time/{stage}_fraction": value / total for stage, value in seconds.items()}
-
-
 def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:
     """Return the figures of a row under RLlib's names.
 

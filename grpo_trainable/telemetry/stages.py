@@ -42,14 +42,15 @@ TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
 OTHER_THREADS = ", other threads"  # suffix of an actor's name in the trace row of its other threads
 
 
-def shares_of_work(row: Mapping[str, float]) -> dict[str, float]:
-    """Return each stage's share of a round's work without evaluation. The shares add up to 1.
+def shares_of_work(row: Mapping[str, float], *, without: str | None = None) -> dict[str, float]:
+    """Return each stage's share of a round's work. The shares add up to 1.
 
     Stages that overlap (lag >= 1) count in full, so the shares are not shares of wall-clock time.
 
     Args:
         row: The metrics of the round. A stage without `time/<stage>_s` counts as 0 s.
+        without: A stage to leave out.
     """
-    seconds = {stage: row.get(f"time/{stage}_s", 0.0) for stage in STAGES if stage != "eval"}
+    seconds = {stage: row.get(f"time/{stage}_s", 0.0) for stage in STAGES if stage != without}
     total = sum(seconds.values()) or 1.0
     return {stage: value / total for stage, value in seconds.items()}

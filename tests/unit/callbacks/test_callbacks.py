@@ -48,8 +48,8 @@ from callbacks.trial_files import (
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.versions import Sync, VersionChange
-from grpo_trainable.telemetry.metrics import NAMES, ActorSpan, stage_fractions
-from grpo_trainable.telemetry.stages import STAGES
+from grpo_trainable.telemetry.metrics import NAMES, ActorSpan
+from grpo_trainable.telemetry.stages import STAGES, shares_of_work
 from grpo_trainable.telemetry.timers import Span
 
 
@@ -629,6 +629,17 @@ def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path,
     assert warned == [["sync/0, round 4"], ["sync/0, round 4"] if restart == 2 else []]
 
 
+def test_earlier_rows_that_could_not_be_read_are_read_with_the_next_row(tmp_path, monkeypatch):
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
+    monkeypatch.setattr("callbacks.bands.read_rows", lambda path: open(tmp_path / "none"))  # noqa: SIM115
+    callback = BandsCallback()
+    report([callback], trial, row(3))
+    assert callback._nats == callback._watches == {}
+    monkeypatch.setattr("callbacks.bands.read_rows", lambda path: [row(1), row(2)])
+    report([callback], trial, row(4, **{"kl/reference_nats": 2.5}))
+    assert callback._nats == {trial.trial_id: 2.5}
+
+
 def test_trials_without_kl_are_not_judged(tmp_path):
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     without = {name: value for name, value in row(1).items() if not name.startswith("kl/")}
@@ -781,22 +792,22 @@ def test_shares_by_hand():
         "reference": 0.25,
         "other": 0.25,
     }
-    fractions = stage_fractions(row(1, **{f"time/{k}_s": v for k, v in seconds.items()}))
-    assert fractions == {
-        "time/rollout_fraction": 0.6,
-        "time/vine_fraction": 0.0,
-        "time/reward_fraction": 0.1,
-        "time/optimize_fraction": 0.2,
-        "time/reference_fraction": 0.05,
-        "time/sync_fraction": 0.0,
-        "time/eval_fraction": 0.0,
-        "time/other_fraction": 0.05,
+    shares = {"rollout": 0.6, "reward": 0.1, "optimize": 0.2, "reference": 0.05, "other": 0.05}
+    none = dict.fromkeys(("vine", "sync", "eval"), 0.0)
+    assert shares_of_work(row(1, **{f"time/{k}_s": v for k, v in seconds.items()})) == {
+        **shares,
+        **none,
     }
-    assert fractions.keys() <= NAMES
+
+
+def test_shares_without_evaluation_add_up_to_1():
+    shares = shares_of_work(row(1, **{"time/rollout_s": 3.0, "time/eval_s": 9.0}), without="eval")
+    assert "eval" not in shares
+    assert sum(shares.values()) == shares["rollout"] == 1.0
 
 
 def test_shares_of_nothing_are_0():
-    assert set(stage_fractions(row(1)).values()) == {0.0}
+    assert set(shares_of_work(row(1)).values()) == {0.0}
 
 
 def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):

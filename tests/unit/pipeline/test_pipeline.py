@@ -37,7 +37,8 @@ from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.simulation.groups import group_of
 from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
-from grpo_trainable.telemetry.metrics import is_info_metric, stage_fractions
+from grpo_trainable.telemetry.metrics import is_info_metric
+from grpo_trainable.telemetry.stages import shares_of_work
 
 # The first examples of a run build the first torch tensors, which takes a while.
 bounded = settings(
@@ -1119,7 +1120,8 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
         # The first round has no evaluation left to do.
         undisturbed[0]["time/step_s"] -= undisturbed[0]["time/eval_s"]
         undisturbed[0]["time/eval_s"] = 0.0
-        undisturbed[0] |= stage_fractions(undisturbed[0])
+        shares = shares_of_work(undisturbed[0]).items()
+        undisturbed[0] |= {f"time/{stage}_fraction": share for stage, share in shares}
         others = ("reward/eval_", "eval/", "time/generator_idle", "time/learner_idle")
         for row, expected in zip(rows, undisturbed, strict=True):
             assert {k: v for k, v in row.items() if not k.startswith(others)} == {

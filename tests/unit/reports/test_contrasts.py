@@ -663,6 +663,12 @@ def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path)
     ]
     alone = replace(record, trials=record.trials[:1])
     assert answered(alone, {}) == [f"The baseline {BASE} has not finished a round yet."]
+    # A baseline with a longer label has run, so it is not waited for.
+    ran = write(tmp_path / "labelled", {BASE: [rows(rng)], OTHER: [rows(rng)]})
+    labelled = [replace(trial, arm=f"{trial.arm} (optim.lr=0.0001)") for trial in ran.trials]
+    assert "has not finished a round yet" not in " ".join(
+        answered(replace(ran, trials=labelled), {})
+    )
     # A baseline that is no part of the experiment is not waited for.
     assert (
         f"No arm is clearly faster than {OTHER}." == answered(replace(record, not_begun=[]), {})[0]

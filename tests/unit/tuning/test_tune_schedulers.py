@@ -208,6 +208,12 @@ def test_asha_judges_no_trial_by_an_evaluation_of_an_earlier_round():
     assert decide(None, worse, row(3, 3, 0.4)) == "STOP"
 
 
+@pytest.mark.parametrize("last", [{}, {"done": True}])
+def test_asha_accepts_the_end_of_a_trial_without_a_row(last):
+    (trial,) = grpo_trials(1)
+    asha([trial], first=8).on_trial_complete(None, trial, last)
+
+
 def test_asha_compares_trials_whose_rounds_differ_after_equal_numbers_of_groups():
     single, double = grpo_trials(1, 2)
     scheduler = asha([single, double], first=8)
