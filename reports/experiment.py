@@ -30,7 +30,7 @@ from reports.records import (
     TrialRecord,
 )
 from search_spaces import SPACES
-from search_spaces.search_space import Question
+from search_spaces.search_space import MAX_LABEL, Question
 
 REPORT_FILES = ("report.html", "report.json", "plots")  # the report is not written through links
 
@@ -61,7 +61,8 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     if not entries:
         raise ExperimentError(f"{directory}: is empty")
     problems: list[str] = []
-    description = _read_object(directory, (EXPERIMENT_FILE,), problems)
+    described = EXPERIMENT_FILE in entries
+    description = _read_object(directory, (EXPERIMENT_FILE,), problems) if described else {}
     trials = []
     for name, kind in entries.items():
         if kind == "directory":
@@ -70,16 +71,19 @@ def read_experiment(directory: Path) -> ExperimentRecord:
                 trials.append(trial)
         elif kind == "link" and name not in (EXPERIMENT_FILE, *REPORT_FILES):
             problems.append(f"{directory.name}/{name} is a link; not followed")
-    if EXPERIMENT_FILE not in entries and not trials:
+    if not described and not trials:
         raise ExperimentError(
             f"{directory}: is not an experiment: it has neither {EXPERIMENT_FILE} nor a trial"
         )
     question = _question(description, problems)
     order = {arm: place for place, arm in enumerate(question.arms if question else ())}
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
+    if not described:
+        trials.sort(key=_first_reported)
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(
         directory=directory,
+        own_tuner=not described,
         description=description,
         question=question,
         trials=as_population(trials) if members else told_apart(trials),
@@ -143,22 +147,34 @@ def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Add to each arm's label the settings, other than the seed, in which its trials differ.
 
-    Trials of one arm differ in more than the seed if a grid has no arms, for example.
+    Trials of one arm differ in more than the seed if a grid has no arms, for example. If one of
+    these labels would be too long, the labels of the arm have a number for each combination of
+    settings instead.
     """
-    settings: dict[str, list[dict[str, Any]]] = {}
+    labels: dict[str, dict[str, None]] = {}  # arm -> the labels of its trials, in order
+    of_trial = []
     for trial in trials:
-        settings.setdefault(trial.config.arm, []).append(flatten(trial.config.to_dict()))
-    labelled = []
-    for trial in trials:
-        same_arm = settings[trial.config.arm]
+        arm = trial.config.arm
+        same_arm = [flatten(t.config.to_dict()) for t in trials if t.config.arm == arm]
         differing = [
             f"{key}={f'{value:.3g}' if isinstance(value, float) else shown(value)}"
             for key, value in flatten(trial.config.to_dict()).items()
             if key != "seed" and any(other.get(key) != value for other in same_arm)
         ]
-        label = f"{trial.config.arm} ({', '.join(differing)})" if differing else trial.config.arm
-        labelled.append(replace(trial, arm=label))
-    return labelled
+        label = f"{arm} ({', '.join(differing)})" if differing else arm
+        labels.setdefault(arm, {})[label] = None
+        of_trial.append(label)
+    short = {
+        label: label if max(map(len, own)) <= MAX_LABEL else f"{arm} {number}"
+        for arm, own in labels.items()
+        for number, label in enumerate(own, start=1)
+    }
+    return [replace(t, arm=short[label]) for t, label in zip(trials, of_trial, strict=True)]
+
+
+def _first_reported(trial: TrialRecord) -> float:
+    """Return when a trial reported its first round, in seconds since 1970."""
+    return trial.rows[0].get("timestamp", math.inf) if trial.rows else math.inf
 
 
 def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
@@ -179,7 +195,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     except ConfigError as error:
         problems.append(f"{directory.name}: left out, because its config cannot be used ({error})")
         return None
-    rows, ended, begun = _read_rows(directory, own)
+    rows, ended, begun, id_ = _read_rows(directory, own)
     stretches = _stretches(begun, f"{directory.name}/result.json", own)
     if begun and begun[0][1].keys() >= {"arm", "seed"} and stretches:
         # A trial that copies another one takes over its settings, seed included.
@@ -202,6 +218,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         config=config,
         stretches=stretches,
         arm=config.arm,
+        tune_name=None if "arm" in params else _tune_name(directory.name, id_),
         rows=rows,
         ended=ended,
         error=None if error is None else _last_line(error),
@@ -209,6 +226,12 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         has_trace=entries.get("trace.json") == "file",
         problems=own,
     )
+
+
+def _tune_name(directory: str, id_: str) -> str:
+    """Return the name that Tune gave a trial. The name of its directory begins with it."""
+    before, found, _ = directory.partition(id_ or directory)
+    return before + found
 
 
 def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[str, Any]:
@@ -245,8 +268,8 @@ def _finite(text: str) -> float:
 
 def _read_rows(
     directory: Path, problems: list[str]
-) -> tuple[list[dict[str, float]], bool, list[Begun]]:
-    """Return the rows of result.json, True if the last one ends the trial, and its stretches.
+) -> tuple[list[dict[str, float]], bool, list[Begun], str]:
+    """Return the rows of result.json, True if the last one ends the trial, stretches, and its id.
 
     A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
     row replaces all rows above it that are of the same round or of a later one.
@@ -257,7 +280,7 @@ def _read_rows(
     rows: list[dict[str, float]] = []
     begun: list[Begun] = []
     unusable: dict[str, str] = {}
-    done = False
+    done, id_ = False, ""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -287,9 +310,9 @@ def _read_rows(
         if isinstance(settings, dict) and (not begun or donor or settings != begun[-1][1]):
             begun.append((round_, settings, donor))
         rows.append({name: value for name, value in numbers.items() if abs(value) < MAX_NUMBER})
-        done = values.get("done") is True
+        done, id_ = values.get("done") is True, str(values.get("trial_id", ""))
     problems += unusable.values()
-    return rows, done, begun
+    return rows, done, begun, id_
 
 
 def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:

@@ -1216,6 +1216,12 @@ def test_a_clone_keeps_its_name(tmp_path):
     assert label(trial) == "sync/1"
 
 
+def test_a_trial_whose_config_names_no_arm_has_the_name_that_tune_gave_it(tmp_path):
+    trial = FakeTrial(tmp_path / "GRPO_1bd944e1")
+    del trial.config["arm"]
+    assert label(trial) == str(trial)
+
+
 def test_the_first_row_of_a_clone_names_the_trial_that_it_copied(tmp_path):
     clone, callback = FakeTrial(tmp_path / "sync-0-a"), CheckpointCallback()
 

@@ -302,7 +302,37 @@ def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
     record = read_experiment(directory)
 
     assert len(record.trials) == 1
-    assert record.problems == ["of_tuner/experiment.json is missing"]
+    assert record.own_tuner
+    assert record.problems == []
+
+
+def test_long_labels_of_a_users_tuner_are_numbers_in_the_order_of_the_first_rows(tmp_path):
+    sampled = ((2, 1e-4, "auto"), (1, 2e-4, "object_store"), (0, 3e-4, "auto"), (3, 3e-4, "auto"))
+    for time, (seed, rate, transport) in enumerate(sampled):
+        settings = {
+            **config("sync", seed, **{"optim.lr": rate}),
+            **{"arm": "custom", "transport": transport},
+            **({"rounds": 48, "lag": 1} if time < 2 else {}),
+        }
+        write_trial(tmp_path, settings, [row(1, timestamp=time)])
+    trials = read_experiment(tmp_path).trials
+
+    assert [(trial.arm, trial.config.seed) for trial in trials] == [
+        ("custom 1", 2),
+        ("custom 2", 1),
+        ("custom 3", 0),
+        ("custom 3", 3),
+    ]
+
+
+def test_a_trial_without_an_arm_has_the_name_that_tune_gave_it(tmp_path):
+    params = config("sync")
+    trial = write_trial(tmp_path, params, [row(1, trial_id="1bd944e1")])
+    del params["arm"]
+    (trial / "params.json").write_text(json.dumps(params))
+    trial.rename(tmp_path / "GRPO_1bd944e1_2_lag=1_2026-11-26_15-32-06")
+
+    assert [trial.label for trial in read_experiment(tmp_path).trials] == ["GRPO_1bd944e1"]
 
 
 # ---- Parquet parts ---------------------------------------------------------------------------
