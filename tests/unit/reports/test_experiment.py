@@ -308,13 +308,12 @@ def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
 
 def test_long_labels_of_a_users_tuner_are_numbers_in_the_order_of_the_first_rows(tmp_path):
     sampled = ((2, 1e-4, "auto"), (1, 2e-4, "object_store"), (0, 3e-4, "auto"), (3, 3e-4, "auto"))
-    for time, (seed, rate, transport) in enumerate(sampled):
-        settings = {
-            **config("sync", seed, **{"optim.lr": rate}),
-            **{"arm": "custom", "transport": transport},
-            **({"rounds": 48, "lag": 1} if time < 2 else {}),
-        }
-        write_trial(tmp_path, settings, [row(1, timestamp=time)])
+    for at, (seed, rate, transport) in enumerate(sampled):
+        fixed = {"optim.lr": rate, "transport": transport}
+        if at < 2:
+            fixed |= {"rounds": 48, "lag": 1}
+        settings = {**config("sync", seed, **fixed), "arm": "custom"}
+        write_trial(tmp_path, settings, [row(1, timestamp=at)])
     trials = read_experiment(tmp_path).trials
 
     assert [(trial.arm, trial.config.seed) for trial in trials] == [
