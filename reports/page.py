@@ -215,7 +215,7 @@ def _some(names: Sequence[str], total: int) -> str:
 def _table_section(comparison: Comparison) -> str:
     several = len(comparison.arms) > 1
     title = "Comparison of the arms" if several else "The arm"
-    see = ' The arms differ in <a href="#settings">these settings</a>.' if several else ""
+    see = ' <a href="#settings">Settings</a> shows how the arms differ.' if several else ""
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
