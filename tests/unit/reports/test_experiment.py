@@ -326,7 +326,7 @@ def test_long_labels_of_a_users_tuner_are_numbers_in_the_order_of_the_first_rows
 
 def test_a_trial_without_an_arm_has_the_name_that_tune_gave_it(tmp_path):
     params = config("sync")
-    trial = write_trial(tmp_path, params, [row(1, trial_id="1bd944e1")])
+    trial = write_trial(tmp_path, params, [{**row(1), "trial_id": "1bd944e1"}])
     del params["arm"]
     (trial / "params.json").write_text(json.dumps(params))
     trial.rename(tmp_path / "GRPO_1bd944e1_2_lag=1_2026-11-26_15-32-06")
