@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import config_of, label, trial_path
 from grpo_trainable.command_line import output_dropped_on_error
 from grpo_trainable.protocol.stopping import Finishing, Stopped
-from grpo_trainable.storage.checkpointing import newest_round
+from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, newest_round
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResult
 from grpo_trainable.storage.stop_requests import TuneStopRequest, forget_all
 from grpo_trainable.storage.trial_storage import checkpoint_at, path_on
@@ -169,13 +170,15 @@ def saved_round(trial: Any) -> int:
     """Return the round of a trial's newest checkpoint, or 0 if it has none.
 
     Tune has not noted a checkpoint that was written before this run for an earlier request. A
-    checkpoint that is being written does not count. Checkpoints in an object store are not read,
-    because the store may not answer.
+    checkpoint that is being written or that cannot be read does not count. Checkpoints in an object
+    store are not read, because the store may not answer.
     """
     noted, path = noted_round(trial), trial_path(trial)
     if trial.is_saving or not isinstance(path, Path):
         return noted
-    return max(noted, newest_round(path) or 0)
+    with suppress(UnreadableCheckpoint):
+        return max(noted, newest_round(path) or 0)
+    return noted
 
 
 def note_checkpoint(trial: Any, path: str) -> None:
@@ -193,7 +196,9 @@ def finishing(answer: Finishing) -> str:
     text = f"round {answer.round} has begun its gradient steps and is finished first: "
     if answer.left_s is None:
         return text + "no earlier round shows how long that takes"
-    return text + f"about {answer.left_s:.0f} s, judging by earlier rounds"
+    if answer.left_s == 0:
+        return text + "that already takes longer than in earlier rounds"
+    return text + f"about {math.ceil(answer.left_s)} s, judging by earlier rounds"
 
 
 def stopped(answer: Stopped, rounds: int, saved: int) -> str:

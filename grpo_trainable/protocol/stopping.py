@@ -18,7 +18,9 @@ class Finishing:
     """A trial's answer after its round has begun its gradient steps: the round ends first."""
 
     round: int
-    left_s: float | None  # estimated seconds until the round ends; None: no earlier round to go by
+    # Estimated seconds until the round ends. 0: earlier rounds took less time than this one already
+    # has. None: there is no earlier round.
+    left_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

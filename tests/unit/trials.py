@@ -32,7 +32,7 @@ class FakeTrial:
         self.storage = SimpleNamespace(storage_filesystem=pyarrow.fs.LocalFileSystem())
         self.run_metadata = SimpleNamespace(checkpoint_manager=_CheckpointManager(None))
         self.status = "RUNNING"
-        self.evaluated_params = {"arm": "sync"}
+        self.evaluated_params = {"arm": self.config["arm"]}
         self.last_result: dict[str, Any] = {}
         self.num_failures = self.max_failures = 0
         self.is_saving = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from callbacks.save_on_interrupt import (
     stopped,
 )
 from grpo_trainable.protocol.stopping import Finishing, Stopped
+from grpo_trainable.storage.checkpointing import STATE
 
 
 class FakeStore:
@@ -95,10 +98,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
 
 
 @pytest.fixture
-def experiment(store: FakeStore, tmp_path: Path) -> Iterator[Experiment]:
+def experiment(
+    store: FakeStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Experiment]:
+    """Yield an experiment, and end it while its output is still captured."""
     before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGUSR1)}
     streams = sys.stdout, sys.stderr
-    yield Experiment(store, tmp_path)
+    experiment = Experiment(store, tmp_path)
+    yield experiment
+    experiment.end()
     requested.clear()
     sys.stdout, sys.stderr = streams
     for number, handler in before.items():
@@ -121,7 +129,7 @@ def test_tune_ends_once_every_running_trial_has_stopped(experiment, store, numbe
     assert store.asked == [first.trial_id, second.trial_id]
     store.answers = {
         first.trial_id: stopped_after(6, 48.2),
-        second.trial_id: Finishing(round=5, left_s=12.4),
+        second.trial_id: Finishing(round=5, left_s=11.2),
     }
     experiment.step()
     experiment.step()
@@ -248,6 +256,22 @@ def test_a_checkpoint_that_is_being_written_does_not_count(experiment, capsys):
     assert "continues from round 2; lost: rounds 3 to 6" in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_cannot_be_read_does_not_keep_trials_from_being_asked(
+    experiment, store, capsys
+):
+    unreadable, other = experiment.trial("sync", 6), experiment.trial("async", 4)
+    state = saved(unreadable, 0, 4) / STATE
+    state.unlink()
+    os.mknod(state, stat.S_IFSOCK)  # opening a socket is an error
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    assert store.asked == [unreadable.trial_id, other.trial_id]
+    store.answers[unreadable.trial_id] = stopped_after(6, saved=False)
+    experiment.step()
+    told = "sync/0: NOT SAVED: continues from round 4; lost: rounds 5 to 6"
+    assert capsys.readouterr().err.splitlines()[-1] == told
+
+
 def test_the_handlers_from_before_come_back_at_the_end(experiment):
     before = experiment._tunes_handler, signal.getsignal(signal.SIGUSR1)
     experiment.end()
@@ -314,5 +338,15 @@ def test_messages_say_what_is_saved_and_what_is_lost():
     assert stopped(stopped_after(6, 0.2), rounds=9, saved=6) == "saved after round 6 of 9"
     assert continues(6, 6, []) == "continues from round 6"
     assert continues(5, 6, []) == "continues from round 5; lost: round 6"
-    unknown = finishing(Finishing(round=1, left_s=None))
-    assert unknown.endswith("no earlier round shows how long that takes")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "told"),
+    [
+        (None, "no earlier round shows how long that takes"),
+        (0.0, "that already takes longer than in earlier rounds"),
+        (0.1, "about 1 s, judging by earlier rounds"),
+    ],
+)
+def test_a_round_that_is_finished_first_says_how_long_that_takes(left_s, told):
+    assert finishing(Finishing(round=1, left_s=left_s)).endswith(f"is finished first: {told}")

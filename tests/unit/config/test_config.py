@@ -511,6 +511,8 @@ def test_numbers_of_other_libraries_are_numbers():
     assert (type(config.k), type(config.optim.lr)) == (int, float)
     for two in (np.float32(2), np.float64(2), np.uint8(2)):
         assert GRPOConfig.from_dict(nested(k=two)) == GRPOConfig.from_dict(nested(k=2))
+    exact = np.int64(2**53 + 1)  # no float has this value
+    assert GRPOConfig.from_dict(nested(rounds=exact)).rounds == 2**53 + 1
     assert "must be an integer" in error(nested(k=np.float64(2.5)))
     assert "must be an integer" in error(nested(k=np.bool_(True)))
 
