@@ -21,6 +21,7 @@ from grpo_trainable.storage.checkpointing import ASIDE
 from grpo_trainable.telemetry.metrics import COPIED_FROM
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
+from reports.population import short_value
 from reports.records import (
     MAX_NUMBER,
     MIN_NUMBER,
@@ -147,29 +148,41 @@ def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Add to each arm's label the settings, other than the seed, in which its trials differ.
 
-    Trials of one arm differ in more than the seed if a grid has no arms, for example. If one of
-    these labels would be too long, the labels of the arm have a number for each combination of
-    settings instead.
+    Trials of one arm differ in more than the seed if a grid has no arms, for example.
     """
-    labels: dict[str, dict[str, None]] = {}  # arm -> the labels of its trials, in order
-    of_trial = []
+    settings: dict[str, list[dict[str, Any]]] = {}
     for trial in trials:
-        arm = trial.config.arm
-        same_arm = [flatten(t.config.to_dict()) for t in trials if t.config.arm == arm]
-        differing = [
-            f"{key}={f'{value:.3g}' if isinstance(value, float) else shown(value)}"
-            for key, value in flatten(trial.config.to_dict()).items()
-            if key != "seed" and any(other.get(key) != value for other in same_arm)
-        ]
-        label = f"{arm} ({', '.join(differing)})" if differing else arm
-        labels.setdefault(arm, {})[label] = None
-        of_trial.append(label)
-    short = {
-        label: label if max(map(len, own)) <= MAX_LABEL else f"{arm} {number}"
-        for arm, own in labels.items()
-        for number, label in enumerate(own, start=1)
-    }
-    return [replace(t, arm=short[label]) for t, label in zip(trials, of_trial, strict=True)]
+        settings.setdefault(trial.config.arm, []).append(flatten(trial.config.to_dict()))
+    labels = {arm: iter(_labels(arm, own)) for arm, own in settings.items()}
+    return [replace(trial, arm=next(labels[trial.config.arm])) for trial in trials]
+
+
+def _labels(arm: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the label of each trial of an arm, in order.
+
+    A label has the settings in which the trials differ. If such a label would be too long, or equal
+    for different settings, the labels have a number for each combination of settings instead.
+
+    Args:
+        arm: The arm in the trials' settings.
+        settings: The settings of each trial, by dotted key.
+    """
+    keys = [
+        key
+        for key in dict.fromkeys(key for own in settings for key in own)
+        if key != "seed" and any(own.get(key) != settings[0].get(key) for own in settings)
+    ]
+    if not keys:
+        return [arm] * len(settings)
+    labels = [
+        f"{arm} ({', '.join(f'{key}={short_value(own[key])}' for key in keys if key in own)})"
+        for own in settings
+    ]
+    combinations = [repr([own.get(key) for key in keys]) for own in settings]
+    different = list(dict.fromkeys(combinations))
+    if max(map(len, labels)) <= MAX_LABEL and len(set(labels)) == len(different):
+        return labels
+    return [f"{arm} {different.index(own) + 1}" for own in combinations]
 
 
 def _first_reported(trial: TrialRecord) -> float:

@@ -193,7 +193,8 @@ class ExperimentRecord:
     own_tuner: bool = False  # True without experiment.json: a user's own Tuner ran the trials
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
     question: Question | None  # None if the experiment asks no question
-    trials: Sequence[TrialRecord]  # sorted by the question's arms, then by seeds
+    # Sorted by the question's arms, then by seeds; those of a user's own Tuner by their first rows.
+    trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     problems: Sequence[str]
 

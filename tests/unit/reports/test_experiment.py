@@ -324,6 +324,15 @@ def test_long_labels_of_a_users_tuner_are_numbers_in_the_order_of_the_first_rows
     ]
 
 
+def test_settings_that_look_equal_in_a_label_are_numbered(tmp_path):
+    for seed, rate in enumerate((1.0001e-4, 1.0002e-4, 1.0001e-4)):
+        settings = config("sync", seed, **{"optim.lr": rate})
+        write_trial(tmp_path, settings, [row(1, timestamp=seed)])
+    arms = {arm: len(trials) for arm, trials in read_experiment(tmp_path).arms.items()}
+
+    assert arms == {"sync 1": 2, "sync 2": 1}
+
+
 def test_a_trial_without_an_arm_has_the_name_that_tune_gave_it(tmp_path):
     params = config("sync")
     trial = write_trial(tmp_path, params, [{**row(1), "trial_id": "1bd944e1"}])
