@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
+from grpo_trainable.config import ConfigError, GRPOConfig, flatten
 from grpo_trainable.storage.checkpointing import ASIDE
 from grpo_trainable.telemetry.metrics import COPIED_FROM
 from reports import EXPERIMENT_FILE, experiment_files
