@@ -154,8 +154,10 @@ def label(trial: Any) -> str:
     """Return the name of a trial in messages: `arm/seed`.
 
     A trial keeps its name if PBT gives it the settings of another trial. A trial whose config is
-    invalid has the name that Tune gave it.
+    invalid or names no arm has the name that Tune gave it.
     """
+    if "arm" not in trial.config:
+        return str(trial)
     own = trial.evaluated_params
     try:
         config = config_of(trial)

@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
+from grpo_trainable.config import ConfigError, GRPOConfig, flatten
 from grpo_trainable.storage.checkpointing import ASIDE
 from grpo_trainable.telemetry.metrics import COPIED_FROM
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
+from reports.population import short_value
 from reports.records import (
     MAX_NUMBER,
     MIN_NUMBER,
@@ -30,7 +31,7 @@ from reports.records import (
     TrialRecord,
 )
 from search_spaces import SPACES
-from search_spaces.search_space import Question
+from search_spaces.search_space import MAX_LABEL, Question
 
 REPORT_FILES = ("report.html", "report.json", "plots")  # the report is not written through links
 
@@ -61,7 +62,8 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     if not entries:
         raise ExperimentError(f"{directory}: is empty")
     problems: list[str] = []
-    description = _read_object(directory, (EXPERIMENT_FILE,), problems)
+    described = EXPERIMENT_FILE in entries
+    description = _read_object(directory, (EXPERIMENT_FILE,), problems) if described else {}
     trials = []
     for name, kind in entries.items():
         if kind == "directory":
@@ -70,16 +72,19 @@ def read_experiment(directory: Path) -> ExperimentRecord:
                 trials.append(trial)
         elif kind == "link" and name not in (EXPERIMENT_FILE, *REPORT_FILES):
             problems.append(f"{directory.name}/{name} is a link; not followed")
-    if EXPERIMENT_FILE not in entries and not trials:
+    if not described and not trials:
         raise ExperimentError(
             f"{directory}: is not an experiment: it has neither {EXPERIMENT_FILE} nor a trial"
         )
     question = _question(description, problems)
     order = {arm: place for place, arm in enumerate(question.arms if question else ())}
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
+    if not described:
+        trials.sort(key=_first_reported)
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(
         directory=directory,
+        own_tuner=not described,
         description=description,
         question=question,
         trials=as_population(trials) if members else told_apart(trials),
@@ -148,17 +153,41 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     settings: dict[str, list[dict[str, Any]]] = {}
     for trial in trials:
         settings.setdefault(trial.config.arm, []).append(flatten(trial.config.to_dict()))
-    labelled = []
-    for trial in trials:
-        same_arm = settings[trial.config.arm]
-        differing = [
-            f"{key}={f'{value:.3g}' if isinstance(value, float) else shown(value)}"
-            for key, value in flatten(trial.config.to_dict()).items()
-            if key != "seed" and any(other.get(key) != value for other in same_arm)
-        ]
-        label = f"{trial.config.arm} ({', '.join(differing)})" if differing else trial.config.arm
-        labelled.append(replace(trial, arm=label))
-    return labelled
+    labels = {arm: iter(_labels(arm, own)) for arm, own in settings.items()}
+    return [replace(trial, arm=next(labels[trial.config.arm])) for trial in trials]
+
+
+def _labels(arm: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the label of each trial of an arm, in order.
+
+    A label has the settings in which the trials differ. If such a label would be too long, or equal
+    for different settings, the labels have a number for each combination of settings instead.
+
+    Args:
+        arm: The arm in the trials' settings.
+        settings: The settings of each trial, by dotted key.
+    """
+    keys = [
+        key
+        for key in dict.fromkeys(key for own in settings for key in own)
+        if key != "seed" and any(own.get(key) != settings[0].get(key) for own in settings)
+    ]
+    if not keys:
+        return [arm] * len(settings)
+    labels = [
+        f"{arm} ({', '.join(f'{key}={short_value(own[key])}' for key in keys if key in own)})"
+        for own in settings
+    ]
+    combinations = [repr([own.get(key) for key in keys]) for own in settings]
+    different = list(dict.fromkeys(combinations))
+    if max(map(len, labels)) <= MAX_LABEL and len(set(labels)) == len(different):
+        return labels
+    return [f"{arm} {different.index(own) + 1}" for own in combinations]
+
+
+def _first_reported(trial: TrialRecord) -> float:
+    """Return when a trial reported its first round, in seconds since 1970."""
+    return trial.rows[0].get("timestamp", math.inf) if trial.rows else math.inf
 
 
 def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
@@ -179,7 +208,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     except ConfigError as error:
         problems.append(f"{directory.name}: left out, because its config cannot be used ({error})")
         return None
-    rows, ended, begun = _read_rows(directory, own)
+    rows, ended, begun, id_ = _read_rows(directory, own)
     stretches = _stretches(begun, f"{directory.name}/result.json", own)
     if begun and begun[0][1].keys() >= {"arm", "seed"} and stretches:
         # A trial that copies another one takes over its settings, seed included.
@@ -202,6 +231,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         config=config,
         stretches=stretches,
         arm=config.arm,
+        tune_name=None if "arm" in params else _tune_name(directory.name, id_),
         rows=rows,
         ended=ended,
         error=None if error is None else _last_line(error),
@@ -209,6 +239,12 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         has_trace=entries.get("trace.json") == "file",
         problems=own,
     )
+
+
+def _tune_name(directory: str, id_: str) -> str:
+    """Return the name that Tune gave a trial. The name of its directory begins with it."""
+    before, found, _ = directory.partition(id_ or directory)
+    return before + found
 
 
 def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[str, Any]:
@@ -245,8 +281,8 @@ def _finite(text: str) -> float:
 
 def _read_rows(
     directory: Path, problems: list[str]
-) -> tuple[list[dict[str, float]], bool, list[Begun]]:
-    """Return the rows of result.json, True if the last one ends the trial, and its stretches.
+) -> tuple[list[dict[str, float]], bool, list[Begun], str]:
+    """Return the rows of result.json, True if the last one ends the trial, stretches, and its id.
 
     A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
     row replaces all rows above it that are of the same round or of a later one.
@@ -257,7 +293,7 @@ def _read_rows(
     rows: list[dict[str, float]] = []
     begun: list[Begun] = []
     unusable: dict[str, str] = {}
-    done = False
+    done, id_ = False, ""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -287,9 +323,9 @@ def _read_rows(
         if isinstance(settings, dict) and (not begun or donor or settings != begun[-1][1]):
             begun.append((round_, settings, donor))
         rows.append({name: value for name, value in numbers.items() if abs(value) < MAX_NUMBER})
-        done = values.get("done") is True
+        done, id_ = values.get("done") is True, str(values.get("trial_id", ""))
     problems += unusable.values()
-    return rows, done, begun
+    return rows, done, begun, id_
 
 
 def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:

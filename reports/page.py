@@ -101,10 +101,13 @@ def _head(
     counts += [f"{open_} still running or interrupted"] if open_ else []
     counts += [f"{len(not_begun)} not started"] if not_begun else []
     started = experiment.description.get("started")
-    facts = [
-        ("experiment", name),
+    origin = [
         ("space", str(experiment.description.get("space", "not recorded"))),
         ("started", moment(started) if started else "not recorded"),
+    ]
+    facts = [
+        ("experiment", name),
+        *([("run by", "your own Tuner")] if experiment.own_tuner else origin),
         ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
     ]
     line = " · ".join(f"{escaped(key)} <b>{escaped(value)}</b>" for key, value in facts)
@@ -185,7 +188,7 @@ def _missing(
         lambda trial: not files[trial.name].examples.round,
     )
     for key in ("packages", "machine", "started"):
-        if not experiment.description.get(key):
+        if not (experiment.description.get(key) or experiment.own_tuner):
             items.append(f"{key} not recorded: an older version started the experiment")
     items += [text for text in damaged if text not in items]
     if not items:
@@ -205,12 +208,14 @@ def _some(names: Sequence[str], total: int) -> str:
 
 
 def _table_section(comparison: Comparison) -> str:
-    title = "Comparison of the arms" if len(comparison.arms) > 1 else "The arm"
+    several = len(comparison.arms) > 1
+    title = "Comparison of the arms" if several else "The arm"
+    see = ' <a href="#settings">Settings</a> shows how the arms differ.' if several else ""
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
         "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s show how "
-        "fast the arm was, and device-hours show what it cost.</p>\n"
+        f"fast the arm was, and device-hours show what it cost.{see}</p>\n"
         f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"

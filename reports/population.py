@@ -30,7 +30,7 @@ def lineage(trials: Sequence[TrialRecord]) -> list[tuple[str, ...]]:
         return (
             trial.label,
             f"{stretch.first}-{last}" if stretch.first < last else f"{last}",
-            ", ".join(f"{key}={_figure(value)}" for key, value in settings) or "-",
+            ", ".join(f"{key}={short_value(value)}" for key, value in settings) or "-",
             _origin(stretch, labels),
             _reward(trial, stretch.first, last),
         )
@@ -58,7 +58,8 @@ def settings_of(stretch: Stretch, keys: Sequence[str]) -> dict[str, Any]:
     return {key: flat.get(key) for key in keys}
 
 
-def _figure(value: Any) -> str:
+def short_value(value: Any) -> str:
+    """Return the value of a setting, with three digits if it is a float."""
     return f"{value:.3g}" if isinstance(value, float) else shown(value)
 
 

@@ -43,6 +43,7 @@ class TrialRecord:
     config: GRPOConfig  # the latest settings, but the arm and the seed that the trial began with
     stretches: Sequence[Stretch]  # in order; empty if the rows do not have usable settings
     arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
+    tune_name: str | None = None  # the name that Tune gave it, if its settings name no arm
     member: bool = False  # True if PBT may make the trial copy other trials of the experiment
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # the last row says that no round follows
@@ -53,9 +54,12 @@ class TrialRecord:
 
     @property
     def label(self) -> str:
-        """The name of the trial in messages: `arm/seed`. A member has its own arm."""
+        """The name of the trial in messages: `arm/seed`, or the name that Tune gave it.
+
+        A member has its own arm.
+        """
         arm = self.config.arm if self.member else self.arm
-        return f"{arm}/{self.config.seed}"
+        return self.tune_name or f"{arm}/{self.config.seed}"
 
     @property
     def round(self) -> int:
@@ -190,9 +194,11 @@ class ExperimentRecord:
     """Experiment as read from its directory."""
 
     directory: Path
+    own_tuner: bool = False  # True without experiment.json: a user's own Tuner ran the trials
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
     question: Question | None  # None if the experiment asks no question
-    trials: Sequence[TrialRecord]  # sorted by the question's arms, then by seeds
+    # Sorted by the question's arms, then by seeds; those of a user's own Tuner by their first rows.
+    trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     problems: Sequence[str]
 

@@ -30,6 +30,9 @@ def settings_section(experiment: ExperimentRecord) -> str:
         for key in keys
         if key not in shared
     ]
+    if experiment.own_tuner and different:
+        names = [", ".join(t.label for t in experiment.trials if t.arm == arm) for arm in by_arm]
+        different.insert(0, ("trial", *names))
     between = "arms" if len(by_arm) > 1 else "trials, as they are at the end"
     table = (
         f"<h3>Settings that differ between {between}</h3>\n"
@@ -38,11 +41,10 @@ def settings_section(experiment: ExperimentRecord) -> str:
         else "<p>The trials differ only in arm and seed.</p>\n"
     )
     jsons = "\n".join(
-        f"<details><summary>params.json of {escaped(trials[0].name)}</summary>"
+        f"<details><summary>{escaped(arm)}: params.json of {escaped(trials[0].name)}</summary>"
         f"<pre>{escaped(json.dumps(trials[0].params, indent=1))}</pre></details>"
-        for trials in experiment.arms.values()
+        for arm, trials in experiment.arms.items()
     )
-    described = json.dumps(dict(experiment.description), indent=1)
     return (
         f'<section id="settings">\n<h2>Settings</h2>\n'
         f"<p>{escaped(' '.join([_seeds(experiment), *_of_all(shared, experiment)]))}</p>\n{table}"
@@ -50,9 +52,15 @@ def settings_section(experiment: ExperimentRecord) -> str:
         f"<details><summary>All {plural(len(shared), 'setting')} that the trials share</summary>\n"
         f"{html_table(('key', 'value'), [(key, shown(value)) for key, value in shared.items()])}"
         f"</details>\n{jsons}\n"
-        f"<details><summary>experiment.json</summary><pre>{escaped(described)}</pre></details>\n"
-        "</section>"
+        f"{_description(experiment)}</section>"
     )
+
+
+def _description(experiment: ExperimentRecord) -> str:
+    if experiment.own_tuner:
+        return ""
+    text = json.dumps(dict(experiment.description), indent=1)
+    return f"<details><summary>experiment.json</summary><pre>{escaped(text)}</pre></details>\n"
 
 
 def _seeds(experiment: ExperimentRecord) -> str:

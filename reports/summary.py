@@ -201,7 +201,8 @@ class Comparison:
     def note(self) -> str:
         """Return the line above the table; empty if there is nothing to explain."""
         if self.lineage:
-            return f"Medians over {plural(self.seeds, 'member')} (minimum to maximum)."
+            members = sum(map(len, self.arms.values()))
+            return f"Medians over {plural(members, 'member')} (minimum to maximum)."
         if self.seeds == 1:
             return "Each speed-up is followed by its 95% interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."

@@ -482,6 +482,19 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
     assert heard == []
 
 
+def test_an_experiment_of_a_users_tuner_lacks_nothing_that_only_our_command_records(tmp_path):
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    for seed in (0, 1):
+        write_trial(directory, config("sync", seed), [row(1)])
+    page, heard = write(directory)
+
+    assert heard == []
+    assert "run by your own Tuner" in page.words
+    for text in ("not recorded: an older", "space not recorded", "experiment.json"):
+        assert text not in page.words
+
+
 def test_kl_that_should_be_there_and_is_not_is_told_from_kl_not_asked_for(experiment):
     write_trial(experiment, config(), [row(1)])
     write_trial(experiment, config("sync", **{"loss.kl_monitor": False}), [row(1)])

@@ -162,7 +162,7 @@ def ray_of_its_own():
 
 @pytest.mark.usefixtures("ray_of_its_own")
 @pytest.mark.parametrize("path", HOWTO, ids=lambda path: path.stem)
-def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path):
+def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path, capsys):
     page = path.read_text(encoding="utf-8")
     if MODEL in page:
         write_model(tmp_path / MODEL)
@@ -170,7 +170,10 @@ def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path):
         let_checks_pass_without_bubblewrap(monkeypatch)
     if "grpo_trainable.rllib" in page:
         pytest.importorskip("gymnasium", reason="needs the extra rllib")
+    if "OptunaSearch" in page:
+        pytest.importorskip("optuna", reason="needs the extra test-extras")
     run_page(page, str(path), monkeypatch, tmp_path)
+    assert "report.py: warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

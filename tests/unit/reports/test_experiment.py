@@ -302,7 +302,45 @@ def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
     record = read_experiment(directory)
 
     assert len(record.trials) == 1
-    assert record.problems == ["of_tuner/experiment.json is missing"]
+    assert record.own_tuner
+    assert record.problems == []
+
+
+def test_long_labels_of_a_users_tuner_are_numbers_in_the_order_of_the_first_rows(tmp_path):
+    sampled = ((2, 1e-4, "auto"), (1, 2e-4, "object_store"), (0, 3e-4, "auto"), (3, 3e-4, "auto"))
+    for at, (seed, rate, transport) in enumerate(sampled):
+        fixed = {"optim.lr": rate, "transport": transport}
+        if at < 2:
+            fixed |= {"rounds": 48, "lag": 1}
+        settings = {**config("sync", seed, **fixed), "arm": "custom"}
+        write_trial(tmp_path, settings, [row(1, timestamp=at)])
+    trials = read_experiment(tmp_path).trials
+
+    assert [(trial.arm, trial.config.seed) for trial in trials] == [
+        ("custom 1", 2),
+        ("custom 2", 1),
+        ("custom 3", 0),
+        ("custom 3", 3),
+    ]
+
+
+def test_settings_that_look_equal_in_a_label_are_numbered(tmp_path):
+    for seed, rate in enumerate((1.0001e-4, 1.0002e-4, 1.0001e-4)):
+        settings = config("sync", seed, **{"optim.lr": rate})
+        write_trial(tmp_path, settings, [row(1, timestamp=seed)])
+    arms = {arm: len(trials) for arm, trials in read_experiment(tmp_path).arms.items()}
+
+    assert arms == {"sync 1": 2, "sync 2": 1}
+
+
+def test_a_trial_without_an_arm_has_the_name_that_tune_gave_it(tmp_path):
+    params = config("sync")
+    trial = write_trial(tmp_path, params, [{**row(1), "trial_id": "1bd944e1"}])
+    del params["arm"]
+    (trial / "params.json").write_text(json.dumps(params))
+    trial.rename(tmp_path / "GRPO_1bd944e1_2_lag=1_2026-11-26_15-32-06")
+
+    assert [trial.label for trial in read_experiment(tmp_path).trials] == ["GRPO_1bd944e1"]
 
 
 # ---- Parquet parts ---------------------------------------------------------------------------

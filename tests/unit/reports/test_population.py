@@ -105,6 +105,27 @@ def test_a_population_of_a_users_own_tuner_shows_in_its_rows(tmp_path):
     assert comparison.lineage[1][3] == "another member after round 4"
 
 
+def test_members_with_the_same_seed_are_counted_and_named_by_tune(tmp_path):
+    for name in ("GRPO_1bd_00000", "GRPO_1bd_00001"):
+        own = rows(settings(0, 2e-4), range(1, 9), 0.4)
+        own[4]["copied_from"] = "GRPO_1bd_00001_x"
+        own = [{**values, "trial_id": name.removeprefix("GRPO_")} for values in own]
+        trial = write_trial(tmp_path, config("sync", 0, rounds=8), own)
+        params = json.loads((trial / "params.json").read_text())
+        del params["arm"]
+        (trial / "params.json").write_text(json.dumps(params))
+        trial.rename(tmp_path / f"{name}_x")
+    comparison = compare(read_experiment(tmp_path).trials)
+
+    assert comparison.note() == "Medians over 2 members (minimum to maximum)."
+    assert [(cells[0], cells[3]) for cells in comparison.lineage] == [
+        ("GRPO_1bd_00000", "-"),
+        ("GRPO_1bd_00000", "GRPO_1bd_00001 after round 4"),
+        ("GRPO_1bd_00001", "-"),
+        ("GRPO_1bd_00001", "GRPO_1bd_00001 after round 4"),
+    ]
+
+
 def test_a_copy_whose_rounds_were_repeated_is_told_once(tmp_path):
     """The driver was killed after round 6. The clone starts again from the donor's checkpoint."""
     directory = write_experiment(tmp_path / "pbt", scheduler="pbt")
