@@ -31,11 +31,12 @@ from tuning.schedulers import pbt_bounds, within_bounds
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
-    """Return a function that runs the command with temporary storage.
+    """Return a function that runs the command with temporary storage, and without Ray.
 
     It returns the exit status, the standard output and the standard error.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("the command has started Ray"))
 
     def run(*argv: str) -> tuple[int, str, str]:
         status = tune.main([*argv, "--storage", str(tmp_path / "storage")])
@@ -84,7 +85,10 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--set", "lag=1"], ["lag=1", "needs placement=disaggregated, got colocated"]),
         ([*SPACE, "--set", "rollout.group_size=1"], ["rollout.group_size=1", "must be >= 2"]),
         ([*SPACE, "--set", "rollout.temperature=0"], ["rollout.temperature=0", "> 0"]),
-        ([*SPACE, "--set", "buffer_capacity=4"], ["buffer_capacity=4"]),
+        (
+            [*SPACE, "--set", "buffer_capacity=4", "--set", "buffer_sampling=fifo"],
+            ["buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo"],
+        ),
         ([*SPACE, "--set", "transport=nixl"], ["transport=nixl"]),
         ([*SPACE, "--set", "arm=asynck1"], ["did you mean async_k1?"]),
         ([*SPACE, "--set", "resources.worker_cpus=4096"], ["4096.1 CPUs", "resources.worker_cpus"]),
