@@ -538,7 +538,7 @@ def test_trials_that_a_scheduler_stopped_are_counted_apart(experiment):
     page, _ = write(experiment)
 
     assert "2 arms × 1 seed: 2 trials, 1 finished, 1 stopped by the scheduler" in page.words
-    assert "sync-0-abc_00000: stopped by the scheduler after round 2 of 4" in page.words
+    assert "sync/0: stopped by the scheduler after round 2 of 4" in page.words
     assert "Stopped by the scheduler: sync, seed 0 (after round 2 of 4)." in page.words
 
 
