@@ -28,7 +28,7 @@ from grpo_trainable.config import (
 )
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import policy_tokenizer
-from grpo_trainable.models.hf.directory import fetch_small_files
+from grpo_trainable.models.hf.files import fetch_small_files
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
 from grpo_trainable.protocol.calls import Actor, ActorFailed
 from grpo_trainable.protocol.messages import LearnerState

@@ -27,7 +27,7 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
-from grpo_trainable.models.hf.directory import fetch_small_files
+from grpo_trainable.models.hf.files import fetch_small_files
 from grpo_trainable.plugins import PluginError, is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings

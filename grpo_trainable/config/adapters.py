@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config.schema import CHECKS
-from grpo_trainable.config.values import ConfigError, is_hub_id, shown
-from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, read_json
+from grpo_trainable.config.values import ConfigError, shown
+from grpo_trainable.models.hf.json_files import (
+    ADAPTER_CONFIG,
+    SHARDS,
+    WEIGHTS,
+    is_hub_id,
+    read_json,
+)
 
-_WHOLE_MODEL = ("model.safetensors", "model.safetensors.index.json")
 _LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
 
 
@@ -52,7 +57,7 @@ def with_adapter(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_adapter(directory: str) -> bool:
     """Return True for a directory with adapters and without the weights of a whole model."""
-    there = [os.path.isfile(os.path.join(directory, name)) for name in _WHOLE_MODEL]
+    there = [os.path.isfile(os.path.join(directory, name)) for name in (WEIGHTS, SHARDS)]
     return os.path.isfile(os.path.join(directory, ADAPTER_CONFIG)) and not any(there)
 
 

@@ -16,8 +16,8 @@ from grpo_trainable.config.defaults import MODEL, TASKS
 from grpo_trainable.config.foreign_names import PAGE
 from grpo_trainable.config.mix import Entry, mix_of, mix_text, with_absolute_paths
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TRL, VERL
-from grpo_trainable.config.values import Check, ConfigError, converted, is_hub_id, is_path, shown
-from grpo_trainable.models.hf.json_files import ModelFacts, facts_of
+from grpo_trainable.config.values import Check, ConfigError, converted, is_path, shown
+from grpo_trainable.models.hf.json_files import ModelFacts, facts_of, is_hub_id
 
 
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:

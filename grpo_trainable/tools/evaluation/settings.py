@@ -17,7 +17,7 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
-from grpo_trainable.models.hf.directory import fetch_small_files
+from grpo_trainable.models.hf.files import fetch_small_files
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_settings
 from grpo_trainable.tasks.input_files import input_digests

@@ -19,7 +19,7 @@ from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.models import directory as directory_module
 from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.models.hf import json_files
-from grpo_trainable.models.hf.directory import NotOnTheHub
+from grpo_trainable.models.hf.files import NotOnTheHub
 from launch import report, tune
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
