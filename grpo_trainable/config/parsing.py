@@ -118,6 +118,14 @@ def make_absolute(
     return {name: settled(name, value) for name, value in config.items()}
 
 
+def started_in() -> str:
+    """Return the directory in which Ray was started, which a user's relative paths start from.
+
+    Tune moves the process of a trial to another directory.
+    """
+    return os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
+
+
 # The entry of nested settings that holds texts such as "placement=disaggregated,lag=1".
 SET = "set"
 
@@ -129,8 +137,11 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
     "lag": 1}`. So a search can choose among combinations of settings that are valid together.
 
     Raises:
-        ConfigError: `set` is not a mapping of texts as for `--set`, or a setting is given twice.
+        ConfigError: `data` is not a mapping, `set` is not a mapping of texts as for `--set`, or a
+            setting is given twice.
     """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"config={shown(data)}: must be a mapping")
     copied = {key: dict(v) if isinstance(v, Mapping) else v for key, v in data.items()}
     texts = copied.pop(SET, {})
     example = f'such as {{"{SET}": {{"actors": "placement=disaggregated,lag=1"}}}}'
