@@ -35,7 +35,6 @@ from grpo_trainable.config.parsing import (
     expand_set,
     flatten,
     make_absolute,
-    set_dotted,
     started_in,
     unknown_key,
     with_defaults,
@@ -364,12 +363,10 @@ def prepared(
 
 def follow_from_model(config: GRPOConfig) -> dict[str, str]:
     """Return the keys that have the default for the config's model, each with the reason."""
-    flat, found = flatten(config.to_dict()), {}
-    for key in [key for key in flat if key in CHECKS and CHECKS[key].of_models]:
-        others: dict[str, Any] = {}
-        for other in flat.keys() - {key}:
-            set_dotted(others, other, flat[other])
-        value, reason = Given(others).default_of(key) or (None, "")
+    settings, found = config.to_dict(), {}
+    given = Given(settings)
+    for key in [key for key in flatten(settings) if key in CHECKS and CHECKS[key].of_models]:
+        value, reason = given.without(key).default_of(key) or (None, "")
         if reason and converted(key, value, CHECKS[key]) == config[key]:
             found[key] = reason
     return found
