@@ -323,6 +323,7 @@ class Trial:
                 evaluations.setdefault(name, []).extend(values)
         return RoundDetails(
             round=report.round,
+            config=self.config.to_dict(),
             rollouts=rollout_columns(
                 report.groups,
                 report.round - 1,

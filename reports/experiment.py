@@ -172,19 +172,22 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     if not {"params.json", "result.json"} & entries.keys():
         return None
     params = _read_object(directory.parent, (directory.name, "params.json"), own)
-    try:
-        if own:
-            raise ConfigError(own[0])
-        config = GRPOConfig.from_dict(params)
-    except ConfigError as error:
-        problems.append(f"{directory.name}: left out, because its config cannot be used ({error})")
-        return None
+    unreadable = own[:]
     rows, ended, begun = _read_rows(directory, own)
     stretches = _stretches(begun, f"{directory.name}/result.json", own)
-    if begun and begun[0][1].keys() >= {"arm", "seed"} and stretches:
+    if stretches and begun[0][1].keys() >= {"arm", "seed"}:
         # A trial that copies another one takes over its settings, seed included.
-        first = stretches[0].config
-        config = replace(config, arm=first.arm, seed=first.seed)
+        first, latest = stretches[0].config, stretches[-1].config
+        config = replace(latest, arm=first.arm, seed=first.seed)
+    else:
+        try:
+            if unreadable:
+                raise ConfigError(unreadable[0])
+            config = GRPOConfig.from_dict(params)
+        except ConfigError as error:
+            reason = f"because its config cannot be used ({error})"
+            problems.append(f"{directory.name}: left out, {reason}")
+            return None
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     own += [

@@ -57,6 +57,24 @@ def test_rows_are_read_in_order_with_numbers_only(experiment):
     assert trial.problems == []
 
 
+def test_settings_are_those_that_the_trial_used_on_its_own_machine(experiment, tmp_path):
+    """The config in Tune lacks defaults that depend on a model that is not here."""
+    (tmp_path / "lora").mkdir()
+    lora = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    file = tmp_path / "lora" / "adapter_config.json"
+    file.write_text(json.dumps({**lora, "base_model_name_or_path": "/not/here"}))
+    used = {**config(), "optim": {**config()["optim"], "lr": 5e-6}}
+    for seed, model in enumerate([{"path": "/not/here"}, {"path": str(tmp_path / "lora")}]):
+        params = {"arm": "colocated_k1", "seed": seed, "model": model}
+        write_trial(experiment, params, [{**row(1), "config": {**used, "seed": seed}}])
+    found = read_experiment(experiment)
+    assert found.problems == []
+    assert [(trial.config.seed, trial.config.optim.lr) for trial in found.trials] == [
+        (0, 5e-6),
+        (1, 5e-6),
+    ]
+
+
 def test_a_half_written_line_is_skipped_and_named(experiment):
     directory = write_trial(experiment, config(), [row(1), row(2)])
     with open(directory / "result.json", "a") as file:
