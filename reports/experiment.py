@@ -296,20 +296,26 @@ def _read_rows(
 
 
 def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:
-    """Return the stretches of a trial; empty if the settings of one cannot be used."""
+    """Return the stretches of a trial; empty if the settings of one cannot be used.
+
+    A trial that was resumed with a later version may have rows with and without its defaults. Equal
+    settings make one stretch.
+    """
+    stretches: list[Stretch] = []
     try:
-        return [
-            Stretch(
-                first=round_,
-                config=GRPOConfig.from_dict(settings),
-                copied_from=donor if isinstance(donor, str) else None,
-            )
-            for round_, settings, donor in begun
-        ]
+        for round_, settings, donor in begun:
+            config, copied_from = GRPOConfig.from_dict(settings), _text(donor)
+            if copied_from or not stretches or config != stretches[-1].config:
+                stretches.append(Stretch(first=round_, config=config, copied_from=copied_from))
+        return stretches
     except ConfigError as error:
         if len(begun) > 1:
             problems.append(f"{where}: the settings of its rounds cannot be used ({error})")
         return []
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _last_line(error: str) -> str:

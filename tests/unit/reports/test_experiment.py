@@ -19,6 +19,7 @@ from experiments import (
     write_trial,
 )
 
+from grpo_trainable.config import GRPOConfig
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import _examples_section
 from reports.parquet_reader import read_files, response_text
@@ -73,6 +74,14 @@ def test_settings_are_those_that_the_trial_used_on_its_own_machine(experiment, t
         (0, 5e-6),
         (1, 5e-6),
     ]
+
+
+def test_rows_with_and_without_defaults_are_of_one_trial(experiment):
+    given = {"arm": "colocated_k1", "seed": 0, "rounds": 96}
+    rows = [row(1), {**row(2), "config": given}]
+    rows[0]["config"] = GRPOConfig.from_dict(given).to_dict()
+    write_trial(experiment, given, rows)
+    assert not only_trial(experiment).copied
 
 
 def test_a_half_written_line_is_skipped_and_named(experiment):
