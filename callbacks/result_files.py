@@ -18,7 +18,7 @@ from ray.tune.utils import flatten_dict
 
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
-from grpo_trainable.protocol.round_records import Row
+from grpo_trainable.protocol.round_records import Row, details_of
 from grpo_trainable.storage.atomic import append, replacing
 from grpo_trainable.storage.ray_private import (
     EXPR_PROGRESS_FILE,
@@ -46,8 +46,13 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
         self.update_config(trial, trial.config)
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return a copy of the row."""
-        return dict(result)
+        """Return a copy of the row, with all settings that the trial uses.
+
+        A report reads them from the row, because defaults may depend on a model that the machine of
+        the report does not have.
+        """
+        details = details_of(result)
+        return dict(result) if details is None else {**result, "config": details.config}
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
         """Remove the details from the rows that Tune keeps."""

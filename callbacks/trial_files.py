@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from grpo_trainable.config import ConfigError, GRPOConfig, expand_set, mix_of
+from grpo_trainable.config import ConfigError, GRPOConfig, expand_set, expanded, mix_of
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
@@ -130,7 +130,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def config_of(trial: Any) -> GRPOConfig:
     """Return a trial's config, with defaults."""
-    return GRPOConfig.from_dict(trial.config)
+    return GRPOConfig.from_dict(expanded(trial.config))
 
 
 def mixed_tasks(trial: Any) -> list[str]:

@@ -13,7 +13,7 @@ from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
 from grpo_trainable.cluster.tune_trials import InvalidTrial, requested
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, prepared
 from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.protocol.stopping import RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
@@ -48,7 +48,7 @@ class GRPOTrainable(tune.Trainable):
         If the config is invalid, return only the first of these bundles. The trial then fails at
         its first step.
         """
-        return requested(lambda: GRPOConfig.from_dict(config))
+        return requested(lambda: GRPOConfig.from_dict(prepared(config, must_fetch=False)))
 
     def setup(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,17 +17,9 @@ from typing import Any
 from grpo_trainable.cluster.bundles import refuse_other_bundles
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
-from grpo_trainable.config import (
-    GRPOConfig,
-    expand_set,
-    flatten,
-    make_absolute,
-    resources,
-    schedule,
-)
+from grpo_trainable.config import GRPOConfig, prepared, resources, schedule, started_in
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import policy_tokenizer
-from grpo_trainable.models.hf.directory import fetch_small_files
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
 from grpo_trainable.protocol.calls import Actor, ActorFailed
 from grpo_trainable.protocol.messages import LearnerState
@@ -332,6 +323,7 @@ class Trial:
                 evaluations.setdefault(name, []).extend(values)
         return RoundDetails(
             round=report.round,
+            config=self.config.to_dict(),
             rollouts=rollout_columns(
                 report.groups,
                 report.round - 1,
@@ -509,16 +501,10 @@ class Trial:
 
 
 def resolved(config: Mapping[str, Any]) -> GRPOConfig:
-    """Return a trial's config with absolute paths.
-
-    Relative paths refer to the directory in which Ray was started, not to the directory to which
-    Tune moves a trial's process. Defaults depend on the small files of a model on the hub, so these
-    are downloaded first.
+    """Return a trial's config with absolute paths and with the defaults of its model and task.
 
     Raises:
-        ValueError: The files of the model cannot be downloaded. The message is one line.
+        ConfigError: The settings are invalid, or the small files of the model, on which defaults
+            depend, cannot be downloaded. The message is one line.
     """
-    started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
-    settings = make_absolute(expand_set(config), started)
-    fetch_small_files(flatten(settings).get("model.path"))
-    return with_task_settings(GRPOConfig.from_dict(settings), started)
+    return with_task_settings(GRPOConfig.from_dict(prepared(config)), started_in())

@@ -201,6 +201,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     if not {"params.json", "result.json"} & entries.keys():
         return None
     params = _read_object(directory.parent, (directory.name, "params.json"), own)
+<<<<<<< HEAD
     try:
         if own:
             raise ConfigError(own[0])
@@ -209,11 +210,24 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         problems.append(f"{directory.name}: left out, because its config cannot be used ({error})")
         return None
     rows, ended, begun, id_ = _read_rows(directory, own)
+=======
+    unreadable = own[:]
+    rows, ended, begun = _read_rows(directory, own)
+>>>>>>> i40-fix2
     stretches = _stretches(begun, f"{directory.name}/result.json", own)
-    if begun and begun[0][1].keys() >= {"arm", "seed"} and stretches:
+    if stretches and begun[0][1].keys() >= {"arm", "seed"}:
         # A trial that copies another one takes over its settings, seed included.
-        first = stretches[0].config
-        config = replace(config, arm=first.arm, seed=first.seed)
+        first, latest = stretches[0].config, stretches[-1].config
+        config = replace(latest, arm=first.arm, seed=first.seed)
+    else:
+        try:
+            if unreadable:
+                raise ConfigError(unreadable[0])
+            config = GRPOConfig.from_dict(params)
+        except ConfigError as error:
+            reason = f"because its config cannot be used ({error})"
+            problems.append(f"{directory.name}: left out, {reason}")
+            return None
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     own += [
@@ -329,20 +343,26 @@ def _read_rows(
 
 
 def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:
-    """Return the stretches of a trial; empty if the settings of one cannot be used."""
+    """Return the stretches of a trial; empty if the settings of one cannot be used.
+
+    A trial that was resumed with a later version may have rows with and without its defaults. Equal
+    settings make one stretch.
+    """
+    stretches: list[Stretch] = []
     try:
-        return [
-            Stretch(
-                first=round_,
-                config=GRPOConfig.from_dict(settings),
-                copied_from=donor if isinstance(donor, str) else None,
-            )
-            for round_, settings, donor in begun
-        ]
+        for round_, settings, donor in begun:
+            config, copied_from = GRPOConfig.from_dict(settings), _text(donor)
+            if copied_from or not stretches or config != stretches[-1].config:
+                stretches.append(Stretch(first=round_, config=config, copied_from=copied_from))
+        return stretches
     except ConfigError as error:
         if len(begun) > 1:
             problems.append(f"{where}: the settings of its rounds cannot be used ({error})")
         return []
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _last_line(error: str) -> str:

@@ -115,7 +115,7 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     from grpo_trainable.engines.selection import chosen_engine
     from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.models.directory import check_policy
-    from grpo_trainable.models.hf.directory import NotOnTheHub
+    from grpo_trainable.models.hf.files import NotOnTheHub
     from grpo_trainable.tasks.mix import MixTask
     from grpo_trainable.tasks.prompts import Prompts, build_task
 

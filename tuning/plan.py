@@ -24,10 +24,10 @@ from grpo_trainable.config import (
     flatten,
     make_absolute,
     parse_assignment,
+    prepared,
     set_dotted,
     shown,
 )
-from grpo_trainable.models.hf.directory import fetch_small_files
 from grpo_trainable.plugins import PluginError, is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
@@ -387,9 +387,7 @@ class Plan:
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
         """Return the trials in the order in which they run."""
-        for model in {{**arm, **self.fixed}.get("model.path") for arm in self.space.arms.values()}:
-            with suppress(ValueError):  # `check` reports a model that cannot be downloaded
-                fetch_small_files(model)
+        self._fetch_models()
         try:
             trials = self.space.trials(
                 self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
@@ -398,6 +396,23 @@ class Plan:
             of_preset = self._of_preset(_key_of(error), self.space.arms)
             raise ConfigError(f"{error}{of_preset}") from None
         return [self._complete(trial) for trial in in_blocks(trials)]
+
+    def _fetch_models(self) -> None:
+        """Download the small files of the arms' models, because defaults depend on them.
+
+        `check` reports a model that cannot be downloaded. `SearchSpace.trials` reports other
+        mistakes.
+        """
+        models: list[Any] = []
+        for arm in self.space.arms.values():
+            settings: dict[str, Any] = {}
+            with suppress(ConfigError):
+                for key, value in {**arm, **self.fixed}.items():
+                    set_dotted(settings, key, value)
+                model = {"model": settings.get("model", {})}
+                if model not in models:
+                    models.append(model)
+                    prepared(model)
 
     def _of_preset(self, key: str, arms: Iterable[str]) -> str:
         """Return a clause which says that these arms get `key` from the preset, or ""."""

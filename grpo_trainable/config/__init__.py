@@ -22,12 +22,19 @@ from grpo_trainable.config.parsing import (
     make_absolute,
     parse_assignment,
     set_dotted,
+    started_in,
     unknown_key,
 )
 from grpo_trainable.config.resources import threads
 from grpo_trainable.config.schema import CHECKS, OF_TRAINING, of_other_placement
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
-from grpo_trainable.config.trial import GRPOConfig, defaults_with, follow_from_model
+from grpo_trainable.config.trial import (
+    GRPOConfig,
+    defaults_with,
+    expanded,
+    follow_from_model,
+    prepared,
+)
 from grpo_trainable.config.values import (
     Check,
     ConfigError,
@@ -67,6 +74,7 @@ __all__ = [
     "converted",
     "defaults_with",
     "expand_set",
+    "expanded",
     "flag",
     "flatten",
     "follow_from_model",
@@ -80,9 +88,11 @@ __all__ = [
     "pair",
     "parse_assignment",
     "path",
+    "prepared",
     "reference",
     "set_dotted",
     "shown",
+    "started_in",
     "text",
     "texts",
     "threads",

@@ -8,20 +8,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_trainable.config.parsing import started_in
 from grpo_trainable.config.schema import CHECKS
-from grpo_trainable.config.values import ConfigError, is_hub_id, shown
-from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, read_json
+from grpo_trainable.config.values import ConfigError, shown
+from grpo_trainable.models.hf.json_files import (
+    ADAPTER_CONFIG,
+    SHARDS,
+    WEIGHTS,
+    is_hub_id,
+    read_json,
+)
 
-_WHOLE_MODEL = ("model.safetensors", "model.safetensors.index.json")
 _LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
 
 
-def with_adapter(data: Mapping[str, Any]) -> dict[str, Any]:
+def with_adapter(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
     """Return a copy of nested plain data in which LoRA adapters to start from have their settings.
 
     If `model.path` is a directory of adapters, it becomes `model.adapter`, and the model that the
     adapters belong to becomes `model.path`. The file adapter_config.json gives the missing settings
     of LoRA. If no setting is missing, the file is not read.
+
+    Args:
+        data: Nested settings.
+        base_dir: The directory that a relative path in adapter_config.json starts from. None: the
+            directory in which Ray was started.
 
     Raises:
         ConfigError: The file cannot be read, contradicts a given setting, or names a model that
@@ -46,13 +57,14 @@ def with_adapter(data: Mapping[str, Any]) -> dict[str, Any]:
                 f"{directory}; leave model.{name} out"
             )
     if base is None:
-        base = _base_of(told, directory, config.get("base_model_name_or_path"))
+        named = config.get("base_model_name_or_path")
+        base = _base_of(told, directory, named, started_in() if base_dir is None else base_dir)
     return {**data, "model": {**model, "path": base, "adapter": directory, **found}}
 
 
 def _is_adapter(directory: str) -> bool:
     """Return True for a directory with adapters and without the weights of a whole model."""
-    there = [os.path.isfile(os.path.join(directory, name)) for name in _WHOLE_MODEL]
+    there = [os.path.isfile(os.path.join(directory, name)) for name in (WEIGHTS, SHARDS)]
     return os.path.isfile(os.path.join(directory, ADAPTER_CONFIG)) and not any(there)
 
 
@@ -81,12 +93,14 @@ def _lora_settings(told: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(_LORA_SETTINGS, values, strict=True))
 
 
-def _base_of(told: str, directory: str, named: Any) -> str:
+def _base_of(told: str, directory: str, named: Any, base_dir: str) -> str:
     """Return the model that adapters belong to: a directory of this machine, or a hub id."""
-    if isinstance(named, str) and os.path.isdir(os.path.expanduser(named)):
-        return os.path.abspath(os.path.expanduser(named))
-    if isinstance(named, str) and is_hub_id(named):
-        return named
+    if isinstance(named, str):
+        path = os.path.abspath(os.path.join(base_dir, os.path.expanduser(named)))
+        if os.path.isdir(path):
+            return path
+        if is_hub_id(named):
+            return named
     raise ConfigError(
         f"{told}: holds LoRA adapters for the model {named or 'none'}, which this machine does not "
         f"have; set model.path to that model, and model.adapter={directory}"

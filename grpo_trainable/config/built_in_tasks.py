@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from grpo_trainable.config.conditions import CONTROL, Config, Conflict, none_given, one_of
-from grpo_trainable.config.defaults import by_model, where_none
+from grpo_trainable.config.defaults import GIVEN, by_model, where_none
 from grpo_trainable.config.foreign_names import verl
 from grpo_trainable.config.values import (
     Settings,
@@ -49,12 +49,13 @@ def _default_equality(
     return settled_equality("auto", train_file, eval_file) if compares else None
 
 
-def _default_template(model: ModelFacts, answer_in: str) -> str:
+def _default_template(model: ModelFacts, answer_in: str, chat_template: str | None) -> str:
     """Return the template for a Hugging Face model.
 
     A chat model answers a message, so its prompt cannot begin the response as `r1_zero` does.
     """
-    boxed = answer_in == "boxed" or (answer_in == "auto" and model.has_chat_template)
+    chat = model.has_chat_template or chat_template not in (None, "off")
+    boxed = answer_in == "boxed" or (answer_in == "auto" and chat)
     return "boxed" if boxed else "r1_zero"
 
 
@@ -123,8 +124,8 @@ class AnswerSettings(Settings):
         default_by=by_model(
             "asks for the answer in the form that the reward reads",
             _default_template,
-            keys=("task.answer_in",),
-            told="`boxed` for a model with a chat template or `answer_in=boxed`, else `r1_zero`",
+            keys=("task.answer_in", f"{GIVEN}model.chat_template"),
+            told="`boxed` with a chat template or `answer_in=boxed`, else `r1_zero`",
         ),
     )
     answer_in: str = choice(

@@ -18,16 +18,20 @@ from grpo_trainable.config.conditions import Readable
 
 Moment = Literal["absent", "none", "read"]
 
-# Two things that a default can depend on besides settings.
+# Things that a default can depend on besides the values of settings.
 TASKS = "the tasks"  # the names of the tasks, several in a mix
+TEMPLATES = "the templates"  # the templates of the tasks that have one
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
+# Before a key: its value if it is given, else none. So the defaults of two keys can depend on each
+# other's given values.
+GIVEN = "given "
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultBy:
     """Default of a key that depends on the values of other keys."""
 
-    keys: tuple[str, ...]  # the settings that the default depends on, `TASKS` or `MODEL`
+    keys: tuple[str, ...]  # what the default depends on: settings, `TASKS`, `MODEL` and so on
     value: Callable[..., Any]  # takes the values of `keys`; returns None if it does not apply
     moment: Moment
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide

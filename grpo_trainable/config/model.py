@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from grpo_trainable.config.built_in_tasks import ANSWERED, BEGIN_RESPONSE
+from grpo_trainable.config.built_in_tasks import BEGIN_RESPONSE
 from grpo_trainable.config.conditions import (
     CONTROL,
     OF_TEXT,
@@ -17,7 +17,7 @@ from grpo_trainable.config.conditions import (
     none_given,
     one_of,
 )
-from grpo_trainable.config.defaults import by_model, by_task
+from grpo_trainable.config.defaults import TEMPLATES, by_model, by_task
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import (
     Settings,
@@ -42,9 +42,9 @@ _CHAT = Condition(
 )
 
 
-def _default_chat_template(model: ModelFacts, task: str, template: str) -> str | None:
-    begun = task in ANSWERED and template in BEGIN_RESPONSE
-    return "on" if model.has_chat_template and not begun else None
+def _default_chat_template(model: ModelFacts, templates: frozenset[str]) -> str | None:
+    usable = model.has_chat_template and templates.isdisjoint(BEGIN_RESPONSE)
+    return "on" if usable else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,8 @@ class ModelSettings(Settings):
         default_by=by_model(
             "the model has a chat template",
             _default_chat_template,
-            keys=("task.name", "task.template"),
-            told="`on` if the model has one and task.template does not begin the response",
+            keys=(TEMPLATES,),
+            told="`on` if the model has one and no task.template begins the response",
         ),
     )
     system: str | None = text(

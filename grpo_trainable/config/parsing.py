@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from grpo_trainable.config.built_in_tasks import MIX
-from grpo_trainable.config.defaults import MODEL, TASKS
+from grpo_trainable.config.defaults import GIVEN, MODEL, TASKS, TEMPLATES
 from grpo_trainable.config.foreign_names import PAGE
 from grpo_trainable.config.mix import Entry, mix_of, mix_text, with_absolute_paths
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TRL, VERL
-from grpo_trainable.config.values import Check, ConfigError, converted, is_hub_id, is_path, shown
-from grpo_trainable.models.hf.json_files import ModelFacts, facts_of
+from grpo_trainable.config.values import Check, ConfigError, converted, is_path, shown
+from grpo_trainable.models.hf.json_files import ModelFacts, facts_of, is_hub_id
 
 
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
@@ -118,6 +118,14 @@ def make_absolute(
     return {name: settled(name, value) for name, value in config.items()}
 
 
+def started_in() -> str:
+    """Return the directory in which Ray was started, which a user's relative paths start from.
+
+    Tune moves the process of a trial to another directory.
+    """
+    return os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
+
+
 # The entry of nested settings that holds texts such as "placement=disaggregated,lag=1".
 SET = "set"
 
@@ -129,8 +137,11 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
     "lag": 1}`. So a search can choose among combinations of settings that are valid together.
 
     Raises:
-        ConfigError: `set` is not a mapping of texts as for `--set`, or a setting is given twice.
+        ConfigError: `data` is not a mapping, `set` is not a mapping of texts as for `--set`, or a
+            setting is given twice.
     """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"config={shown(data)}: must be a mapping")
     copied = {key: dict(v) if isinstance(v, Mapping) else v for key, v in data.items()}
     texts = copied.pop(SET, {})
     example = f'such as {{"{SET}": {{"actors": "placement=disaggregated,lag=1"}}}}'
@@ -216,17 +227,17 @@ def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
             default = given.default_of(key)
             if default is not None:
                 filled[section] = {leaf: default[0], **own}
-    return _with_defaults_in_mix(filled)
+    return _with_defaults_in_mix(filled, given)
 
 
-def _with_defaults_in_mix(filled: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults_in_mix(filled: dict[str, Any], given: Given) -> dict[str, Any]:
     """Add the defaults that a Hugging Face model gives to the tasks of a mix."""
     task = filled.get("task")
     if not isinstance(task, Mapping):
         return filled
     entries, added = _entries(task.get("mix")), False
     for entry in entries.values():
-        alone = Given({**filled, "task": dict(entry)})
+        alone = Given({**filled, "task": dict(entry)}, same_model=given)
         for key in CHECKS:
             section, _, leaf = key.rpartition(".")
             if section == "task" and leaf not in entry and CHECKS[key].of_models:
@@ -250,20 +261,47 @@ class Given:
     An invalid value counts as not given. The check of its key refuses it later.
     """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Mapping[str, Any], same_model: Given | None = None) -> None:
+        """Keep nested plain data.
+
+        Args:
+            data: The settings.
+            same_model: Settings with the same model, whose files are then read only once.
+        """
         self._data = data
+        self._same_model = same_model
 
     def __getitem__(self, key: str) -> Any:
-        """Return the value of a dotted key, the tasks (`TASKS`) or the model's facts (`MODEL`)."""
+        """Return the value of a dotted key, or of one of the other names in `config.defaults`."""
         if key == TASKS:
-            return self._tasks()
+            return frozenset(task["task.name"] for task in self._tasks)
+        if key == TEMPLATES:
+            of_template = CHECKS["task.template"]
+            having = [task for task in self._tasks if not of_template.unmet(task)]
+            return frozenset(task["task.template"] for task in having)
         if key == MODEL:
             return self._facts
+        if key.startswith(GIVEN):
+            return self._valid(key.removeprefix(GIVEN), None)
+        missing = object()
+        value = self._valid(key, missing)
+        if value is not missing:
+            return value
+        default = self.default_of(key)
+        return CHECKS[key].default if default is None else default[0]
+
+    def _valid(self, key: str, otherwise: Any) -> Any:
+        """Return the given value of a key, or `otherwise` if it is missing or invalid."""
         if self.has(key):
             with contextlib.suppress(ConfigError):
                 return converted(key, self._section_of(key)[key.rpartition(".")[2]], CHECKS[key])
-        default = self.default_of(key)
-        return CHECKS[key].default if default is None else default[0]
+        return otherwise
+
+    def without(self, key: str) -> Given:
+        """Return these settings without a key of a section."""
+        section, _, leaf = key.rpartition(".")
+        others = {name: value for name, value in self._section_of(key).items() if name != leaf}
+        return Given({**self._data, section: others}, same_model=self)
 
     def has(self, key: str) -> bool:
         """Return True if the key is given, even if its value is invalid."""
@@ -285,6 +323,8 @@ class Given:
 
     @cached_property
     def _facts(self) -> ModelFacts | None:
+        if self._same_model is not None:
+            return self._same_model._facts
         path = self["model.path"]
         return None if path is None else facts_of(path)
 
@@ -293,6 +333,9 @@ class Given:
         found = self._data.get(section, {}) if section else self._data
         return found if isinstance(found, Mapping) else {}
 
-    def _tasks(self) -> frozenset[str]:
+    @cached_property
+    def _tasks(self) -> list[Given]:
+        """The settings with each task of the mix as the only task, or these if there is no mix."""
         mixed = _entries(self._section_of("task.mix").get("mix")).values()
-        return frozenset(entry["name"] for entry in mixed) or frozenset({self["task.name"]})
+        alone = [Given({**self._data, "task": entry}, same_model=self) for entry in mixed]
+        return alone or [self]

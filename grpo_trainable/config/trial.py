@@ -34,7 +34,8 @@ from grpo_trainable.config.parsing import (
     Given,
     expand_set,
     flatten,
-    set_dotted,
+    make_absolute,
+    started_in,
     unknown_key,
     with_defaults,
 )
@@ -48,6 +49,7 @@ from grpo_trainable.config.values import (
     section_expected,
     shown,
 )
+from grpo_trainable.models.hf.files import fetch_small_files
 from grpo_trainable.plugins import is_reference
 
 # Checks for settings that contradict each other. Only the first conflict found is reported.
@@ -140,8 +142,6 @@ class GRPOConfig(TrialSettings):
         Raises:
             ConfigError: A key is unknown, or the settings are invalid.
         """
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
         for name, value in with_defaults(with_adapter(expand_set(data))).items():
             if name not in DEFAULTS:
@@ -317,14 +317,56 @@ class GRPOConfig(TrialSettings):
         return self.loss.importance_cap or None
 
 
+def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
+    """Return a copy of nested plain data with every setting that a user has left implicit.
+
+    Settings below `set` get their own keys, relative paths become absolute, and a directory of LoRA
+    adapters as `model.path` becomes `model.adapter`.
+
+    Args:
+        data: Nested settings, as the user gives them.
+        base_dir: The directory that relative paths start from. None: the directory in which Ray was
+            started.
+
+    Raises:
+        ConfigError: `set` or the adapters cannot be used.
+    """
+    directory = started_in() if base_dir is None else base_dir
+    return with_adapter(make_absolute(expand_set(data), directory), directory)
+
+
+def prepared(
+    data: Mapping[str, Any], base_dir: str | None = None, *, must_fetch: bool = True
+) -> dict[str, Any]:
+    """Return `expanded` data, and download the small files of its model if they are missing.
+
+    Call this before `GRPOConfig.from_dict`, because defaults depend on these files.
+
+    Args:
+        data: Nested settings, as the user gives them.
+        base_dir: The directory that relative paths start from. None: the directory in which Ray was
+            started.
+        must_fetch: If the files cannot be downloaded, raise an error. False: go on without them,
+            because another process, on another machine, needs them.
+
+    Raises:
+        ConfigError: `set` or the adapters cannot be used, or the files cannot be downloaded.
+    """
+    settings = expanded(data, base_dir)
+    try:
+        fetch_small_files(flatten(settings).get("model.path"))
+    except ValueError as error:
+        if must_fetch:
+            raise ConfigError(str(error)) from error
+    return settings
+
+
 def follow_from_model(config: GRPOConfig) -> dict[str, str]:
     """Return the keys that have the default for the config's model, each with the reason."""
-    flat, found = flatten(config.to_dict()), {}
-    for key in [key for key in flat if key in CHECKS and CHECKS[key].of_models]:
-        others: dict[str, Any] = {}
-        for other in flat.keys() - {key}:
-            set_dotted(others, other, flat[other])
-        value, reason = Given(others).default_of(key) or (None, "")
+    settings, found = config.to_dict(), {}
+    given = Given(settings)
+    for key in [key for key in flatten(settings) if key in CHECKS and CHECKS[key].of_models]:
+        value, reason = given.without(key).default_of(key) or (None, "")
         if reason and converted(key, value, CHECKS[key]) == config[key]:
             found[key] = reason
     return found

@@ -324,11 +324,6 @@ def path_or_hub_id(default: str | None, meaning: str = "", **relations: Any) -> 
     )
 
 
-def is_hub_id(text: str) -> bool:
-    """Return True if `text` has the form of a name on the hub. The model need not exist."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
-
-
 def is_path(text: str) -> bool:
     """Return True if `text` is a path rather than a word: it has a dot or a slash."""
     return bool(re.search(r"[./]", text)) and "\0" not in text

@@ -13,7 +13,7 @@ from grpo_trainable.config.engine_catalog import (
     PolicyKind,
     engine_record,
 )
-from grpo_trainable.models.hf.directory import local_directory
+from grpo_trainable.models.hf.files import local_directory
 from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.shape import PolicySettings
 

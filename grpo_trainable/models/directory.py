@@ -15,9 +15,12 @@ from safetensors import SafetensorError, safe_open
 
 from grpo_trainable.models.hf import directory as hf_directory
 from grpo_trainable.models.hf.adapter import check_adapter
-from grpo_trainable.models.hf.directory import (
+from grpo_trainable.models.hf.directory import refuse_unknown_targets
+from grpo_trainable.models.hf.files import (
+    NotOnTheHub,
     local_directory,
-    refuse_unknown_targets,
+    model_files,
+    revision_file,
 )
 from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, is_hugging_face
 from grpo_trainable.models.model_config import (
@@ -139,10 +142,10 @@ def policy_directory(model: PolicySettings) -> Path | None:
     if model.path is not None:
         try:
             return local_directory(model.path)
-        except hf_directory.NotOnTheHub as error:
+        except NotOnTheHub as error:
             if model.adapter is None:
                 raise
-            raise hf_directory.NotOnTheHub(
+            raise NotOnTheHub(
                 f"{error}; to use a copy of this model, which the adapters belong to, set "
                 f"model.path to its directory, and model.adapter={model.adapter}"
             ) from error
@@ -161,8 +164,8 @@ def policy_files(model: PolicySettings) -> dict[str, Path]:
     if directory is None:
         return {"tokenizer.json": SHIPPED_POLICY / "tokenizer.json"}
     hugging_face = is_hugging_face(directory)
-    names = hf_directory.model_files(directory) if hugging_face else POLICY_FILES
-    return {name: directory / name for name in names} | hf_directory.revision_file(directory)
+    names = model_files(directory) if hugging_face else POLICY_FILES
+    return {name: directory / name for name in names} | revision_file(directory)
 
 
 def policy_shape(model: PolicySettings) -> PolicyShape:

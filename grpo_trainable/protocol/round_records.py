@@ -121,6 +121,8 @@ class RoundDetails:
     """The details of one round."""
 
     round: int  # number of rounds finished so far
+    # All settings of the trial. Its config in Tune may lack defaults and have relative paths.
+    config: Mapping[str, Any]
     rollouts: Columns  # the responses that the round trained on
     evaluations: Columns  # held-out responses of the evaluations within the round; often empty
     steps: Columns  # the gradient steps

@@ -125,7 +125,7 @@ class GRPO(Algorithm):
 
         def settings() -> GRPOConfig:
             given = cls.get_default_config().update_from_dict(config)
-            return GRPOConfig.from_dict(trial_data(given))
+            return GRPOConfig.from_dict(trial_data(given, must_fetch=False))
 
         return requested(settings)
 

@@ -14,6 +14,7 @@ from grpo_trainable.config import (
     GRPOConfig,
     expand_set,
     flatten,
+    prepared,
     set_dotted,
     shown,
 )
@@ -73,12 +74,16 @@ WHY_NOT = {
 }
 
 
-def trial_data(config: Any) -> dict[str, Any]:
+def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
     """Return a trial's settings as plain data, from a `GRPOAlgorithmConfig` without search spaces.
 
+    Args:
+        config: The algorithm's config.
+        must_fetch: See `prepared`.
+
     Raises:
-        ConfigError: A setting is invalid, or `grpo` contains a setting that has a name in RLlib.
-            The message is one line.
+        ConfigError: A setting is invalid, `grpo` contains a setting that has a name in RLlib, or
+            the small files of the model cannot be downloaded. The message is one line.
     """
     given = flatten(expand_set(config.grpo))
     for key, way in IN_RLLIBS_WAY.items():
@@ -95,6 +100,7 @@ def trial_data(config: Any) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in data.items():
         set_dotted(nested, key, value)
+    nested = prepared(nested, must_fetch=must_fetch)
     settings = GRPOConfig.from_dict(nested)
     if "rounds" not in given and settings.optim.schedule != "constant":
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import write_checkpoint
+from fake_hub import FakeHub
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.result import RESULT_DUPLICATE
 from trials import details
 
 import grpo_trainable.trial
+from grpo_trainable.config import ConfigError
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.stopping import Finishing, RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import CheckpointError, TrialState, read_checkpoint
@@ -83,6 +86,30 @@ def trained(rounds: int) -> GRPOTrainable:
     for _ in range(rounds):
         trainable.train()
     return trainable
+
+
+def test_bundles_are_those_of_settings_that_need_the_models_files(tmp_path, monkeypatch):
+    hub = FakeHub(tmp_path / "hub", monkeypatch)
+    hub.add("org/chat", chat_template="{{ messages }}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "hub" / "org--chat" / name, tmp_path / "model" / name)
+    apart = {"placement": "disaggregated", "resources": {"num_generators": 3}}
+    expected = GRPOTrainable.default_resource_request(apart).bundles
+    assert len(expected) == 5
+    for path in ("org/chat", "~/model"):
+        config = {**apart, "model": {"path": path, "system": "Be short."}}
+        assert GRPOTrainable.default_resource_request(config).bundles == expected
+    # Another machine, on which the trial runs, may have the model.
+    config = {**apart, "model": {"path": "org/none"}}
+    assert GRPOTrainable.default_resource_request(config).bundles == expected
+
+
+def test_a_model_that_cannot_be_had_is_a_mistake_in_the_config(tmp_path, monkeypatch):
+    FakeHub(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"^model\.path=org/none: no such directory, and"):
+        GRPOTrainable({"model": {"path": "org/none"}})
 
 
 @pytest.mark.parametrize("form", [str, Path, tune.Checkpoint, "saved", "result"])

@@ -98,6 +98,7 @@ def details(round_: int, **values: Any) -> RoundDetails:
     ]
     fields: dict[str, Any] = {
         "round": round_,
+        "config": {"arm": "sync"},
         "rollouts": {
             **_responses(round_, 2),
             "cursor": [round_ - 1] * 2,

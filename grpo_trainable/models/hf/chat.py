@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable.models.directory import SHIPPED_POLICY
-from grpo_trainable.models.hf.directory import local_directory, refuse_missing_library
+from grpo_trainable.models.hf.directory import refuse_missing_library
+from grpo_trainable.models.hf.files import local_directory
 from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 from grpo_trainable.plugins import one_line

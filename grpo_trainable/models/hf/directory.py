@@ -15,12 +15,11 @@ from typing import Any
 
 import tokenizers
 
+from grpo_trainable.models.hf.files import INSTALL, weight_files
 from grpo_trainable.models.hf.json_files import (
+    ADAPTER_CONFIG,
     CONTEXT_LENGTH,
-    HUB_ID,
-    JSON_FILES,
     context_length,
-    downloaded,
     is_count,
     read_json,
     text_config,
@@ -28,146 +27,7 @@ from grpo_trainable.models.hf.json_files import (
 from grpo_trainable.models.safetensors_header import tensor_shapes
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer, read_backend
-from grpo_trainable.plugins import missing_library, one_line
-
-INSTALL = "pip install -e '.[hf]'"
-WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
-SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-# ---- Location --------------------------------------------------------------------------------
-
-
-class NotOnTheHub(ValueError):
-    """A model named by hub id cannot be downloaded. The message is one line."""
-
-
-def local_directory(path: str, *, weights: bool = True) -> Path:
-    """Return `path` if it is a directory, or else download the model with this hub id.
-
-    A complete earlier download is used without asking the hub.
-
-    Args:
-        path: A directory or a hub id.
-        weights: False downloads only the small files.
-
-    Raises:
-        NotOnTheHub: `path` is not a directory, and the hub cannot be reached or has no such model.
-            The message is one line.
-        ValueError: `path` is neither a directory nor a valid hub id, or the library that downloads
-            models is not installed. The message is one line.
-    """
-    if Path(path).is_dir():
-        return Path(path)
-    if not HUB_ID.fullmatch(path):
-        raise ValueError(
-            f"{path}: no such directory; valid: the directory of a policy of this package or of a "
-            "Hugging Face causal language model, or a name on the hub (organisation/name)"
-        )
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise ValueError(
-            f"{path}: no such directory; to use a model from the Hugging Face hub, run: {INSTALL}"
-        )
-    from huggingface_hub import snapshot_download
-
-    there = downloaded(path)
-    if there is not None and _is_complete(there, weights=weights):
-        return there
-    wanted = [*JSON_FILES, *(("*.safetensors",) if weights else ())]
-    try:
-        # Subdirectories hold other formats of the same weights.
-        return Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=["*/*"]))
-    except Exception as error:  # a network fails in many ways
-        raise NotOnTheHub(
-            f"{path}: no such directory, and it cannot be downloaded from the Hugging Face hub "
-            f"({one_line(error)})"
-        ) from error
-
-
-def _is_complete(directory: Path, *, weights: bool) -> bool:
-    if not weights:
-        names = ("config.json", "tokenizer_config.json")
-        return all((directory / name).is_file() for name in names)
-    try:
-        model_files(directory)
-        return True
-    except ValueError:
-        return False
-
-
-def fetch_small_files(path: Any) -> None:
-    """Download the small files of the model that `model.path` names, because defaults need them.
-
-    If `path` is not a hub id, nothing happens.
-
-    Raises:
-        ValueError: The files cannot be downloaded. The message is one line.
-    """
-    if not isinstance(path, str) or not HUB_ID.fullmatch(path):
-        return
-    try:
-        local_directory(path, weights=False)
-    except ValueError as error:
-        raise ValueError(f"model.path={error}") from error
-
-
-def model_files(directory: Path) -> list[str]:
-    """Return the names of all files that make up the policy and its tokenizer."""
-    small = [name for name in SMALL_FILES if (directory / name).is_file()]
-    return ["config.json", "tokenizer.json", *small, *weight_files(directory)]
-
-
-def revision_file(directory: Path) -> dict[str, Path]:
-    """Return the file `refs/main` of a download from the hub, or {} for any other directory.
-
-    A machine needs this file to find the download. Without the file, the machine would ask the hub.
-    """
-    main = directory.parent.parent / "refs" / "main"
-    return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}
-
-
-def weight_files(directory: Path) -> list[str]:
-    """Return the names of the safetensors files that hold the weights.
-
-    Raises:
-        ValueError: There are no such files, or a listed file is missing. The message is one line.
-    """
-    if (directory / WEIGHTS).is_file():
-        return [WEIGHTS]
-    if not (directory / SHARDS).is_file():
-        raise ValueError(f"{directory}: {_why_no_weights(directory)}")
-    places = read_json(directory / SHARDS).get("weight_map")
-    names = sorted(set(places.values())) if isinstance(places, dict) else []
-    for name in names:
-        if Path(name).name != name or not (directory / name).is_file():
-            raise ValueError(f"{directory}: {name}, which {SHARDS} lists, is missing")
-    if not names:
-        raise ValueError(f"{directory / SHARDS}: lists no files")
-    return names
-
-
-def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the stored tensors by name. Only headers are read.
-
-    Raises:
-        ValueError: A file is missing, torn, or not safetensors. The message is one line.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in weight_files(directory):
-        shapes |= tensor_shapes(directory / name)
-    return shapes
-
-
-def _why_no_weights(directory: Path) -> str:
-    pickles = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
-    if pickles:
-        return (
-            f"{pickles[0]} is a pickle, which runs code when it is read; only safetensors are read "
-            "(if you trust it, load it with transformers and save it with save_pretrained)"
-        )
-    return f"no {WEIGHTS} here"
-
+from grpo_trainable.plugins import missing_library
 
 # ---- Shape and checks ------------------------------------------------------------------------
 
@@ -187,6 +47,18 @@ def read_shape(directory: Path) -> PolicyShape:
     if not is_count(config.get("vocab_size")):
         raise ValueError(f"{directory / 'config.json'}: no vocab_size")
     return PolicyShape(context_length=length, vocab_size=config["vocab_size"])
+
+
+def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the stored tensors by name. Only headers are read.
+
+    Raises:
+        ValueError: A file is missing, torn, or not safetensors. The message is one line.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in weight_files(directory):
+        shapes |= tensor_shapes(directory / name)
+    return shapes
 
 
 def refuse_unusable(directory: Path) -> None:
@@ -209,9 +81,9 @@ def refuse_unusable(directory: Path) -> None:
             f"{directory}: the installed version of transformers does not know the architecture "
             f"model_type={json.dumps(config.get('model_type'))}"
         )
-    if (directory / "adapter_config.json").exists():
+    if (directory / ADAPTER_CONFIG).exists():
         raise ValueError(
-            f"{directory}: holds a whole model and adapter_config.json; if the model is whole, "
+            f"{directory}: holds a whole model and {ADAPTER_CONFIG}; if the model is whole, "
             "remove that file; if not, give the model as model.path and the adapters, in a "
             "directory without the model, as model.adapter"
         )

@@ -16,7 +16,8 @@ from typing import Any
 
 from grpo_trainable.plugins import one_line
 
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
+# The weights of a model: one file, or several that an index lists.
+WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 # Keys of the maximum sequence length in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 ADAPTER_CONFIG = "adapter_config.json"  # peft writes this file next to LoRA adapters
@@ -41,7 +42,7 @@ def facts_of(path: str) -> ModelFacts | None:
     """
     if os.path.isdir(path):
         directory: Path | None = Path(path)
-    elif HUB_ID.fullmatch(path):
+    elif is_hub_id(path):
         directory = downloaded(path)
     else:
         return None
@@ -53,6 +54,11 @@ def facts_of(path: str) -> ModelFacts | None:
         has_chat_template=has_chat_template(directory),
         context_length=context_length(text_config(directory)),
     )
+
+
+def is_hub_id(text: str) -> bool:
+    """Return True if `text` has the form organisation/name. The model need not exist."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
 
 
 def downloaded(hub_id: str) -> Path | None:

@@ -14,10 +14,10 @@ from grpo_trainable.config import (
     make_absolute,
     mix_of,
     parse_assignment,
+    prepared,
     set_dotted,
     shown,
 )
-from grpo_trainable.models.hf.directory import fetch_small_files
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_settings
 from grpo_trainable.tasks.input_files import input_digests
@@ -67,11 +67,10 @@ def evaluation_config(
         directory: Directory against which relative paths in these values are resolved.
 
     Raises:
-        ConfigError: If a key is unknown or not read, if the settings contradict each other, or if
-            the checkpoint names code that the user does not name.
+        ConfigError: If a key is unknown or not read, if the settings contradict each other, if a
+            model cannot be downloaded, or if the checkpoint names code that the user does not name.
         PluginError: If a user's task cannot be loaded.
-        ValueError: If a file that the trial used can no longer be read, or if a model cannot be
-            downloaded.
+        ValueError: If a file that the trial used can no longer be read.
         InputChanged: If a file that the trial read has changed.
     """
     asked = {OPTIONS[name]: value for name, value in options.items() if value is not None}
@@ -89,9 +88,7 @@ def evaluation_config(
         set_dotted(base, key, value)
     if is_reference(name):
         _refuse_unnamed_code(base, declared_settings(name), named)
-    if "model.path" in given:
-        fetch_small_files(flatten(base)["model.path"])
-    config = with_task_settings(GRPOConfig.from_dict(base), directory)
+    config = with_task_settings(GRPOConfig.from_dict(prepared(base, directory)), directory)
     if trained is not None:
         _refuse_changed(config, trained, given, checks)
     return config

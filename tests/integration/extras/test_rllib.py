@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import ray
 from conftest import assert_no_actor_left, untimed
+from fake_hub import FakeHub
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import cloudpickle, tune
 
@@ -77,6 +78,18 @@ def told_of(result: dict[str, Any]) -> dict[str, float]:
 
 
 # ---- Settings --------------------------------------------------------------------------------
+
+
+def test_settings_that_need_the_models_files_are_valid(tmp_path, monkeypatch) -> None:
+    hub = FakeHub(tmp_path, monkeypatch)
+    hub.add("org/chat", chat_template="{{ messages }}")
+    config = config_of(model={"path": "org/chat", "system": "Be short."})
+    config.validate()
+    assert GRPOConfig.from_dict(trial_data(config)).model.chat_template == "on"
+    absent = config_of(model={"path": "org/none"}).env_runners(num_env_runners=2)
+    assert len(GRPO.default_resource_request(absent).bundles) == 4
+    with pytest.raises(ConfigError, match=r"^model\.path=org/none: no such directory, and"):
+        absent.validate()
 
 
 def test_rllibs_settings_are_those_of_a_trial() -> None:

@@ -182,6 +182,24 @@ def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
     assert [row["training_iteration"] for row in rows] == [1, 2]
 
 
+def test_rows_contain_the_settings_that_the_trial_uses(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    settings = GRPOConfig.from_dict({"arm": "sync", "optim": {"lr": 5e-6}}).to_dict()
+    given = detailed(1, config=settings)
+    report([callback], trial, given)
+    (written,) = read_rows(tmp_path / "trial" / "result.json")
+    assert written["config"] == settings
+    assert given["config"] == {"arm": "sync"}  # Tune's own output shows these settings
+
+
+def test_a_home_directory_in_the_config_of_a_trial_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    model = {"path": "~", "system": "Be short."}
+    assert label(FakeTrial(tmp_path / "trial", model=model)) == "sync/0"
+
+
 @pytest.mark.parametrize("hook", ["on_trial_save", "on_experiment_end"])
 def test_a_round_that_was_refused_is_written_before_a_command_ends(tmp_path, hook):
     trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()

@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_hub import FakeHub
 
-from grpo_trainable.config import CHECKS, GRPOConfig, flatten, follow_from_model, mix_of, parsing
+from grpo_trainable.config import (
+    CHECKS,
+    ConfigError,
+    GRPOConfig,
+    flatten,
+    follow_from_model,
+    mix_of,
+    parsing,
+    prepared,
+)
 from grpo_trainable.config.describe import page, settings
 from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.models.hf import json_files
@@ -97,12 +107,40 @@ def test_defaults_depend_on_the_model_and_the_task(model: Model, chat, data, def
         (True, {"answer_in": "tags"}, ("r1_zero", "off")),
         (False, {"answer_in": "boxed"}, ("boxed", "off")),
         (False, {"answer_in": "tags"}, ("r1_zero", "off")),
+        (True, {}, ("boxed", "on")),
+        (False, {}, ("r1_zero", "off")),
     ],
 )
 def test_the_prompt_asks_for_what_the_reward_reads(model: Model, chat, task, expected):
     path = model(**({"chat_template": TEMPLATE} if chat else {}))
     config = config_of(path, task={"name": "math", **task})
     assert (config.task.template, config.model.chat_template) == expected
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_chat_template_of_the_users_makes_the_prompt_a_message(model: Model, chat):
+    path = model(**({"chat_template": TEMPLATE} if chat else {}))
+    config = config_of(path, **MATH, model={"chat_template": "/my.jinja"})
+    assert config.task.template == "boxed"
+    assert "task.template" in follow_from_model(config)
+    mixed = config_of(path, task={"mix": {"math": 1}}, model={"chat_template": "/my.jinja"})
+    assert mix_of(mixed.task.mix)["math"]["template"] == "boxed"
+
+
+def test_a_prompt_of_a_mix_that_begins_the_response_is_no_message(model: Model):
+    path = model(chat_template=TEMPLATE)
+    begun = {"name": "math", "weight": 1, "template": "r1_zero"}
+    tags = {"name": "math", "weight": 1, "answer_in": "tags"}
+    for one in (begun, tags):
+        config = config_of(path, task={"mix": {"math": 1, "other": one, "keyword": 1}})
+        assert config.model.chat_template == "off"
+        assert mix_of(config.task.mix)["other"]["template"] == "r1_zero"
+        assert "model.chat_template" not in follow_from_model(config)
+
+
+def test_an_invalid_chat_template_is_refused_by_its_own_check(model: Model):
+    with pytest.raises(ConfigError, match=r"^model\.chat_template=3: must be one of off, on"):
+        config_of(model(chat_template=TEMPLATE), **MATH, model={"chat_template": 3})
 
 
 @pytest.mark.parametrize(
@@ -180,6 +218,37 @@ def test_a_complete_config_reads_no_files(model: Model, monkeypatch):
     complete = config_of(model(chat_template=TEMPLATE)).to_dict()
     monkeypatch.setattr(parsing, "facts_of", lambda path: pytest.fail("reads the model"))
     assert GRPOConfig.from_dict(complete).to_dict() == complete
+
+
+def test_a_model_is_read_once(model: Model, monkeypatch):
+    path, read = model(chat_template=TEMPLATE), []
+    monkeypatch.setattr(parsing, "facts_of", lambda path: (read.append(path), facts_of(path))[1])
+    task = {"mix": {"math": 1, "hard": {"name": "math", "weight": 1}}}
+    config = config_of(path, task=task)
+    assert read == [path]
+    assert follow_from_model(config)["model.chat_template"]
+    assert read == [path] * 2
+
+
+def test_settings_that_need_the_models_files_are_valid_once_these_are_fetched(
+    tmp_path, monkeypatch
+):
+    hub = FakeHub(tmp_path, monkeypatch)
+    hub.add("org/chat", chat_template=TEMPLATE)
+    data = {"model": {"path": "org/chat", "system": "Be short."}}
+    with pytest.raises(ConfigError, match=r"^model\.system=.*: not read"):
+        GRPOConfig.from_dict(data)
+    assert GRPOConfig.from_dict(prepared(data)).model.chat_template == "on"
+
+
+def test_a_model_that_cannot_be_fetched_is_refused_unless_another_process_needs_it(
+    tmp_path, monkeypatch
+):
+    FakeHub(tmp_path, monkeypatch)
+    data = {"model": {"path": "org/none"}}
+    with pytest.raises(ConfigError, match=r"^model\.path=org/none: no such directory, and"):
+        prepared(data)
+    assert prepared(data, must_fetch=False) == data
 
 
 def test_tasks_of_a_mix_have_them_too(model: Model):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_hub import FakeHub
 
-from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute
+from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, prepared
 from grpo_trainable.config.model import ModelSettings
 
 
@@ -59,6 +60,31 @@ def test_another_model_may_be_named_beside_the_adapters(tmp_path, base):
 
 def test_a_name_on_the_hub_is_kept(tmp_path):
     assert model(path=adapters(tmp_path / "lora", "Qwen/Qwen2.5-0.5B")).path == "Qwen/Qwen2.5-0.5B"
+
+
+def test_the_model_on_the_hub_that_adapters_name_gives_the_defaults(tmp_path, monkeypatch):
+    hub = FakeHub(tmp_path / "hub", monkeypatch)
+    hub.add("org/chat", chat_template="{{ messages }}")
+    directory = adapters(tmp_path / "lora", "org/chat")
+    data = {"model": {"path": directory}, "task": {"name": "math"}}
+    config = GRPOConfig.from_dict(prepared(data))
+    assert hub.fetched == ["org/chat"]
+    assert (config.model.path, config.model.chat_template) == ("org/chat", "on")
+    assert config.task.template == "boxed"
+
+
+@pytest.mark.parametrize(
+    "named", ["base", "models/base"]
+)  # the second looks like a name on the hub
+def test_a_relative_model_starts_from_where_ray_was_started(tmp_path, monkeypatch, named):
+    (tmp_path / named).mkdir(parents=True)
+    (tmp_path / "trial").mkdir()
+    directory = adapters(tmp_path / "lora", named)
+    monkeypatch.chdir(tmp_path / "trial")  # Tune moves a trial's process
+    monkeypatch.setenv("TUNE_ORIG_WORKING_DIR", str(tmp_path))
+    assert model(path=directory).path == str(tmp_path / named)
+    prepared_in = prepared({"model": {"path": "lora"}}, str(tmp_path))["model"]
+    assert (prepared_in["path"], prepared_in["adapter"]) == (str(tmp_path / named), directory)
 
 
 def test_the_scale_of_rank_stabilised_lora_is_the_same_here(tmp_path, base):

@@ -19,6 +19,7 @@ from experiments import (
     write_trial,
 )
 
+from grpo_trainable.config import GRPOConfig
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import _examples_section
 from reports.parquet_reader import read_files, response_text
@@ -55,6 +56,32 @@ def test_rows_are_read_in_order_with_numbers_only(experiment):
     assert trial.column("count/trained") == [16.0, 32.0]
     assert trial.last("count/trained") == 32.0
     assert trial.problems == []
+
+
+def test_settings_are_those_that_the_trial_used_on_its_own_machine(experiment, tmp_path):
+    """The config in Tune lacks defaults that depend on a model that is not here."""
+    (tmp_path / "lora").mkdir()
+    lora = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    file = tmp_path / "lora" / "adapter_config.json"
+    file.write_text(json.dumps({**lora, "base_model_name_or_path": "/not/here"}))
+    used = {**config(), "optim": {**config()["optim"], "lr": 5e-6}}
+    for seed, model in enumerate([{"path": "/not/here"}, {"path": str(tmp_path / "lora")}]):
+        params = {"arm": "colocated_k1", "seed": seed, "model": model}
+        write_trial(experiment, params, [{**row(1), "config": {**used, "seed": seed}}])
+    found = read_experiment(experiment)
+    assert found.problems == []
+    assert [(trial.config.seed, trial.config.optim.lr) for trial in found.trials] == [
+        (0, 5e-6),
+        (1, 5e-6),
+    ]
+
+
+def test_rows_with_and_without_defaults_are_of_one_trial(experiment):
+    given = {"arm": "colocated_k1", "seed": 0, "rounds": 96}
+    rows = [row(1), {**row(2), "config": given}]
+    rows[0]["config"] = GRPOConfig.from_dict(given).to_dict()
+    write_trial(experiment, given, rows)
+    assert not only_trial(experiment).copied
 
 
 def test_a_half_written_line_is_skipped_and_named(experiment):

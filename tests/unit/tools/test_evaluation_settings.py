@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_hub import FakeHub
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig
 from grpo_trainable.tasks.input_files import InputChanged, input_digests
-from grpo_trainable.tools.evaluation import settings as settings_module
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 from grpo_trainable.tools.evaluation.settings import READ, evaluation_config, is_among
 
@@ -55,13 +56,18 @@ def test_options_stand_for_keys():
     assert settled(task="keyword") == GRPOConfig()
 
 
-def test_small_files_of_a_model_on_the_hub_are_fetched_first(monkeypatch):
-    fetched = []
-    monkeypatch.setattr(settings_module, "fetch_small_files", fetched.append)
-    settled(model="org/name")
-    settled("model.path=org/other")
+def test_small_files_of_a_model_on_the_hub_are_fetched_first(tmp_path, monkeypatch):
+    hub = FakeHub(tmp_path / "hub", monkeypatch)
+    for name in ("org/name", "org/other"):
+        hub.add(name, chat_template="{{ messages }}")
+    assert settled("model.system=Be short.", model="org/name").model.chat_template == "on"
     settled(of=trained())
-    assert fetched == ["org/name", "org/other"]
+    assert hub.fetched == ["org/name"]
+    adapters = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**adapters, "base_model_name_or_path": "org/other"}))
+    assert settled(f"model.path={tmp_path}").model.chat_template == "on"
+    assert hub.fetched == ["org/name", "org/other"]
 
 
 def test_paths_mean_the_callers_directory():

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 import ray
+from fake_hub import FakeHub
 
 from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.models import directory as directory_module
 from grpo_trainable.models.directory import SHIPPED_POLICY
-from grpo_trainable.models.hf import json_files
-from grpo_trainable.models.hf.directory import NotOnTheHub
+from grpo_trainable.models.hf.files import NotOnTheHub
 from launch import report, tune
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
@@ -776,24 +776,40 @@ def test_a_dry_run_tells_the_memory_that_a_trial_takes(command):
 
 
 def test_defaults_of_a_model_on_the_hub_need_its_small_files(monkeypatch, tmp_path):
-    fetched = []
-    monkeypatch.setattr(plan_module, "fetch_small_files", fetched.append)
+    hub = FakeHub(tmp_path / "hub", monkeypatch)
+    for name in ("org/name", "Qwen/Qwen2.5-Math-1.5B"):
+        hub.add(name, chat_template="{{ messages }}")
     arguments = ["--space", "async_vs_sync", "--storage", str(tmp_path)]
-    tune.plan_of(tune.parse_arguments([*arguments, "--set", "model.path=org/name"]))
-    assert fetched == ["org/name"]
+    planned = tune.plan_of(tune.parse_arguments([*arguments, "--set", "model.path=org/name"]))
+    assert hub.fetched == ["org/name"]
+    assert {trial.model.chat_template for trial in planned.trials} == {"on"}
     tune.plan_of(tune.parse_arguments(["--preset", "course_math", "--storage", str(tmp_path)]))
-    assert fetched == ["org/name", "Qwen/Qwen2.5-Math-1.5B"]
+    assert hub.fetched == ["org/name", "Qwen/Qwen2.5-Math-1.5B"]
+
+
+def test_defaults_of_adapters_are_those_of_the_model_that_they_name(monkeypatch, tmp_path):
+    hub = FakeHub(tmp_path / "hub", monkeypatch)
+    hub.add("org/chat", chat_template="{{ messages }}")
+    adapters = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**adapters, "base_model_name_or_path": "org/chat"}))
+    arguments = ["--space", "async_vs_sync", "--storage", str(tmp_path)]
+    settings = ["--set", f"model.path={tmp_path}", "--set", "task.name=math"]
+    planned = tune.plan_of(tune.parse_arguments([*arguments, *settings]))
+    assert hub.fetched == ["org/chat"]
+    found = {(trial.model.chat_template, trial.task.template) for trial in planned.trials}
+    assert found == {("on", "boxed")}
 
 
 @pytest.mark.slow
-def test_a_trial_of_another_program_fetches_the_small_files_too(monkeypatch):
+def test_a_trial_of_another_program_fetches_the_small_files_too(monkeypatch, tmp_path):
     from grpo_trainable import trial
 
-    fetched = []
-    monkeypatch.setattr(trial, "fetch_small_files", fetched.append)
-    monkeypatch.setattr(json_files, "downloaded", lambda hub_id: None)
-    assert trial.resolved({"model": {"path": "org/name"}}).model.path == "org/name"
-    assert fetched == ["org/name"]
+    hub = FakeHub(tmp_path, monkeypatch)
+    hub.add("org/name", chat_template="{{ messages }}")
+    config = trial.resolved({"model": {"path": "org/name", "system": "Be short."}})
+    assert (config.model.path, config.model.chat_template) == ("org/name", "on")
+    assert hub.fetched == ["org/name"]
 
 
 def test_help_lists_the_presets(capsys):

@@ -17,14 +17,12 @@ from tokenizers.processors import TemplateProcessing
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.directory import SHIPPED_POLICY, check_policy, policy_files
-from grpo_trainable.models.hf.directory import (
+from grpo_trainable.models.hf.directory import read_shape, read_tokenizer, refuse_unusable
+from grpo_trainable.models.hf.files import (
     INSTALL,
     fetch_small_files,
     local_directory,
     model_files,
-    read_shape,
-    read_tokenizer,
-    refuse_unusable,
     revision_file,
     weight_files,
 )
@@ -403,6 +401,28 @@ def test_only_small_files_are_fetched_before_trials_are_planned(tmp_path: Path, 
     # The weights are still missing.
     assert local_directory("org/name") == tmp_path
     assert asked[1:] == [("org/name", ["*.json", "*.jinja", "*.safetensors"])]
+
+
+@pytest.mark.slow
+@needs_transformers
+def test_a_complete_download_without_a_tokenizer_config_is_not_fetched_again(
+    tmp_path: Path, monkeypatch
+):
+    hub = importlib.import_module("huggingface_hub")
+    asked = []
+
+    def download(name: str, *, local_files_only: bool = False, **wanted: Any) -> str:
+        if not local_files_only:
+            asked.append(name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    write_json_files(tmp_path)
+    fetch_small_files("org/name")
+    assert asked == ["org/name"]  # a download may have been cut short
+    (tmp_path / "model.safetensors").touch()
+    fetch_small_files("org/name")
+    assert asked == ["org/name"]
 
 
 @pytest.mark.slow
