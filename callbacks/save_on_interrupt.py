@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from ray.tune.result import DONE
+
 from callbacks.checkpoints import forget_missing
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import config_of, label, trial_path
@@ -39,6 +41,8 @@ class CheckpointOnInterrupt(FailSafeCallback):
     callback sends SIGUSR1, which makes Tune end. No time limit applies, because a second signal
     ends everything at once: it raises KeyboardInterrupt.
 
+    Trials of other Trainables cannot be asked. They run until Tune ends them, without saving.
+
     Tune's own handler of Ctrl-C, which this callback replaces, ends trials without saving them. If
     Tune does not run in the main thread, the callback cannot receive signals and does nothing.
     """
@@ -47,7 +51,8 @@ class CheckpointOnInterrupt(FailSafeCallback):
         self._former: dict[int, Any] = {}  # signal -> handler outside the experiment
         self._trials: Sequence[Any] = ()
         self._saved: dict[str, int] = {}  # trial id -> `saved_round` when the trial was asked
-        self._asked: dict[str, TuneStopRequest] = {}  # trial id -> the request that was made
+        # Trial id -> the request that was made, or None if the trial does not obey requests.
+        self._asked: dict[str, TuneStopRequest | None] = {}
         self._answers: dict[str, Finishing | Stopped] = {}  # trial id -> the trial's last answer
         self._output = ExitStack()
         self._ended = False  # True once Tune was told to end
@@ -85,8 +90,7 @@ class CheckpointOnInterrupt(FailSafeCallback):
         say("interrupted again: stopping at once")
         unsaved = [trial for trial in self._trials if self._is_unsaved(trial)]
         for trial in unsaved:
-            saved = self._saved.get(trial.trial_id, 0)
-            say(f"{label(trial)}: not saved: {cost(trial, max(saved, noted_round(trial)))}")
+            say(f"{label(trial)}: not saved: {self._cost(trial)}")
         if not unsaved:
             say("nothing more is lost, because all running trials have stopped")
         self._restore_signals()
@@ -96,6 +100,10 @@ class CheckpointOnInterrupt(FailSafeCallback):
         """Return True if a trial runs and has not answered that it has stopped."""
         stopped = isinstance(self._answers.get(trial.trial_id), Stopped)
         return trial.status == "RUNNING" and not stopped
+
+    def _cost(self, trial: Any) -> str:
+        """Return what is lost if a running trial ends without saving."""
+        return cost(trial, max(self._saved.get(trial.trial_id, 0), noted_round(trial)))
 
     def _restore_signals(self) -> None:
         former, self._former = self._former, {}
@@ -113,7 +121,11 @@ class CheckpointOnInterrupt(FailSafeCallback):
             return
         for trial in filter(self._is_unsaved, trials):
             self._ask(trial)
-        if not any(map(self._is_unsaved, trials)):
+        unsaved = list(filter(self._is_unsaved, trials))
+        if not any(self._asked[trial.trial_id] for trial in unsaved):
+            for trial in unsaved:
+                why = f"{trial.trainable_name} does not stop on request"
+                say(f"{label(trial)}: not saved, because {why}: {self._cost(trial)}")
             self._end()
 
     def _ask(self, trial: Any) -> None:
@@ -121,9 +133,11 @@ class CheckpointOnInterrupt(FailSafeCallback):
         id_ = trial.trial_id
         if id_ not in self._asked:
             self._saved[id_] = saved_round(trial)
-            self._asked[id_] = TuneStopRequest(id_)
-            self._asked[id_].make()
-        answer = self._asked[id_].answer()
+            self._asked[id_] = request = TuneStopRequest(id_) if obeys(trial) else None
+            if request is not None:
+                request.make()
+        request = self._asked[id_]
+        answer = None if request is None else request.answer()
         if answer is None or answer == self._answers.get(id_):
             return
         self._answers[id_] = answer
@@ -142,7 +156,7 @@ class CheckpointOnInterrupt(FailSafeCallback):
         if self._former:
             # Tune's handler of SIGUSR1 has restored the handler of SIGINT from before Tune.
             self._former[signal.SIGINT] = signal.signal(signal.SIGINT, self._handle)
-        for request in self._asked.values():
+        for request in filter(None, self._asked.values()):
             request.release()
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
@@ -157,7 +171,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# ---- Checkpoints ---------------------------------------------------------------------------------
+# ---- Trials --------------------------------------------------------------------------------------
+
+
+def obeys(trial: Any) -> bool:
+    """Return True if the Trainable of a trial obeys requests to stop, as `GRPOTrainable` does."""
+    return getattr(trial.get_trainable_cls(), "stops_on_request", False)
 
 
 def noted_round(trial: Any) -> int:
@@ -220,9 +239,9 @@ def stopped(answer: Stopped, rounds: int, saved: int) -> str:
 
 def cost(trial: Any, saved: int) -> str:
     """Return what is lost if a running trial ends at once, with its newest checkpoint `saved`."""
-    reached = (trial.last_result or {}).get(TRAINING_ITERATION, 0)
-    done = reached >= config_of(trial).rounds
-    return continues(saved, reached, [] if done else [f"the work on round {reached + 1}"])
+    last = trial.last_result or {}
+    reached = last.get(TRAINING_ITERATION, 0)
+    return continues(saved, reached, [] if last.get(DONE) else [f"the work on round {reached + 1}"])
 
 
 def continues(saved: int, reached: int, lost: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ class GRPOTrainable(tune.Trainable):
     trial: Trial
     last_pauses_s: Sequence[float] = PAUSES_S  # seconds between attempts to save the last policy
     followed = False  # True if callbacks write the rows to files
+    stops_on_request = True  # read by `callbacks.save_on_interrupt`
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:

@@ -20,10 +20,13 @@ from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.trial_storage import TrialStorage, path_on
 from grpo_trainable.telemetry.metrics import KL_TO, NAMES, RATIO_EDGES, ActorSpan
 from grpo_trainable.telemetry.timers import Span
+from grpo_trainable.trainable import GRPOTrainable
 
 
 class FakeTrial:
     """A hashable trial compared by identity, like Tune's, whose loggers keep files by trial."""
+
+    trainable_name = "GRPO"
 
     def __init__(self, directory: Path, **config: Any) -> None:
         self.trial_id = directory.name
@@ -51,6 +54,9 @@ class FakeTrial:
 
     def init_local_path(self) -> None:
         Path(self.local_path).mkdir(parents=True, exist_ok=True)
+
+    def get_trainable_cls(self) -> type:
+        return GRPOTrainable
 
     def is_finished(self) -> bool:
         return self.status in ("TERMINATED", "ERROR")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import tune
 from trials import FakeTrial, row, saved
 
 from callbacks import save_on_interrupt
@@ -182,6 +183,66 @@ def test_a_trial_that_ends_or_fails_is_not_awaited(experiment):
     trial.status = "TERMINATED"
     experiment.step()
     assert experiment.ended == 1
+
+
+class OtherTrial(FakeTrial):
+    """A trial of a Trainable that knows no requests, with a config of another form."""
+
+    trainable_name = "PPO"
+
+    def get_trainable_cls(self) -> type:
+        return tune.Trainable
+
+
+def other_trial(experiment: Experiment, rounds: int) -> FakeTrial:
+    trial = OtherTrial(experiment.directory / "PPO_1", arm="other")
+    trial.init_local_path()
+    trial.config = {"env": "CartPole-v1", "lr": 0.1}
+    trial.last_result = row(rounds)
+    trial.checkpoint_at(4)
+    experiment.trials.append(trial)
+    return trial
+
+
+def test_trials_of_another_trainable_are_not_awaited(experiment, store, capsys):
+    ours, _ = experiment.trial("sync", 6), other_trial(experiment, 5)
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    assert store.asked == [ours.trial_id]
+    assert not experiment.ended
+    store.answers[ours.trial_id] = stopped_after(6)
+    experiment.step()
+    experiment.step()
+    assert experiment.ended == 1
+    assert store.released == [ours.trial_id]
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "sync/0: saved after round 6 of 8",
+        "PPO_1: not saved, because PPO does not stop on request: continues from round 4; lost: "
+        "round 5 and the work on round 6",
+    ]
+
+
+def test_a_second_signal_says_what_a_trial_of_another_trainable_loses(experiment, capsys):
+    experiment.trial("sync", 6)
+    other_trial(experiment, 5)
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "PPO_1: not saved: continues from round 4; lost: round 5 and the work on round 6"
+    )
+
+
+def test_a_trial_that_saves_its_last_round_loses_no_work_on_another(experiment, capsys):
+    trial = experiment.trial("sync", 8)
+    trial.last_result["done"] = True
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    lost = "sync/0: not saved: continues from round 0; lost: rounds 1 to 8"
+    assert capsys.readouterr().err.splitlines()[-1] == lost
 
 
 def test_tune_notes_the_checkpoint_that_the_trial_has_written(experiment, store):
