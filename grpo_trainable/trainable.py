@@ -255,6 +255,7 @@ class GRPOTrainable(tune.Trainable):
                 # A checkpoint in an object store is read from a local copy. The message must name
                 # the path of the checkpoint, not of the copy.
                 raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
+        self.trial.stored.follow(checkpoint)
         return self.trial.rounds_trained
 
     def load_checkpoint(self, checkpoint: Any) -> None:

@@ -135,7 +135,7 @@ class Trial:
             self.runtime,
             spawn=self.replace_generator if self.actors.replaceable else None,
         )
-        self.stored = TrialStorage(self._storage, config.checkpoint.keep)
+        self.stored = TrialStorage(self._storage, config.checkpoint.keep, config.to_dict())
         self.time_total_s = 0.0  # seconds counted by Tune up to the last checkpoint
         self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
@@ -415,6 +415,7 @@ class Trial:
             "config": self.config.to_dict(),
             "inputs": self._inputs,
             "shared_rounds": self.stored.shared_rounds,
+            "origin": self.stored.origin,
             "learner": learners[0].counters,
             "pipeline": pipeline,
             "wall_clock_s": self._wall_clock.seconds,
@@ -443,6 +444,7 @@ class Trial:
         self._wall_clock = WallClock(state["wall_clock_s"])
         self.time_total_s = state["time_total_s"]
         self.stored.shared_rounds = state["shared_rounds"]
+        self.stored.origin = state.get("origin")
         self.stored.share(self.rounds_trained)
         self._saved_round = self.rounds_trained
 

@@ -184,10 +184,10 @@ def _responses(round_: int, count: int) -> dict[str, list[Any]]:
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
 
-def saved(trial: FakeTrial, number: int, round_: int) -> Path:
+def saved(trial: FakeTrial, number: int, round_: int, **state: Any) -> Path:
     """Write a complete checkpoint that Tune has recorded."""
     path = Path(trial.path) / f"checkpoint_{number:06d}"
-    state = {"pipeline": {"learner_round": round_}}
+    state["pipeline"] = {"learner_round": round_}
     tensors = {"a": torch.full((64,), float(round_))}
     write_checkpoint(path, TrialState(state=state, policy=tensors, optimizer={}, groups=[]))
     note(trial, path, round_)
@@ -208,7 +208,7 @@ class Restored:
         context = SimpleNamespace(
             storage_filesystem=trial.storage.storage_filesystem, trial_fs_path=trial.path
         )
-        storage = TrialStorage(context, keep=None)  # pyright: ignore[reportArgumentType]
+        storage = TrialStorage(context, None, trial.config)  # pyright: ignore[reportArgumentType]
         self.notes = storage.go_on(trial.latest_checkpoint_result, self._restore, rows_follow=True)
 
     def _restore(self, result: Any) -> int:
