@@ -286,12 +286,24 @@ class MirrorCallback(RoundWriter):
         """Start the mirror of a trial, and wait until a store that answers has all files."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
-        if isinstance(place, StoredPath):
-            if trial.trial_id not in self._mirrors:
+        if not isinstance(place, StoredPath):
+            return
+        if trial.trial_id not in self._mirrors:
+            try:
                 put_older_aside(trial_directory(trial), place)
-                self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
-            # The trial continues only from a checkpoint whose rows are in the store.
-            self._wait(trial, lambda mirror: mirror.has_work)
+            except OSError as error:
+                # An error does not prove which rows are older. The trial reads the same rows, so it
+                # fails too, unless the store answers again: then `cut` starts the mirror.
+                print(f"{label(trial)}: the rows in {place} cannot be read ({reason(error)})")
+                return
+            self._start(trial)
+        # The trial continues only from a checkpoint whose rows are in the store.
+        self._wait(trial, lambda mirror: mirror.has_work)
+
+    def _start(self, trial: Any) -> None:
+        place = trial_path(trial)
+        assert isinstance(place, StoredPath)
+        self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
 
     def content(self, result: dict[str, Any]) -> Any:
         """Return a placeholder: the other callbacks write the files."""
@@ -302,9 +314,27 @@ class MirrorCallback(RoundWriter):
 
         Otherwise these rows and parts would seem to belong to the next checkpoint.
         """
+        if isinstance(trial_path(trial), StoredPath) and trial.trial_id not in self._mirrors:
+            self._start_late(trial, last)
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.cut(last)
             self._wait(trial, lambda mirror: mirror.has_work)
+
+    def _start_late(self, trial: Any, last: int) -> None:
+        """Start the mirror of a trial that continues from round `last`.
+
+        The rows in the store could not be read when the trial started. So the local files might
+        lack rows that another machine has written. Such files must not replace those in the store.
+        """
+        local = trial_directory(trial)
+        rounds = {row["training_iteration"] for row in read_rows(local / EXPR_RESULT_FILE)}
+        if last == 0 or last in rounds:
+            self._start(trial)
+        else:
+            print(
+                f"{label(trial)}: the files in {local} lack round {last}, so none is copied to "
+                f"{trial_path(trial)}"
+            )
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
         """Wait while the store is too far behind. The mirror's thread copies the files."""
@@ -335,23 +365,20 @@ class MirrorCallback(RoundWriter):
 
 
 def put_older_aside(local: Path, stored: StoredPath) -> None:
-    """Put local files aside if the store has later rows, or if the rows there cannot be read.
+    """Put local files aside if the store has later rows.
 
     Later rows mean that the trial has continued on another machine since the files were written.
+
+    Raises:
+        OSError: The rows in the store cannot be read. No file was moved.
     """
     rows = read_rows(local / EXPR_RESULT_FILE)
     last = max((row["training_iteration"] for row in rows), default=0)
-    why = None
-    try:
-        if any(local.iterdir()) and round_of_last_row(stored / EXPR_RESULT_FILE) > last:
-            why = f"{stored} has later rows"
-    except OSError as error:
-        why = f"the rows in {stored} cannot be read ({reason(error)})"
-    if why is not None:
+    if any(local.iterdir()) and round_of_last_row(stored / EXPR_RESULT_FILE) > last:
         aside = local.with_name(f"{local.name}-until-round-{last}-{time.time_ns()}")
         local.rename(aside)
         local.mkdir()
-        print(f"{why}; this machine's files are now in {aside}", flush=True)
+        print(f"{stored} has later rows; this machine's files are now in {aside}", flush=True)
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
