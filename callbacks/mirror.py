@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,11 @@ class Mirror:
         return len(self._rows)
 
     @property
+    def files_behind(self) -> int:
+        """Number of files that the store lacks, or has in an older state."""
+        return len(self._changed())
+
+    @property
     def behind_s(self) -> float:
         """Age in seconds of the oldest row that the store lacks. 0 if it lacks none."""
         with suppress(IndexError):  # a pass in another thread may empty `_rows`
@@ -132,7 +137,7 @@ class Mirror:
         with self._changes:
             self._end = True
             self._changes.notify_all()
-        return len(self._changed())
+        return self.files_behind
 
     def _run(self) -> None:
         idle_s = 0.0
@@ -235,7 +240,7 @@ class Mirror:
     @property
     def has_work(self) -> bool:
         """Return True while there is something to copy to the store or to remove from it."""
-        return self._cut_after is not None or bool(self._changed())
+        return self._cut_after is not None or self.files_behind > 0
 
     def _changed(self) -> dict[str, State]:
         """Return the files that differ from those in the store and are not being written."""
@@ -353,15 +358,21 @@ class MirrorCallback(RoundWriter):
         """End all mirrors, and print how many files of each trial could not be copied."""
         super().on_experiment_end(trials=trials, **info)
         until = time.monotonic() + LAST_S
-        for trial in trials:
-            mirror = self._mirrors.pop(trial.trial_id, None)
-            left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
-            if mirror is not None and left:
-                print(
-                    f"{label(trial)}: {trial_path(trial)} did not accept {left} of the trial's "
-                    f"files; they are in {mirror.local}",
-                    flush=True,
-                )
+        for mirror in self._mirrors.values():
+            mirror.close(max(0.0, until - time.monotonic()))
+        for line in self.not_copied(trials):
+            print(line, flush=True)
+        self._mirrors.clear()
+
+    def not_copied(self, trials: Iterable[Any]) -> list[str]:
+        """Return a line for each trial with files that its store lacks."""
+        return [
+            f"{label(trial)}: {trial_path(trial)} lacks {plural(count, 'file')} of the trial; see "
+            f"{mirror.local}"
+            for trial in trials
+            if (mirror := self._mirrors.get(trial.trial_id)) is not None
+            and (count := mirror.files_behind)
+        ]
 
 
 def put_older_aside(local: Path, stored: StoredPath) -> None:

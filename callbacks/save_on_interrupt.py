@@ -6,11 +6,11 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from ray.tune.result import DONE
 
@@ -31,6 +31,8 @@ LEAST_LOST_S = 0.5  # shortest abandoned part of a round that is reported
 # same time.
 requested = threading.Event()
 
+NotCopied: TypeAlias = Callable[[Sequence[Any]], list[str]]
+
 
 class CheckpointOnInterrupt(FailSafeCallback):
     """Handles Ctrl-C and SIGTERM while Tune runs.
@@ -43,11 +45,20 @@ class CheckpointOnInterrupt(FailSafeCallback):
 
     Trials of other Trainables cannot be asked. They run until Tune ends them, without saving.
 
+    If the first signal comes once all trials have ended, it only prints a line.
+
     Tune's own handler of Ctrl-C, which this callback replaces, ends trials without saving them. If
     Tune does not run in the main thread, the callback cannot receive signals and does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, not_copied: NotCopied | None = None) -> None:
+        """Prepare to handle signals.
+
+        Args:
+            not_copied: Returns a line for each of the given trials with files on this machine that
+                its object store lacks. None: no files are copied to a store.
+        """
+        self._not_copied = not_copied
         self._former: dict[int, Any] = {}  # signal -> handler outside the experiment
         self._trials: Sequence[Any] = ()
         self._saved: dict[str, int] = {}  # trial id -> `saved_round` when the trial was asked
@@ -59,16 +70,16 @@ class CheckpointOnInterrupt(FailSafeCallback):
 
     # Tune pickles callbacks with the experiment. After a resume, nothing has been requested.
     def __getstate__(self) -> dict[str, Any]:
-        return {}
+        return {"_not_copied": self._not_copied}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        CheckpointOnInterrupt.__init__(self)
+        CheckpointOnInterrupt.__init__(self, state.get("_not_copied"))
 
     # ---- Signals -----------------------------------------------------------------------------
 
     def setup(self, **info: Any) -> None:
         """Install the handler. Tune calls this method after it has installed its own handler."""
-        CheckpointOnInterrupt.__init__(self)
+        CheckpointOnInterrupt.__init__(self, self._not_copied)
         requested.clear()
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -80,10 +91,19 @@ class CheckpointOnInterrupt(FailSafeCallback):
         requested.set()
         # If Ctrl-C has ended `| tee` too, output must not end this process before it has saved.
         self._output.enter_context(output_dropped_on_error())
-        say(
-            f"{signal.Signals(number).name}: every trial stops and saves its last finished round; "
-            "a trial that has begun the gradient steps of a round finishes the round first "
-            "(interrupt again to stop at once without saving)"
+        say(f"{signal.Signals(number).name}: {self._effect()}")
+
+    def _effect(self) -> str:
+        """Return what a first signal does."""
+        if self._trials and all(trial.is_finished() for trial in self._trials):
+            return (
+                "all trials have ended; the experiment ends once their files are complete "
+                "(interrupt again to stop at once)"
+            )
+        return (
+            "every trial stops and saves its last finished round; a trial that has begun the "
+            "gradient steps of a round finishes the round first (interrupt again to stop at once "
+            "without saving)"
         )
 
     def _end_at_once(self) -> NoReturn:
@@ -91,7 +111,10 @@ class CheckpointOnInterrupt(FailSafeCallback):
         unsaved = [trial for trial in self._trials if self._is_unsaved(trial)]
         for trial in unsaved:
             say(f"{label(trial)}: not saved: {self._cost(trial)}")
-        if not unsaved:
+        waiting = [] if self._not_copied is None else self._not_copied(self._trials)
+        for line in waiting:
+            say(line)
+        if not unsaved and not waiting:
             say("nothing more is lost, because all running trials have stopped")
         self._restore_signals()
         raise KeyboardInterrupt
@@ -160,7 +183,12 @@ class CheckpointOnInterrupt(FailSafeCallback):
             request.release()
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        """Restore the handlers that were there before the experiment."""
+        """Restore the handlers that were there before the experiment.
+
+        If Tune has not been told to end, all trials had ended before the signal.
+        """
+        if not self._ended:
+            requested.clear()
         if self._asked:
             forget_all()
         self._restore_signals()

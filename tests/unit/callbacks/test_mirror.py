@@ -397,6 +397,20 @@ def test_training_goes_on_while_the_store_fails_and_files_come_later(
     assert round_of_last_row(stored_in(bucket) / "result.json") == 3
 
 
+def test_files_that_the_store_lacks_are_named(
+    store: Store, training: Training, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    store.opened.clear()
+    append_row(training.local, 1)
+    part(training.local, "rollouts", 1)
+    line = f"sync/0: s3://trial lacks 2 files of the trial; see {training.local}"
+    assert training.callback.not_copied([training.trial]) == [line]
+    monkeypatch.setattr(mirror_module, "LAST_S", 0.1)
+    training.callback.on_experiment_end(trials=[training.trial])
+    assert capsys.readouterr().out.splitlines() == [line]
+    assert training.callback.not_copied([training.trial]) == []
+
+
 def test_an_end_waits_for_a_silent_store_only_so_long(store: Store, training: Training) -> None:
     append_row(training.local, 1)
     store.opened.clear()

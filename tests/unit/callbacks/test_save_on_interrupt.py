@@ -17,7 +17,7 @@ import pytest
 from ray import tune
 from trials import FakeTrial, row, saved
 
-from callbacks import save_on_interrupt
+from callbacks import grpo_callbacks, save_on_interrupt
 from callbacks.save_on_interrupt import (
     SIGNALS,
     CheckpointOnInterrupt,
@@ -304,6 +304,47 @@ def test_a_second_signal_costs_nothing_once_all_trials_have_stopped(experiment, 
     assert "nothing more is lost" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_second_signal_names_files_that_an_object_store_lacks(experiment, store, capsys):
+    """Tune has been told to end, and files are still being copied to the store."""
+    waiting = "sync/0: s3://bucket/sync lacks 3 files of the trial; see /tmp/sync"
+    experiment.callback = CheckpointOnInterrupt(lambda trials: [waiting] * len(trials))
+    experiment.callback.setup()
+    trial = experiment.trial("sync", 6)
+    signal.raise_signal(signal.SIGINT)
+    store.answers[trial.trial_id] = stopped_after(6)
+    experiment.step()
+    trial.status = "TERMINATED"
+    capsys.readouterr()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().err.splitlines() == [
+        "interrupted again: stopping at once",
+        waiting,
+    ]
+
+
+def test_a_signal_after_the_end_of_all_trials_interrupts_none(experiment, capsys):
+    """The experiment has ended, but may still be copying files to an object store."""
+    trial = experiment.trial("sync", 8)
+    experiment.step()
+    trial.status = "TERMINATED"
+    signal.raise_signal(signal.SIGINT)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("SIGINT: all trials have ended; ")
+    experiment.end()
+    assert not requested.is_set()
+
+
+def test_an_experiment_that_a_signal_has_ended_stays_interrupted(experiment):
+    experiment.trial("sync", 8, status="TERMINATED")
+    experiment.trial("async", status="PENDING")
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    assert experiment.ended == 1
+    experiment.end()
+    assert requested.is_set()
+
+
 def test_a_checkpoint_that_is_being_written_does_not_count(experiment, capsys):
     trial = experiment.trial("sync", 6)
     trial.checkpoint_at(2)
@@ -390,6 +431,8 @@ def test_tune_can_pickle_the_callback_while_it_runs(experiment):
     signal.raise_signal(signal.SIGINT)
     restored = pickle.loads(pickle.dumps(experiment.callback))
     assert restored._former == {}
+    *_, mirror, on_interrupt = pickle.loads(pickle.dumps(grpo_callbacks()))
+    assert on_interrupt._not_copied == mirror.not_copied
     # As written by an earlier version.
     restored.__setstate__({"_saved": set(), "_ended": True})
     assert not restored._ended
