@@ -12,8 +12,8 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
-from grpo_trainable.cluster.tune_trials import InvalidTrial, requested
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.cluster.tune_trials import INVALID, InvalidTrial, requested
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.protocol.stopping import RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
@@ -72,6 +72,7 @@ class GRPOTrainable(tune.Trainable):
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
                 error of `setup` would look like the death of the trial's process.
+            PluginError: The user's task cannot be loaded. Under Tune as above.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -89,10 +90,10 @@ class GRPOTrainable(tune.Trainable):
                 *(resolved(config), self._storage, inputs, shipped, replaced),
                 stop_request=self._stop_request(),
             )
-        except ConfigError as error:
+        except INVALID as error:
             self._fail_later(error)
 
-    def _fail_later(self, error: ConfigError) -> None:
+    def _fail_later(self, error: Exception) -> None:
         """Make the next step or restore raise the error, or raise it now if Tune runs no trial."""
         if self._trial_info is None:
             raise error
@@ -274,7 +275,7 @@ class GRPOTrainable(tune.Trainable):
         trial = self.trial
         try:
             return trial.reset(resolved(new_config), self._storage, self._stop_request())
-        except ConfigError as error:
+        except INVALID as error:
             # If this method raised the error or returned False, Tune would report another reason,
             # or none, and would not free the trial's resources.
             self._fail_later(error)

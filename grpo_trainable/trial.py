@@ -518,6 +518,8 @@ def resolved(config: Mapping[str, Any]) -> GRPOConfig:
     are downloaded first.
 
     Raises:
+        ConfigError: The config is invalid.
+        PluginError: The user's task cannot be loaded.
         ValueError: The files of the model cannot be downloaded. The message is one line.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())

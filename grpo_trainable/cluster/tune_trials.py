@@ -16,7 +16,11 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 
 from grpo_trainable.config import ConfigError, GRPOConfig, resources
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.calls import FailsAgain
+
+# Errors in a trial's settings, or in the user's code that they name.
+INVALID = (ConfigError, PluginError)
 
 
 def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
@@ -37,7 +41,7 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 class InvalidTrial:
     """Takes the place of a trial whose settings are invalid. Using it raises the reason."""
 
-    def __init__(self, reason: ConfigError) -> None:
+    def __init__(self, reason: Exception) -> None:
         self._reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -63,7 +67,7 @@ def _handle_error(self: Trial, exc: Any = None) -> None:
     A resume of the command sets the limit of the trial again (`tuning.schedulers.Limited`).
     """
     _tunes_handle_error(self, exc)
-    if isinstance(exc, ConfigError | FailsAgain):
+    if isinstance(exc, (*INVALID, FailsAgain)):
         self.max_failures = 0
 
 

@@ -15,10 +15,11 @@ import torch
 from checkpoints import write_checkpoint
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.result import RESULT_DUPLICATE
+from ray.tune.result import RESULT_DUPLICATE, TRIAL_INFO
 from trials import details
 
 import grpo_trainable.trial
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.stopping import Finishing, RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import CheckpointError, TrialState, read_checkpoint
@@ -158,6 +159,39 @@ def test_directories_of_trials_are_named_without_the_section_env(config, name):
 def test_names_that_a_user_chooses_stay(tmp_path):
     trial = Trial("GRPO", config={"env": {}}, stub=True, trial_name_creator=lambda trial: "mine")
     assert str(trial) == "mine"
+
+
+# ---- Invalid settings --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def misnamed(tmp_path: Path) -> dict[str, Any]:
+    """Return a config whose task is not in the user's file."""
+    (tmp_path / "tasks.py").write_text("class Rhymes:\n    pass\n")
+    return {"task": {"name": f"{tmp_path}/tasks.py:Rymes"}}
+
+
+UNDER_TUNE = {TRIAL_INFO: SimpleNamespace(trial_id="7")}
+
+
+def test_a_task_that_cannot_be_loaded_fails_the_first_step_under_tune(misnamed):
+    trainable = GRPOTrainable({**misnamed, **UNDER_TUNE})
+    for use in (trainable.train, lambda: trainable.restore("checkpoint")):
+        with pytest.raises(PluginError, match=r"tasks\.py:Rymes: cannot be imported"):
+            use()
+    trainable.stop()
+
+
+def test_a_task_that_cannot_be_loaded_fails_at_once_outside_tune(misnamed):
+    with pytest.raises(PluginError, match=r"tasks\.py:Rymes: cannot be imported"):
+        GRPOTrainable(misnamed)
+
+
+def test_a_task_that_cannot_be_loaded_fails_the_step_after_a_reset(misnamed):
+    trainable = GRPOTrainable(dict(UNDER_TUNE))
+    assert trainable.reset({**misnamed, **UNDER_TUNE})
+    with pytest.raises(PluginError, match=r"tasks\.py:Rymes: cannot be imported"):
+        trainable.train()
 
 
 # ---- A round that is abandoned ---------------------------------------------------------------

@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 
 from grpo_trainable.cluster.tune_trials import Trial
 from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
 from search_spaces import SPACES
 from tuning.schedulers import (
@@ -154,6 +155,7 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
     [
         (FailsAgain("the reward"), False),
         (ConfigError("lag=1: …"), False),
+        (PluginError("task.name=my.py:Task: …"), False),
         (ActorFailed("a machine"), True),
         (OSError(), True),
     ],
