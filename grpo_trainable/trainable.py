@@ -265,22 +265,23 @@ class GRPOTrainable(tune.Trainable):
         self._follow_trial()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config, or return False if it needs other resources.
+        """Start over with another config, and return True.
 
-        Under Tune, a config that is invalid ends the actors, and the next step raises the reason.
+        Under Tune, a config that is invalid, or that needs resources which the trial has not
+        reserved, ends the actors, and the next step raises the reason.
         """
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False
         trial = self.trial
         try:
-            return trial.reset(resolved(new_config), self._storage, self._stop_request())
+            trial.reset(resolved(new_config), self._storage, self._stop_request())
         except INVALID as error:
             # If this method raised the error or returned False, Tune would report another reason,
             # or none, and would not free the trial's resources.
             self._fail_later(error)
             trial.end()
-            return True
+        return True
 
     def cleanup(self) -> None:
         """End every actor."""

@@ -472,27 +472,22 @@ class Trial:
         new: GRPOConfig,
         storage: StorageContext | None = None,
         stop_request: StopRequest | None = None,
-    ) -> bool:
-        """Start over with another config, or return False if it needs other resources.
+    ) -> None:
+        """Start over with another config.
 
         The actors are kept if the new config also has the same placement, resources and transport.
         Otherwise new actors are started. `storage` and `stop_request` are those of the new trial.
 
         Raises:
-            ConfigError: The trial runs under Tune, and has not reserved these other resources.
+            ConfigError: The trial runs under Tune, and has not reserved the resources of the new
+                actors.
         """
         old = self.config
-        if (resources.bundles(new), resources.placement_strategy(new)) != (
-            resources.bundles(old),
-            resources.placement_strategy(old),
-        ):
-            refuse_other_bundles(new)
-            return False
         self._storage, self.stoppable.request = storage, stop_request
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
             self.end()
             self._start_actors(new)
-            return True
+            return
         self.config = new
         self.pipeline.abandon()
         try:
@@ -503,7 +498,6 @@ class Trial:
             logger.warning("%s; starting new actors", error)
             self.end()
             self._start_actors(new)
-        return True
 
     def end(self) -> None:
         """End every actor."""

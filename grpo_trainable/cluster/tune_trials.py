@@ -39,17 +39,16 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 
 
 class InvalidTrial:
-    """Takes the place of a trial whose settings are invalid. Using it raises the reason."""
+    """Takes the place of a trial whose settings are invalid. Using it raises the reason.
+
+    Tune ends the process of a trial that has failed, so no other trial uses it.
+    """
 
     def __init__(self, reason: Exception) -> None:
         self._reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._reason
-
-    def reset(self, *_: Any) -> bool:
-        """Return False, because other settings need actors, for which no bundle is reserved."""
-        return False
 
     def end(self) -> None:
         """Do nothing, because there are no actors."""
