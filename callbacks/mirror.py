@@ -299,7 +299,8 @@ class MirrorCallback(RoundWriter):
             except OSError as error:
                 # An error does not prove which rows are older. The trial reads the same rows, so it
                 # fails too, unless the store answers again: then `cut` starts the mirror.
-                print(f"{label(trial)}: the rows in {place} cannot be read ({reason(error)})")
+                said = f"the rows in {place} cannot be read ({reason(error)})"
+                print(f"{label(trial)}: {said}", flush=True)
                 return
             self._start(trial)
         # The trial continues only from a checkpoint whose rows are in the store.
@@ -338,7 +339,8 @@ class MirrorCallback(RoundWriter):
         else:
             print(
                 f"{label(trial)}: the files in {local} lack round {last}, so none is copied to "
-                f"{trial_path(trial)}"
+                f"{trial_path(trial)}",
+                flush=True,
             )
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
