@@ -45,6 +45,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     from callbacks.trial_files import set_verbose
 
     set_verbose(verbose)
+    mirror = MirrorCallback()
     return [
         CheckpointCallback(),
         BandsCallback(),
@@ -57,6 +58,6 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         *([ConsoleCallback()] if console else []),
         ResultJsonCallback(),
         ProgressCsvCallback(),
-        MirrorCallback(),  # may wait until a store has the files of earlier callbacks
-        CheckpointOnInterrupt(),
+        mirror,  # may wait until a store has the files of earlier callbacks
+        CheckpointOnInterrupt(mirror.not_copied),
     ]

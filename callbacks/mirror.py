@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,11 @@ class Mirror:
         return len(self._rows)
 
     @property
+    def files_behind(self) -> int:
+        """Number of files that the store lacks, or has in an older state."""
+        return len(self._changed())
+
+    @property
     def behind_s(self) -> float:
         """Age in seconds of the oldest row that the store lacks. 0 if it lacks none."""
         with suppress(IndexError):  # a pass in another thread may empty `_rows`
@@ -132,7 +137,7 @@ class Mirror:
         with self._changes:
             self._end = True
             self._changes.notify_all()
-        return len(self._changed())
+        return self.files_behind
 
     def _run(self) -> None:
         idle_s = 0.0
@@ -235,7 +240,7 @@ class Mirror:
     @property
     def has_work(self) -> bool:
         """Return True while there is something to copy to the store or to remove from it."""
-        return self._cut_after is not None or bool(self._changed())
+        return self._cut_after is not None or self.files_behind > 0
 
     def _changed(self) -> dict[str, State]:
         """Return the files that differ from those in the store and are not being written."""
@@ -286,12 +291,25 @@ class MirrorCallback(RoundWriter):
         """Start the mirror of a trial, and wait until a store that answers has all files."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
-        if isinstance(place, StoredPath):
-            if trial.trial_id not in self._mirrors:
+        if not isinstance(place, StoredPath):
+            return
+        if trial.trial_id not in self._mirrors:
+            try:
                 put_older_aside(trial_directory(trial), place)
-                self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
-            # The trial continues only from a checkpoint whose rows are in the store.
-            self._wait(trial, lambda mirror: mirror.has_work)
+            except OSError as error:
+                # An error does not prove which rows are older. The trial reads the same rows, so it
+                # fails too, unless the store answers again: then `cut` starts the mirror.
+                said = f"the rows in {place} cannot be read ({reason(error)})"
+                print(f"{label(trial)}: {said}", flush=True)
+                return
+            self._start(trial)
+        # The trial continues only from a checkpoint whose rows are in the store.
+        self._wait(trial, lambda mirror: mirror.has_work)
+
+    def _start(self, trial: Any) -> None:
+        place = trial_path(trial)
+        assert isinstance(place, StoredPath)
+        self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
 
     def content(self, result: dict[str, Any]) -> Any:
         """Return a placeholder: the other callbacks write the files."""
@@ -302,9 +320,28 @@ class MirrorCallback(RoundWriter):
 
         Otherwise these rows and parts would seem to belong to the next checkpoint.
         """
+        if isinstance(trial_path(trial), StoredPath) and trial.trial_id not in self._mirrors:
+            self._start_late(trial, last)
         if (mirror := self._mirrors.get(trial.trial_id)) is not None:
             mirror.cut(last)
             self._wait(trial, lambda mirror: mirror.has_work)
+
+    def _start_late(self, trial: Any, last: int) -> None:
+        """Start the mirror of a trial that continues from round `last`.
+
+        The rows in the store could not be read when the trial started. So the local files might
+        lack rows that another machine has written. Such files must not replace those in the store.
+        """
+        local = trial_directory(trial)
+        rounds = {row["training_iteration"] for row in read_rows(local / EXPR_RESULT_FILE)}
+        if last == 0 or last in rounds:
+            self._start(trial)
+        else:
+            print(
+                f"{label(trial)}: the files in {local} lack round {last}, so none is copied to "
+                f"{trial_path(trial)}",
+                flush=True,
+            )
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
         """Wait while the store is too far behind. The mirror's thread copies the files."""
@@ -323,35 +360,38 @@ class MirrorCallback(RoundWriter):
         """End all mirrors, and print how many files of each trial could not be copied."""
         super().on_experiment_end(trials=trials, **info)
         until = time.monotonic() + LAST_S
-        for trial in trials:
-            mirror = self._mirrors.pop(trial.trial_id, None)
-            left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
-            if mirror is not None and left:
-                print(
-                    f"{label(trial)}: {trial_path(trial)} did not accept {left} of the trial's "
-                    f"files; they are in {mirror.local}",
-                    flush=True,
-                )
+        for mirror in self._mirrors.values():
+            mirror.close(max(0.0, until - time.monotonic()))
+        for line in self.not_copied(trials):
+            print(line, flush=True)
+        self._mirrors.clear()
+
+    def not_copied(self, trials: Iterable[Any]) -> list[str]:
+        """Return a line for each trial with files that its store lacks."""
+        return [
+            f"{label(trial)}: {trial_path(trial)} lacks {plural(count, 'file')} of the trial; see "
+            f"{mirror.local}"
+            for trial in trials
+            if (mirror := self._mirrors.get(trial.trial_id)) is not None
+            and (count := mirror.files_behind)
+        ]
 
 
 def put_older_aside(local: Path, stored: StoredPath) -> None:
-    """Put local files aside if the store has later rows, or if the rows there cannot be read.
+    """Put local files aside if the store has later rows.
 
     Later rows mean that the trial has continued on another machine since the files were written.
+
+    Raises:
+        OSError: The rows in the store cannot be read. No file was moved.
     """
     rows = read_rows(local / EXPR_RESULT_FILE)
     last = max((row["training_iteration"] for row in rows), default=0)
-    why = None
-    try:
-        if any(local.iterdir()) and round_of_last_row(stored / EXPR_RESULT_FILE) > last:
-            why = f"{stored} has later rows"
-    except OSError as error:
-        why = f"the rows in {stored} cannot be read ({reason(error)})"
-    if why is not None:
+    if any(local.iterdir()) and round_of_last_row(stored / EXPR_RESULT_FILE) > last:
         aside = local.with_name(f"{local.name}-until-round-{last}-{time.time_ns()}")
         local.rename(aside)
         local.mkdir()
-        print(f"{why}; this machine's files are now in {aside}", flush=True)
+        print(f"{stored} has later rows; this machine's files are now in {aside}", flush=True)
 
 
 def tell(trial: Any, mirror: Mirror) -> None:

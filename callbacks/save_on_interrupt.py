@@ -6,11 +6,13 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
+
+from ray.tune.result import DONE
 
 from callbacks.checkpoints import forget_missing
 from callbacks.fail_safe import FailSafeCallback
@@ -29,6 +31,8 @@ LEAST_LOST_S = 0.5  # shortest abandoned part of a round that is reported
 # same time.
 requested = threading.Event()
 
+NotCopied: TypeAlias = Callable[[Sequence[Any]], list[str]]
+
 
 class CheckpointOnInterrupt(FailSafeCallback):
     """Handles Ctrl-C and SIGTERM while Tune runs.
@@ -39,31 +43,43 @@ class CheckpointOnInterrupt(FailSafeCallback):
     callback sends SIGUSR1, which makes Tune end. No time limit applies, because a second signal
     ends everything at once: it raises KeyboardInterrupt.
 
+    Trials of other Trainables cannot be asked. They run until Tune ends them, without saving.
+
+    If the first signal comes once all trials have ended, it only prints a line.
+
     Tune's own handler of Ctrl-C, which this callback replaces, ends trials without saving them. If
     Tune does not run in the main thread, the callback cannot receive signals and does nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, not_copied: NotCopied | None = None) -> None:
+        """Prepare to handle signals.
+
+        Args:
+            not_copied: Returns a line for each of the given trials with files on this machine that
+                its object store lacks. None: no files are copied to a store.
+        """
+        self._not_copied = not_copied
         self._former: dict[int, Any] = {}  # signal -> handler outside the experiment
         self._trials: Sequence[Any] = ()
         self._saved: dict[str, int] = {}  # trial id -> `saved_round` when the trial was asked
-        self._asked: dict[str, TuneStopRequest] = {}  # trial id -> the request that was made
+        # Trial id -> the request that was made, or None if the trial does not obey requests.
+        self._asked: dict[str, TuneStopRequest | None] = {}
         self._answers: dict[str, Finishing | Stopped] = {}  # trial id -> the trial's last answer
         self._output = ExitStack()
         self._ended = False  # True once Tune was told to end
 
     # Tune pickles callbacks with the experiment. After a resume, nothing has been requested.
     def __getstate__(self) -> dict[str, Any]:
-        return {}
+        return {"_not_copied": self._not_copied}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        CheckpointOnInterrupt.__init__(self)
+        CheckpointOnInterrupt.__init__(self, state.get("_not_copied"))
 
     # ---- Signals -----------------------------------------------------------------------------
 
     def setup(self, **info: Any) -> None:
         """Install the handler. Tune calls this method after it has installed its own handler."""
-        CheckpointOnInterrupt.__init__(self)
+        CheckpointOnInterrupt.__init__(self, self._not_copied)
         requested.clear()
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -75,10 +91,19 @@ class CheckpointOnInterrupt(FailSafeCallback):
         requested.set()
         # If Ctrl-C has ended `| tee` too, output must not end this process before it has saved.
         self._output.enter_context(output_dropped_on_error())
-        say(
-            f"{signal.Signals(number).name}: every trial stops and saves its last finished round; "
-            "a trial that has begun the gradient steps of a round finishes the round first "
-            "(interrupt again to stop at once without saving)"
+        say(f"{signal.Signals(number).name}: {self._effect()}")
+
+    def _effect(self) -> str:
+        """Return what a first signal does."""
+        if self._trials and all(trial.is_finished() for trial in self._trials):
+            return (
+                "all trials have ended; the experiment ends once their files are complete "
+                "(interrupt again to stop at once)"
+            )
+        return (
+            "every trial stops and saves its last finished round; a trial that has begun the "
+            "gradient steps of a round finishes the round first (interrupt again to stop at once "
+            "without saving)"
         )
 
     def _end_at_once(self) -> NoReturn:
@@ -92,15 +117,21 @@ class CheckpointOnInterrupt(FailSafeCallback):
     def _say_what_is_lost(self) -> None:
         unsaved = [trial for trial in self._trials if self._is_unsaved(trial)]
         for trial in unsaved:
-            saved = self._saved.get(trial.trial_id, 0)
-            say(f"{label(trial)}: not saved: {cost(trial, max(saved, noted_round(trial)))}")
-        if not unsaved:
+            say(f"{label(trial)}: not saved: {self._cost(trial)}")
+        waiting = [] if self._not_copied is None else self._not_copied(self._trials)
+        for line in waiting:
+            say(line)
+        if not unsaved and not waiting:
             say("nothing more is lost, because all running trials have stopped")
 
     def _is_unsaved(self, trial: Any) -> bool:
         """Return True if a trial runs and has not answered that it has stopped."""
         stopped = isinstance(self._answers.get(trial.trial_id), Stopped)
         return trial.status == "RUNNING" and not stopped
+
+    def _cost(self, trial: Any) -> str:
+        """Return what is lost if a running trial ends without saving."""
+        return cost(trial, max(self._saved.get(trial.trial_id, 0), noted_round(trial)))
 
     def _restore_signals(self) -> None:
         former, self._former = self._former, {}
@@ -118,7 +149,11 @@ class CheckpointOnInterrupt(FailSafeCallback):
             return
         for trial in filter(self._is_unsaved, trials):
             self._ask(trial)
-        if not any(map(self._is_unsaved, trials)):
+        unsaved = list(filter(self._is_unsaved, trials))
+        if not any(self._asked[trial.trial_id] for trial in unsaved):
+            for trial in unsaved:
+                why = f"{trial.trainable_name} does not stop on request"
+                say(f"{label(trial)}: not saved, because {why}: {self._cost(trial)}")
             self._end()
 
     def _ask(self, trial: Any) -> None:
@@ -126,9 +161,11 @@ class CheckpointOnInterrupt(FailSafeCallback):
         id_ = trial.trial_id
         if id_ not in self._asked:
             self._saved[id_] = saved_round(trial)
-            self._asked[id_] = TuneStopRequest(id_)
-            self._asked[id_].make()
-        answer = self._asked[id_].answer()
+            self._asked[id_] = request = TuneStopRequest(id_) if obeys(trial) else None
+            if request is not None:
+                request.make()
+        request = self._asked[id_]
+        answer = None if request is None else request.answer()
         if answer is None or answer == self._answers.get(id_):
             return
         self._answers[id_] = answer
@@ -147,11 +184,16 @@ class CheckpointOnInterrupt(FailSafeCallback):
         if self._former:
             # Tune's handler of SIGUSR1 has restored the handler of SIGINT from before Tune.
             self._former[signal.SIGINT] = signal.signal(signal.SIGINT, self._handle)
-        for request in self._asked.values():
+        for request in filter(None, self._asked.values()):
             request.release()
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        """Restore the handlers that were there before the experiment."""
+        """Restore the handlers that were there before the experiment.
+
+        If Tune has not been told to end, all trials had ended before the signal.
+        """
+        if not self._ended:
+            requested.clear()
         if self._asked:
             forget_all()
         self._restore_signals()
@@ -162,7 +204,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# ---- Checkpoints ---------------------------------------------------------------------------------
+# ---- Trials --------------------------------------------------------------------------------------
+
+
+def obeys(trial: Any) -> bool:
+    """Return True if the Trainable of a trial obeys requests to stop, as `GRPOTrainable` does."""
+    return getattr(trial.get_trainable_cls(), "stops_on_request", False)
 
 
 def noted_round(trial: Any) -> int:
@@ -225,9 +272,9 @@ def stopped(answer: Stopped, rounds: int, saved: int) -> str:
 
 def cost(trial: Any, saved: int) -> str:
     """Return what is lost if a running trial ends at once, with its newest checkpoint `saved`."""
-    reached = (trial.last_result or {}).get(TRAINING_ITERATION, 0)
-    done = reached >= config_of(trial).rounds
-    return continues(saved, reached, [] if done else [f"the work on round {reached + 1}"])
+    last = trial.last_result or {}
+    reached = last.get(TRAINING_ITERATION, 0)
+    return continues(saved, reached, [] if last.get(DONE) else [f"the work on round {reached + 1}"])
 
 
 def continues(saved: int, reached: int, lost: Sequence[str]) -> str:

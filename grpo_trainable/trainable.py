@@ -12,8 +12,8 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
-from grpo_trainable.cluster.tune_trials import InvalidTrial, requested
-from grpo_trainable.config import ConfigError, GRPOConfig, prepared
+from grpo_trainable.cluster.tune_trials import INVALID, InvalidTrial, requested
+from grpo_trainable.config import GRPOConfig, prepared
 from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.protocol.stopping import RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
@@ -40,6 +40,7 @@ class GRPOTrainable(tune.Trainable):
     trial: Trial
     last_pauses_s: Sequence[float] = PAUSES_S  # seconds between attempts to save the last policy
     followed = False  # True if callbacks write the rows to files
+    stops_on_request = True  # read by `callbacks.save_on_interrupt`
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -71,6 +72,7 @@ class GRPOTrainable(tune.Trainable):
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
                 error of `setup` would look like the death of the trial's process.
+            PluginError: The user's task cannot be loaded. Under Tune as above.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -88,10 +90,10 @@ class GRPOTrainable(tune.Trainable):
                 *(resolved(config), self._storage, inputs, shipped, replaced),
                 stop_request=self._stop_request(),
             )
-        except ConfigError as error:
+        except INVALID as error:
             self._fail_later(error)
 
-    def _fail_later(self, error: ConfigError) -> None:
+    def _fail_later(self, error: Exception) -> None:
         """Make the next step or restore raise the error, or raise it now if Tune runs no trial."""
         if self._trial_info is None:
             raise error
@@ -254,6 +256,7 @@ class GRPOTrainable(tune.Trainable):
                 # A checkpoint in an object store is read from a local copy. The message must name
                 # the path of the checkpoint, not of the copy.
                 raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
+        self.trial.stored.follow(checkpoint)
         return self.trial.rounds_trained
 
     def load_checkpoint(self, checkpoint: Any) -> None:
@@ -262,22 +265,23 @@ class GRPOTrainable(tune.Trainable):
         self._follow_trial()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start over with another config, or return False if it needs other resources.
+        """Start over with another config, and return True.
 
-        Under Tune, a config that is invalid ends the actors, and the next step raises the reason.
+        Under Tune, a config that is invalid, or that needs resources which the trial has not
+        reserved, ends the actors, and the next step raises the reason.
         """
         from grpo_trainable.trial import resolved
 
         self._looked_for_checkpoint = False
         trial = self.trial
         try:
-            return trial.reset(resolved(new_config), self._storage, self._stop_request())
-        except ConfigError as error:
+            trial.reset(resolved(new_config), self._storage, self._stop_request())
+        except INVALID as error:
             # If this method raised the error or returned False, Tune would report another reason,
             # or none, and would not free the trial's resources.
             self._fail_later(error)
             trial.end()
-            return True
+        return True
 
     def cleanup(self) -> None:
         """End every actor."""

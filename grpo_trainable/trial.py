@@ -126,7 +126,7 @@ class Trial:
             self.runtime,
             spawn=self.replace_generator if self.actors.replaceable else None,
         )
-        self.stored = TrialStorage(self._storage, config.checkpoint.keep)
+        self.stored = TrialStorage(self._storage, config.checkpoint.keep, config.to_dict())
         self.time_total_s = 0.0  # seconds counted by Tune up to the last checkpoint
         self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
@@ -407,6 +407,7 @@ class Trial:
             "config": self.config.to_dict(),
             "inputs": self._inputs,
             "shared_rounds": self.stored.shared_rounds,
+            "origin": self.stored.origin,
             "learner": learners[0].counters,
             "pipeline": pipeline,
             "wall_clock_s": self._wall_clock.seconds,
@@ -435,6 +436,7 @@ class Trial:
         self._wall_clock = WallClock(state["wall_clock_s"])
         self.time_total_s = state["time_total_s"]
         self.stored.shared_rounds = state["shared_rounds"]
+        self.stored.origin = state.get("origin")
         self.stored.share(self.rounds_trained)
         self._saved_round = self.rounds_trained
 
@@ -462,27 +464,22 @@ class Trial:
         new: GRPOConfig,
         storage: StorageContext | None = None,
         stop_request: StopRequest | None = None,
-    ) -> bool:
-        """Start over with another config, or return False if it needs other resources.
+    ) -> None:
+        """Start over with another config.
 
         The actors are kept if the new config also has the same placement, resources and transport.
         Otherwise new actors are started. `storage` and `stop_request` are those of the new trial.
 
         Raises:
-            ConfigError: The trial runs under Tune, and has not reserved these other resources.
+            ConfigError: The trial runs under Tune, and has not reserved the resources of the new
+                actors.
         """
         old = self.config
-        if (resources.bundles(new), resources.placement_strategy(new)) != (
-            resources.bundles(old),
-            resources.placement_strategy(old),
-        ):
-            refuse_other_bundles(new)
-            return False
         self._storage, self.stoppable.request = storage, stop_request
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
             self.end()
             self._start_actors(new)
-            return True
+            return
         self.config = new
         self.pipeline.abandon()
         try:
@@ -493,7 +490,6 @@ class Trial:
             logger.warning("%s; starting new actors", error)
             self.end()
             self._start_actors(new)
-        return True
 
     def end(self) -> None:
         """End every actor."""
@@ -506,5 +502,6 @@ def resolved(config: Mapping[str, Any]) -> GRPOConfig:
     Raises:
         ConfigError: The settings are invalid, or the small files of the model, on which defaults
             depend, cannot be downloaded. The message is one line.
+        PluginError: The user's task cannot be loaded.
     """
     return with_task_settings(GRPOConfig.from_dict(prepared(config)), started_in())

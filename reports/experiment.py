@@ -201,19 +201,8 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     if not {"params.json", "result.json"} & entries.keys():
         return None
     params = _read_object(directory.parent, (directory.name, "params.json"), own)
-<<<<<<< HEAD
-    try:
-        if own:
-            raise ConfigError(own[0])
-        config = GRPOConfig.from_dict(params)
-    except ConfigError as error:
-        problems.append(f"{directory.name}: left out, because its config cannot be used ({error})")
-        return None
-    rows, ended, begun, id_ = _read_rows(directory, own)
-=======
     unreadable = own[:]
-    rows, ended, begun = _read_rows(directory, own)
->>>>>>> i40-fix2
+    rows, ended, begun, id_ = _read_rows(directory, own)
     stretches = _stretches(begun, f"{directory.name}/result.json", own)
     if stretches and begun[0][1].keys() >= {"arm", "seed"}:
         # A trial that copies another one takes over its settings, seed included.

@@ -4,7 +4,7 @@ A search may sample settings that contradict each other. Tune asks a Trainable f
 before the trial exists, so an error at that point would end the whole experiment, and every restore
 of it. Instead, the trial starts with a small bundle and fails at its first step.
 
-Importing this module changes two methods of Tune's `Trial`, for which Tune has no public way.
+Importing this module changes three methods of Tune's `Trial`, for which Tune has no public way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 
 from grpo_trainable.config import ConfigError, GRPOConfig, resources
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.calls import FailsAgain
+
+# Errors in a trial's settings, or in the user's code that they name.
+INVALID = (ConfigError, PluginError)
 
 
 def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
@@ -35,17 +39,16 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 
 
 class InvalidTrial:
-    """Takes the place of a trial whose settings are invalid. Using it raises the reason."""
+    """Takes the place of a trial whose settings are invalid. Using it raises the reason.
 
-    def __init__(self, reason: ConfigError) -> None:
+    Tune ends the process of a trial that has failed, so no other trial uses it.
+    """
+
+    def __init__(self, reason: Exception) -> None:
         self._reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._reason
-
-    def reset(self, *_: Any) -> bool:
-        """Return False, because other settings need actors, for which no bundle is reserved."""
-        return False
 
     def end(self) -> None:
         """Do nothing, because there are no actors."""
@@ -54,17 +57,23 @@ class InvalidTrial:
 # ---- Changes to Tune's own class -----------------------------------------------------------------
 
 _tunes_handle_error = Trial.handle_error
+_tunes_should_recover = Trial.should_recover
 _tunes_name: Any = Trial._trainable_name
 
 
 def _handle_error(self: Trial, exc: Any = None) -> None:
-    """Count a failure as Tune does, and allow no retry after a failure that would repeat.
+    """Count a failure as Tune does, and record whether it would repeat.
 
-    A resume of the command sets the limit of the trial again (`tuning.schedulers.Limited`).
+    Tune stores a trial without its temporary state, so a restored trial has its retries again.
     """
     _tunes_handle_error(self, exc)
-    if isinstance(exc, ConfigError | FailsAgain):
-        self.max_failures = 0
+    state: Any = self.temporary_state
+    state.fails_again = isinstance(exc, (*INVALID, FailsAgain))
+
+
+def _should_recover(self: Trial) -> bool:
+    """Return True if Tune retries the trial. A failure that would repeat is not retried."""
+    return not getattr(self.temporary_state, "fails_again", False) and _tunes_should_recover(self)
 
 
 def _name(self: Any, include_trial_id: bool = False) -> str:
@@ -80,4 +89,5 @@ def _name(self: Any, include_trial_id: bool = False) -> str:
 
 
 Trial.handle_error = _handle_error
+Trial.should_recover = _should_recover
 Trial._trainable_name = _name

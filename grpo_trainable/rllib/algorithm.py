@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pyarrow.fs import FileSystem, LocalFileSystem, copy_files
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -25,7 +25,7 @@ from ray.tune import Checkpoint, PlacementGroupFactory
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
-from grpo_trainable.cluster.tune_trials import requested
+from grpo_trainable.cluster.tune_trials import INVALID, InvalidTrial, requested
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, shown
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
@@ -104,6 +104,28 @@ class GRPO(Algorithm):
 
     trial: Trial | None = None
     _report: RoundReport | None = None
+    _invalid: Exception | None = None  # reason why the first step fails
+
+    def __init__(self, config: Any = None, env: Any = None, **options: Any) -> None:
+        """Start the trial.
+
+        Args:
+            config: The settings.
+            env: Must be None.
+            options: Arguments of Tune's `Trainable`. Tune passes `storage`.
+
+        Raises:
+            ConfigError: The config is invalid. Under Tune, the first step raises this error. An
+                error of the constructor would look like the death of the trial's process.
+            PluginError: The user's task cannot be loaded. Under Tune as above.
+        """
+        try:
+            super().__init__(config, env, **options)
+        except INVALID as error:
+            if options.get("storage") is None:
+                raise
+            self._invalid = error
+            super().__init__(self.get_default_config(), **options)
 
     def __repr__(self) -> str:
         # Algorithm.__repr__ needs `self.config`. After an error in `__init__`, Algorithm.__repr__
@@ -119,8 +141,8 @@ class GRPO(Algorithm):
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
         """Request a bundle for the process of the algorithm, and one for each actor.
 
-        If the config is invalid, request only the first of these bundles. The trial then fails when
-        it starts.
+        If the config is invalid, request only the first of these bundles. The trial then fails at
+        its first step.
         """
 
         def settings() -> GRPOConfig:
@@ -131,6 +153,9 @@ class GRPO(Algorithm):
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Start the trial, and call the callbacks' `on_algorithm_init`."""
+        if self._invalid is not None:
+            self.trial = cast("Trial", InvalidTrial(self._invalid))
+            return
         # Algorithm.setup would build an environment, EnvRunners, a Learner and an RLModule.
         self.callbacks = [callback() for callback in force_list(config.callbacks_class)]
         self.trial = Trial(resolved(trial_data(config)))

@@ -480,8 +480,21 @@ def unverified_round(directory: AnyPath) -> int | None:
     Raises:
         UnreadableCheckpoint: The checkpoint cannot be read.
     """
+    state = unverified_state(directory)
     try:
-        return _round(_parse(directory / STATE, _read(directory / STATE)), directory)
+        return None if state is None else _round(state, directory)
+    except DamagedCheckpoint:
+        return None
+
+
+def unverified_state(directory: AnyPath) -> dict[str, Any] | None:
+    """Return the plain data of a checkpoint, or None if it has none. Verify nothing.
+
+    Raises:
+        UnreadableCheckpoint: The checkpoint cannot be read.
+    """
+    try:
+        return _parse(directory / STATE, _read(directory / STATE))
     except DamagedCheckpoint:
         return None
 

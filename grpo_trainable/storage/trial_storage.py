@@ -8,7 +8,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from grpo_trainable.storage.checkpointing import (
     numbered_checkpoints,
     remove_older,
     unverified_round,
+    unverified_state,
 )
 from grpo_trainable.storage.object_store import AnyPath, StoredPath, reason
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION, StorageContext
@@ -41,16 +42,26 @@ LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`; a row 
 class TrialStorage:
     """Checkpoints of one trial."""
 
-    def __init__(self, context: StorageContext | None, keep: int | None) -> None:
+    def __init__(
+        self,
+        context: StorageContext | None,
+        keep: int | None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         """Open the storage of a trial.
 
         Args:
             context: Tune's storage context, or None outside Tune.
             keep: Number of newest checkpoints to keep. None keeps all.
+            settings: The trial's config, as its checkpoints store it.
         """
         self._context = context
         self._keep = keep
+        self._settings = settings
         self.shared_rounds: list[int] = []  # other trials may start from these checkpoints
+        # The other trial's checkpoint that this trial's rounds follow: TRIAL/checkpoint_00000N.
+        # None: the trial has trained from round 0 itself.
+        self.origin: str | None = None
         self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found whole
 
     @property
@@ -96,6 +107,15 @@ class TrialStorage:
         rounds = [*(other for other in self.shared_rounds if other != round_), round_]
         self.shared_rounds = rounds[-SHARED_ROUNDS:]
 
+    def follow(self, checkpoint: tune.Checkpoint) -> None:
+        """Record that the trial has just been restored from a checkpoint.
+
+        A checkpoint of the trial itself has the origin that it stores.
+        """
+        path = path_on(checkpoint.filesystem, checkpoint.path)
+        if self._directory is not None and self._directory != _parent(path):
+            self.origin = _in_experiment(path)
+
     def remove_older(self, *, rows_follow: bool) -> list[str]:
         """Remove checkpoints that need not be kept.
 
@@ -126,6 +146,10 @@ class TrialStorage:
         snapshot of the experiment, the next older one is tried. If no checkpoint is left, the trial
         starts from round 0, and everything that it had written is set aside.
 
+        The noted checkpoint may be another trial's, from which PBT wants this trial to continue. If
+        the trial has done so with its present settings and has saved since, its own checkpoint is
+        the newer one.
+
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
             restore: Verifies and restores a checkpoint, and returns its round. If `restore` raises
@@ -153,12 +177,9 @@ class TrialStorage:
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
             return self._repeated_rounds()
-        # A noted checkpoint that is not among the trial's own no longer exists, or belongs to
-        # another trial, from which PBT wants to continue.
-        elsewhere = [] if named is None or named in own else [named]
         last = self._last_round(rows_follow)
         problems, foreign = [], False
-        for path in [*elsewhere, *own]:
+        for path in self._candidates(named, own):
             if path in own and _is_ahead(path, last):
                 problems.append(
                     f"{path.name} is newer than the trial's last row, of round {last:g}"
@@ -185,6 +206,29 @@ class TrialStorage:
         assert self._directory is not None
         problems.append(f"the trial's earlier files are in {set_aside(self._directory).name}")
         return [f"{'; '.join(problems)}; starting from round 0"]
+
+    def _candidates(self, named: AnyPath | None, own: list[AnyPath]) -> list[AnyPath]:
+        """Return the checkpoints from which the trial may continue, in the order of preference.
+
+        Args:
+            named: The noted checkpoint. If it is not in `own`, it no longer exists, or belongs to
+                another trial.
+            own: The trial's checkpoints, newest first.
+        """
+        if named is None or named in own:
+            return own
+        since = [path for path in own if self._continues(path, named)]
+        return [*since, named, *(path for path in own if path not in since)]
+
+    def _continues(self, path: AnyPath, origin: AnyPath) -> bool:
+        """Return True if a checkpoint follows `origin`, with the present settings.
+
+        PBT may choose the same checkpoint twice. It then changes the settings again, so a
+        checkpoint with the earlier settings does not count.
+        """
+        state = unverified_state(path)
+        expected = (_in_experiment(origin), self._settings)
+        return state is not None and (state.get("origin"), state.get("config")) == expected
 
     def _repeated_rounds(self) -> list[str]:
         """Return a line about the rounds that a trial without a checkpoint repeats, if any."""
@@ -229,6 +273,17 @@ def _path_of(noted: Any) -> AnyPath | None:
     if checkpoint is None or isinstance(checkpoint, str):
         return None if checkpoint is None else Path(checkpoint)
     return path_on(checkpoint.filesystem, checkpoint.path)
+
+
+def _parent(path: AnyPath) -> AnyPath:
+    if isinstance(path, Path):
+        return path.parent
+    return StoredPath(path.filesystem, path.path.rpartition("/")[0], path.scheme)
+
+
+def _in_experiment(path: AnyPath) -> str:
+    """Return the path of a checkpoint within its experiment, which may be moved as a whole."""
+    return f"{_parent(path).name}/{path.name}"
 
 
 def set_aside(directory: AnyPath) -> AnyPath:

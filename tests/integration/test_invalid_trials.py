@@ -83,20 +83,14 @@ def test_an_experiment_with_an_invalid_trial_is_restored(grid: tune.ResultGrid, 
     assert outcomes(restored.fit()) == EXPECTED
 
 
-@pytest.mark.parametrize(
-    ("change", "reuse_actors", "reason"),
-    [
-        ({"lag": 1}, True, REASON),
-        ({"placement": "disaggregated"}, False, "placement=disaggregated: needs the bundles"),
-    ],
-)
-def test_a_clone_with_invalid_settings_fails_and_its_donor_goes_on(
-    ray_session: None, tmp_path: Path, change: dict[str, Any], reuse_actors: bool, reason: str
-) -> None:
-    results = tune.Tuner(
+def population(
+    storage: Path, settings: dict[str, Any], change: dict[str, Any], *, reuse_actors: bool
+) -> tune.ResultGrid:
+    """Run two trials of three rounds. After round 2, one copies the other, with a change."""
+    return tune.Tuner(
         GRPOTrainable,
         param_space={
-            **trial_config(placement="colocated", rounds=3, checkpoint={"every": 1}),
+            **trial_config(**settings, rounds=3, checkpoint={"every": 1}),
             "optim": {"lr": tune.grid_search([1e-5, 1e-3])},
         },
         tune_config=tune.TuneConfig(
@@ -114,12 +108,24 @@ def test_a_clone_with_invalid_settings_fails_and_its_donor_goes_on(
         ),
         run_config=tune.RunConfig(
             name="pbt",
-            storage_path=str(tmp_path),
+            storage_path=str(storage),
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=1),
         ),
     ).fit()
 
+
+@pytest.mark.parametrize(
+    ("change", "reuse_actors", "reason"),
+    [
+        ({"lag": 1}, True, REASON),
+        ({"placement": "disaggregated"}, False, "placement=disaggregated: needs the bundles"),
+    ],
+)
+def test_a_clone_with_invalid_settings_fails_and_its_donor_goes_on(
+    ray_session: None, tmp_path: Path, change: dict[str, Any], reuse_actors: bool, reason: str
+) -> None:
+    results = population(tmp_path, {"placement": "colocated"}, change, reuse_actors=reuse_actors)
     (failed,) = (result for result in results if result.error)
     assert (
         str(failed.error)
@@ -130,6 +136,18 @@ def test_a_clone_with_invalid_settings_fails_and_its_donor_goes_on(
     (donor,) = (result for result in results if not result.error)
     assert donor.metrics is not None
     assert donor.metrics["training_iteration"] == 3
+    assert_no_actor_left()
+
+
+def test_a_clone_that_needs_fewer_bundles_goes_on_in_the_same_process(
+    ray_session: None, tmp_path: Path
+) -> None:
+    change = {"placement": "colocated"}
+    results = population(tmp_path, {"placement": "disaggregated"}, change, reuse_actors=True)
+    assert [str(error) for error in results.errors] == []
+    placements = [result.config["placement"] for result in results if result.config is not None]
+    assert sorted(placements) == ["colocated", "disaggregated"]
+    assert [r.metrics["training_iteration"] for r in results if r.metrics is not None] == [3, 3]
     assert_no_actor_left()
 
 

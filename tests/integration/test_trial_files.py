@@ -23,6 +23,7 @@ from ray.train._internal.storage import StorageContext
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.round_records import RoundDetails
+from grpo_trainable.storage.checkpointing import read_checkpoint
 from grpo_trainable.storage.trial_storage import TrialStorage
 from grpo_trainable.tasks.input_files import InputChanged, digests_of_all, input_digests
 from grpo_trainable.tasks.keyword import NOUNS_FILE
@@ -42,6 +43,38 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
     gone = tune.Checkpoint.from_directory(str(directory / "checkpoint_000000"))
     trial.restore(_TrainingResult(checkpoint=gone, metrics={"training_iteration": 3}))
     assert trial.iteration == trial.trial.rounds_trained == 1
+
+
+def test_a_clone_goes_on_from_its_own_checkpoint_although_tune_names_its_donors(
+    begun: Any, tmp_path: Path
+) -> None:
+    """Ctrl-C or a kill came after the clone had saved, and before Tune's next snapshot."""
+    donor, clone = (tmp_path / "experiment" / name for name in ("donor", "clone"))
+    first = begun(trial_config(placement="colocated"))
+    first.step()
+    first.save(str(donor / "checkpoint_000003"))
+    checkpoint = tune.Checkpoint.from_directory(str(donor / "checkpoint_000003"))
+    noted = _TrainingResult(checkpoint=checkpoint, metrics={"training_iteration": 1})
+
+    def started() -> Any:
+        trial = begun(trial_config(placement="colocated"))
+        trial.trial.stored = TrialStorage(
+            StorageContext(str(tmp_path), "experiment", trial_dir_name="clone"),
+            keep=None,
+            settings=trial.trial.config.to_dict(),
+        )
+        trial.restore(noted)
+        return trial
+
+    trial = started()
+    assert trial.iteration == 1
+    trial.step()
+    trial.save(str(clone / "checkpoint_000000"))
+    again = started()
+    assert again.iteration == again.trial.rounds_trained == 2
+    again.save(str(clone / "checkpoint_000001"))
+    state = read_checkpoint(clone / "checkpoint_000001").state
+    assert state["origin"] == "donor/checkpoint_000003"
 
 
 def test_a_trial_that_starts_from_round_0_again_counts_from_there(

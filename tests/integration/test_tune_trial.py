@@ -163,10 +163,15 @@ def test_other_resources_need_other_actors_which_end_with_the_trainable(trainabl
     running = trainable(trial_config(lag=1))
     running.step()
     before = set(actor_processes())
-    assert not running.reset_config(trial_config(placement="colocated"))
-    assert running.reset_config(trial_config(lag=1, resources={"deadline_s": 99.0}))
-    running.step()
-    assert len(actor_processes()) == 2
-    assert not set(actor_processes()) & before
+    for config, actors in (
+        (trial_config(placement="colocated"), 1),
+        (trial_config(lag=1, resources={"deadline_s": 99.0}), 2),
+    ):
+        assert running.reset_config(config)
+        running.step()
+        after = set(actor_processes())
+        assert len(after) == actors
+        assert not after & before
+        before = after
     running.stop()
     assert_no_actor_left()

@@ -17,17 +17,19 @@ from checkpoints import write_checkpoint
 from fake_hub import FakeHub
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.result import RESULT_DUPLICATE
+from ray.tune.result import RESULT_DUPLICATE, TRIAL_INFO
 from trials import details
 
 import grpo_trainable.trial
-from grpo_trainable.config import ConfigError
+from grpo_trainable.config import ConfigError, GRPOConfig, resources
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.stopping import Finishing, RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import CheckpointError, TrialState, read_checkpoint
 from grpo_trainable.storage.ray_private import _TrainingResult
 from grpo_trainable.storage.trial_storage import TrialStorage
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
+from grpo_trainable.trial import Trial as RealTrial
 
 ROUNDS = 4
 
@@ -185,6 +187,87 @@ def test_directories_of_trials_are_named_without_the_section_env(config, name):
 def test_names_that_a_user_chooses_stay(tmp_path):
     trial = Trial("GRPO", config={"env": {}}, stub=True, trial_name_creator=lambda trial: "mine")
     assert str(trial) == "mine"
+
+
+# ---- Invalid settings --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def misnamed(tmp_path: Path) -> dict[str, Any]:
+    """Return a config whose task is not in the user's file."""
+    (tmp_path / "tasks.py").write_text("class Rhymes:\n    pass\n")
+    return {"task": {"name": f"{tmp_path}/tasks.py:Rymes"}}
+
+
+UNDER_TUNE = {TRIAL_INFO: SimpleNamespace(trial_id="7")}
+
+
+def test_a_task_that_cannot_be_loaded_fails_the_first_step_under_tune(misnamed):
+    trainable = GRPOTrainable({**misnamed, **UNDER_TUNE})
+    for use in (trainable.train, lambda: trainable.restore("checkpoint")):
+        with pytest.raises(PluginError, match=r"tasks\.py:Rymes: cannot be imported"):
+            use()
+    trainable.stop()
+
+
+def test_a_task_that_cannot_be_loaded_fails_at_once_outside_tune(misnamed):
+    with pytest.raises(PluginError, match=r"tasks\.py:Rymes: cannot be imported"):
+        GRPOTrainable(misnamed)
+
+
+def test_a_task_that_cannot_be_loaded_fails_the_step_after_a_reset(misnamed):
+    trainable = GRPOTrainable(dict(UNDER_TUNE))
+    assert trainable.reset({**misnamed, **UNDER_TUNE})
+    with pytest.raises(PluginError, match=r"tasks\.py:Rymes: cannot be imported"):
+        trainable.train()
+
+
+# ---- Another config for the same process -------------------------------------------------------
+
+COLOCATED = GRPOConfig.from_dict({"placement": "colocated"})
+DISAGGREGATED = GRPOConfig.from_dict({"placement": "disaggregated"})
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace a trial's actors by fake ones, and return the list to which these append."""
+    events: list[str] = []
+
+    class FakeActors:
+        def __init__(self, config: GRPOConfig, *_: Any) -> None:
+            events.append(f"new {config.placement}")
+
+        def start(self) -> None:
+            pass
+
+        def end(self) -> None:
+            events.append("end")
+
+    monkeypatch.setattr(grpo_trainable.trial, "TrialActors", FakeActors)
+    monkeypatch.setattr(grpo_trainable.trial, "driver_pid", lambda: None)
+    monkeypatch.setattr(RealTrial, "_new_pipeline", lambda self: None)
+    return events
+
+
+def reserve_for(config: GRPOConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = SimpleNamespace(bundle_specs=resources.bundles(config))
+    monkeypatch.setattr("ray.util.get_current_placement_group", lambda: group)
+
+
+def test_a_config_that_needs_fewer_bundles_starts_its_own_actors(events, monkeypatch):
+    reserve_for(DISAGGREGATED, monkeypatch)
+    trial = RealTrial(DISAGGREGATED)
+    trial.reset(COLOCATED)
+    assert events == ["new disaggregated", "end", "new colocated"]
+    assert trial.config == COLOCATED
+
+
+def test_a_config_that_needs_other_bundles_is_refused(events, monkeypatch):
+    reserve_for(COLOCATED, monkeypatch)
+    trial = RealTrial(COLOCATED)
+    with pytest.raises(ConfigError, match="placement=disaggregated: needs the bundles"):
+        trial.reset(DISAGGREGATED)
+    assert events == ["new colocated", "end"]
 
 
 # ---- A round that is abandoned ---------------------------------------------------------------

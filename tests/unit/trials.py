@@ -20,10 +20,13 @@ from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.trial_storage import TrialStorage, path_on
 from grpo_trainable.telemetry.metrics import KL_TO, NAMES, RATIO_EDGES, ActorSpan
 from grpo_trainable.telemetry.timers import Span
+from grpo_trainable.trainable import GRPOTrainable
 
 
 class FakeTrial:
     """A hashable trial compared by identity, like Tune's, whose loggers keep files by trial."""
+
+    trainable_name = "GRPO"
 
     def __init__(self, directory: Path, **config: Any) -> None:
         self.trial_id = directory.name
@@ -51,6 +54,9 @@ class FakeTrial:
 
     def init_local_path(self) -> None:
         Path(self.local_path).mkdir(parents=True, exist_ok=True)
+
+    def get_trainable_cls(self) -> type:
+        return GRPOTrainable
 
     def is_finished(self) -> bool:
         return self.status in ("TERMINATED", "ERROR")
@@ -179,10 +185,10 @@ def _responses(round_: int, count: int) -> dict[str, list[Any]]:
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
 
-def saved(trial: FakeTrial, number: int, round_: int) -> Path:
+def saved(trial: FakeTrial, number: int, round_: int, **state: Any) -> Path:
     """Write a complete checkpoint that Tune has recorded."""
     path = Path(trial.path) / f"checkpoint_{number:06d}"
-    state = {"pipeline": {"learner_round": round_}}
+    state["pipeline"] = {"learner_round": round_}
     tensors = {"a": torch.full((64,), float(round_))}
     write_checkpoint(path, TrialState(state=state, policy=tensors, optimizer={}, groups=[]))
     note(trial, path, round_)
@@ -203,7 +209,7 @@ class Restored:
         context = SimpleNamespace(
             storage_filesystem=trial.storage.storage_filesystem, trial_fs_path=trial.path
         )
-        storage = TrialStorage(context, keep=None)  # pyright: ignore[reportArgumentType]
+        storage = TrialStorage(context, None, trial.config)  # pyright: ignore[reportArgumentType]
         self.notes = storage.go_on(trial.latest_checkpoint_result, self._restore, rows_follow=True)
 
     def _restore(self, result: Any) -> int:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import cloudpickle, tune
 
 from grpo_trainable.config import ConfigError, GRPOConfig, resources
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.storage.checkpointing import CheckpointError, read_checkpoint
 
 pytest.importorskip("gymnasium", reason="needs the extra rllib")
@@ -387,12 +389,40 @@ def test_a_sample_with_invalid_settings_fails_alone(ray_session: None, tmp_path:
     grid = tune.Tuner(
         NAME,
         param_space=config_of().training(grpo=sampled),
-        run_config=tune.RunConfig(name="experiment", storage_path=str(tmp_path), verbose=0),
+        run_config=tune.RunConfig(
+            name="experiment",
+            storage_path=str(tmp_path),
+            verbose=0,
+            failure_config=tune.FailureConfig(max_failures=2),
+        ),
     ).fit()
     assert [result.error is not None for result in grid] == [False, True]
-    reason = "ConfigError: lag=1: needs env_runners(num_env_runners=…) >= 1"
-    assert reason in str(grid.errors[0])
+    (error,) = grid.errors
+    assert isinstance(error, ConfigError)
+    assert "lag=1: needs env_runners(num_env_runners=…) >= 1" in str(error)
+    (failed,) = (result for result in grid if result.error)
+    assert (Path(failed.path) / "error.txt").read_text().count("Failure #") == 1
     assert_no_actor_left()
+
+
+def test_under_tune_an_invalid_config_or_task_fails_the_first_step(
+    ray_session: None, tmp_path: Path
+) -> None:
+    storage: Any = SimpleNamespace(
+        trial_fs_path=str(tmp_path), trial_working_directory=str(tmp_path)
+    )
+    (tmp_path / "tasks.py").write_text("class Rhymes:\n    pass\n")
+    for grpo, error, words in (
+        ({"lag": 1}, ConfigError, "lag=1: needs env_runners"),
+        ({"task": {"name": f"{tmp_path}/tasks.py:Rymes"}}, PluginError, "Rymes: cannot be"),
+    ):
+        config = GRPOAlgorithmConfig().training(grpo=grpo)
+        with pytest.raises(error, match=words):
+            config.build_algo()
+        algo = GRPO(config.to_dict(), storage=storage)
+        with pytest.raises(error, match=words):
+            algo.train()
+        algo.stop()
 
 
 def test_a_checkpoint_elsewhere_is_the_same_files(algorithms: Any, tmp_path: Path) -> None:

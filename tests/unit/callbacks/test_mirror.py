@@ -397,6 +397,20 @@ def test_training_goes_on_while_the_store_fails_and_files_come_later(
     assert round_of_last_row(stored_in(bucket) / "result.json") == 3
 
 
+def test_files_that_the_store_lacks_are_named(
+    store: Store, training: Training, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    store.opened.clear()
+    append_row(training.local, 1)
+    part(training.local, "rollouts", 1)
+    line = f"sync/0: s3://trial lacks 2 files of the trial; see {training.local}"
+    assert training.callback.not_copied([training.trial]) == [line]
+    monkeypatch.setattr(mirror_module, "LAST_S", 0.1)
+    training.callback.on_experiment_end(trials=[training.trial])
+    assert capsys.readouterr().out.splitlines() == [line]
+    assert training.callback.not_copied([training.trial]) == []
+
+
 def test_an_end_waits_for_a_silent_store_only_so_long(store: Store, training: Training) -> None:
     append_row(training.local, 1)
     store.opened.clear()
@@ -498,26 +512,49 @@ def test_files_that_are_older_than_those_of_the_store_do_not_replace_them(
     assert ("has later rows" in capsys.readouterr().out) == (not kept)
 
 
-def test_files_are_put_aside_with_the_reason_if_the_store_cannot_be_read(
-    bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def unread(training: Training, monkeypatch: pytest.MonkeyPatch) -> Training:
+    """Return a trial that has started again while the rows in the store could not be read.
+
+    An earlier command has written rows up to round 5 on this machine.
+    """
+    for n in range(1, 6):
+        append_row(training.local, n)
+    training.mirror.close(last_s=0.0)
+    training.callback = MirrorCallback()
+
+    def fail(path: StoredPath, most_bytes: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredPath, "read_end", fail)
+        training.start()
+    return training
+
+
+def test_no_file_is_moved_if_the_rows_in_the_store_cannot_be_read(
+    unread: Training, bucket: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Unreadable(StoredPath):
-        def read_end(self, size: int) -> bytes:
-            raise OSError(5, "Input/output error")
-
-        def __truediv__(self, name: str) -> Unreadable:
-            return replace(self, path=f"{self.path}/{name}")
-
-    local = tmp_path / "local"
-    local.mkdir()
-    append_row(local, 3)
-    stored = stored_in(bucket)
-    put_older_aside(local, Unreadable(stored.filesystem, stored.path))
-    (aside,) = tmp_path.glob("local-until-round-3-*")
+    assert [path.name for path in unread.local.parent.iterdir()] == [unread.local.name]
+    assert len((unread.local / "result.json").read_text().splitlines()) == 5
+    assert unread.callback._mirrors == {}
     assert capsys.readouterr().out == (
-        f"the rows in {stored} cannot be read (Input/output error); this machine's files are now "
-        f"in {aside}\n"
+        "sync/0: the rows in s3://trial cannot be read (Input/output error)\n"
     )
+
+
+def test_files_are_copied_once_the_store_answers(unread: Training, bucket: Path) -> None:
+    unread.round(6)
+    assert unread.mirror.close() == 0
+    assert round_of_last_row(stored_in(bucket) / "result.json") == 6
+
+
+def test_files_that_lack_rows_of_another_machine_are_not_copied(
+    unread: Training, bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unread.round(8)
+    assert unread.callback._mirrors == {}
+    assert "lack round 7, so none is copied to s3://trial" in capsys.readouterr().out
 
 
 def test_an_error_that_is_none_of_the_system_does_not_end_the_mirror(

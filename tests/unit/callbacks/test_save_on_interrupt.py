@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import tune
 from trials import FakeTrial, row, saved
 
-from callbacks import save_on_interrupt
+from callbacks import grpo_callbacks, save_on_interrupt
 from callbacks.save_on_interrupt import (
     SIGNALS,
     CheckpointOnInterrupt,
@@ -184,6 +185,66 @@ def test_a_trial_that_ends_or_fails_is_not_awaited(experiment):
     assert experiment.ended == 1
 
 
+class OtherTrial(FakeTrial):
+    """A trial of a Trainable that knows no requests, with a config of another form."""
+
+    trainable_name = "PPO"
+
+    def get_trainable_cls(self) -> type:
+        return tune.Trainable
+
+
+def other_trial(experiment: Experiment, rounds: int) -> FakeTrial:
+    trial = OtherTrial(experiment.directory / "PPO_1", arm="other")
+    trial.init_local_path()
+    trial.config = {"env": "CartPole-v1", "lr": 0.1}
+    trial.last_result = row(rounds)
+    trial.checkpoint_at(4)
+    experiment.trials.append(trial)
+    return trial
+
+
+def test_trials_of_another_trainable_are_not_awaited(experiment, store, capsys):
+    ours, _ = experiment.trial("sync", 6), other_trial(experiment, 5)
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    assert store.asked == [ours.trial_id]
+    assert not experiment.ended
+    store.answers[ours.trial_id] = stopped_after(6)
+    experiment.step()
+    experiment.step()
+    assert experiment.ended == 1
+    assert store.released == [ours.trial_id]
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "sync/0: saved after round 6 of 8",
+        "PPO_1: not saved, because PPO does not stop on request: continues from round 4; lost: "
+        "round 5 and the work on round 6",
+    ]
+
+
+def test_a_second_signal_says_what_a_trial_of_another_trainable_loses(experiment, capsys):
+    experiment.trial("sync", 6)
+    other_trial(experiment, 5)
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "PPO_1: not saved: continues from round 4; lost: round 5 and the work on round 6"
+    )
+
+
+def test_a_trial_that_saves_its_last_round_loses_no_work_on_another(experiment, capsys):
+    trial = experiment.trial("sync", 8)
+    trial.last_result["done"] = True
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    lost = "sync/0: not saved: continues from round 0; lost: rounds 1 to 8"
+    assert capsys.readouterr().err.splitlines()[-1] == lost
+
+
 def test_tune_notes_the_checkpoint_that_the_trial_has_written(experiment, store):
     trial = experiment.trial("sync", 6)
     path = str(experiment.directory / "sync" / "checkpoint_000001")
@@ -241,6 +302,47 @@ def test_a_second_signal_costs_nothing_once_all_trials_have_stopped(experiment, 
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert "nothing more is lost" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_second_signal_names_files_that_an_object_store_lacks(experiment, store, capsys):
+    """Tune has been told to end, and files are still being copied to the store."""
+    waiting = "sync/0: s3://bucket/sync lacks 3 files of the trial; see /tmp/sync"
+    experiment.callback = CheckpointOnInterrupt(lambda trials: [waiting] * len(trials))
+    experiment.callback.setup()
+    trial = experiment.trial("sync", 6)
+    signal.raise_signal(signal.SIGINT)
+    store.answers[trial.trial_id] = stopped_after(6)
+    experiment.step()
+    trial.status = "TERMINATED"
+    capsys.readouterr()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert capsys.readouterr().err.splitlines() == [
+        "interrupted again: stopping at once",
+        waiting,
+    ]
+
+
+def test_a_signal_after_the_end_of_all_trials_interrupts_none(experiment, capsys):
+    """The experiment has ended, but may still be copying files to an object store."""
+    trial = experiment.trial("sync", 8)
+    experiment.step()
+    trial.status = "TERMINATED"
+    signal.raise_signal(signal.SIGINT)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("SIGINT: all trials have ended; ")
+    experiment.end()
+    assert not requested.is_set()
+
+
+def test_an_experiment_that_a_signal_has_ended_stays_interrupted(experiment):
+    experiment.trial("sync", 8, status="TERMINATED")
+    experiment.trial("async", status="PENDING")
+    signal.raise_signal(signal.SIGINT)
+    experiment.step()
+    assert experiment.ended == 1
+    experiment.end()
+    assert requested.is_set()
 
 
 def test_a_checkpoint_that_is_being_written_does_not_count(experiment, capsys):
@@ -329,6 +431,8 @@ def test_tune_can_pickle_the_callback_while_it_runs(experiment):
     signal.raise_signal(signal.SIGINT)
     restored = pickle.loads(pickle.dumps(experiment.callback))
     assert restored._former == {}
+    *_, mirror, on_interrupt = pickle.loads(pickle.dumps(grpo_callbacks()))
+    assert on_interrupt._not_copied == mirror.not_copied
     # As written by an earlier version.
     restored.__setstate__({"_saved": set(), "_ended": True})
     assert not restored._ended

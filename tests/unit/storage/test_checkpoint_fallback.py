@@ -7,13 +7,16 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 from trials import FakeTrial, Restored, contents, note, row, saved
 
 from callbacks.checkpoints import CheckpointCallback
 from grpo_trainable.storage.checkpointing import MANIFEST, CheckpointError, part_file
+from grpo_trainable.storage.trial_storage import TrialStorage, checkpoint_at
 
 pytestmark = pytest.mark.slow  # whole experiment directories
 
@@ -150,6 +153,67 @@ def test_checkpoint_of_another_trial_is_restored_from_where_it_is(trial, tmp_pat
     note(trial, saved(donor, 7, 6), 6)
     restored = Restored(trial)
     assert (restored.round, restored.notes) == (6, [])
+
+
+@pytest.fixture
+def clone(trial: FakeTrial, tmp_path: Path) -> FakeTrial:
+    """Return the trial after PBT has let it continue from round 6 of a donor.
+
+    Tune's last snapshot of the experiment is from that time.
+    """
+    note(trial, saved(FakeTrial(tmp_path / "donor"), 7, 6), 6)
+    return trial
+
+
+def save_since(clone: FakeTrial, origin: str, config: dict[str, Any]) -> Path:
+    """Write a checkpoint of round 9 that Tune does not know of."""
+    noted = clone.latest_checkpoint_result
+    path = saved(clone, 3, 9, origin=origin, config=config)
+    clone.run_metadata.checkpoint_manager._latest_checkpoint_result = noted
+    return path
+
+
+def test_a_clone_that_has_saved_since_goes_on_from_its_own_checkpoint(clone):
+    path = save_since(clone, "donor/checkpoint_000007", clone.config)
+    restored = Restored(clone)
+    assert restored.round == 9
+    assert restored.notes == ["continuing from checkpoint_000003 (round 9)"]
+
+    truncate(path)
+    restored = Restored(clone)
+    assert restored.round == 6
+    (said,) = restored.notes
+    assert said.startswith("checkpoint_000003")
+    assert said.endswith("continuing from checkpoint_000007 (round 6)")
+
+
+@pytest.mark.parametrize(
+    ("origin", "change"),
+    [
+        (None, {}),
+        ("donor/checkpoint_000005", {}),
+        # PBT has chosen the same checkpoint once more, with other settings.
+        ("donor/checkpoint_000007", {"k": 2}),
+    ],
+)
+def test_a_clones_checkpoint_that_follows_another_one_gives_way_to_the_donors(
+    clone, origin, change
+):
+    save_since(clone, origin, {**clone.config, **change})
+    restored = Restored(clone)
+    assert (restored.round, restored.notes) == (6, [])
+
+
+def test_a_trial_notes_the_checkpoint_of_another_trial_that_it_follows(tmp_path):
+    context: Any = SimpleNamespace(
+        storage_filesystem=LocalFileSystem(), trial_fs_path=str(tmp_path / "clone")
+    )
+    storage = TrialStorage(context, keep=None)
+    storage.follow(checkpoint_at(tmp_path / "clone" / "checkpoint_000000"))
+    assert storage.origin is None
+    storage.follow(checkpoint_at(tmp_path / "donor" / "checkpoint_000007"))
+    storage.follow(checkpoint_at(tmp_path / "clone" / "checkpoint_000001"))
+    assert storage.origin == "donor/checkpoint_000007"
 
 
 def test_trial_that_starts_again_without_a_checkpoint_says_what_it_repeats(trial):

@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 
 from grpo_trainable.cluster.tune_trials import Trial
 from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
 from search_spaces import SPACES
 from tuning.schedulers import (
@@ -149,23 +150,48 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
 # ---- Failures that are not retried ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("limit", [2, -1])
 @pytest.mark.parametrize(
     ("error", "retried"),
     [
         (FailsAgain("the reward"), False),
         (ConfigError("lag=1: …"), False),
+        (PluginError("task.name=my.py:Task: …"), False),
         (ActorFailed("a machine"), True),
         (OSError(), True),
     ],
 )
-def test_only_a_failure_that_may_pass_is_retried(error, retried):
-    nowhere: Any = SimpleNamespace(trial_driver_staging_path="")  # without it, Tune needs Ray
-    trial = Trial("stub", stub=True, storage=nowhere, max_failures=2)
-    failed = RayTaskError("step", "Traceback …", error)
-    trial.handle_error(failed.as_instanceof_cause())
+def test_only_a_failure_that_may_pass_is_retried(error, retried, limit):
+    trial = stub(limit)
+    trial.handle_error(raised(error))
     assert trial.num_failures == 1
     assert trial.should_recover() == retried
+    trial.handle_error(raised(OSError()))
+    assert trial.should_recover()
 
+
+def test_a_failure_that_would_repeat_leaves_the_limit_of_later_runs():
+    """`Tuner.restore` gives the limit to the trial that it restarts or resumes."""
+    trial = stub(2)
+    trial.handle_error(raised(ConfigError("lag=1: …")))
+    assert trial.max_failures == 2
+    resumed = Trial.from_json_state(trial.get_json_state()[0], stub=True)
+    assert resumed.should_recover()
+
+
+def stub(max_failures: int) -> Trial:
+    nowhere: Any = SimpleNamespace(trial_driver_staging_path="")  # without it, Tune needs Ray
+    return Trial("stub", stub=True, storage=nowhere, max_failures=max_failures)
+
+
+def raised(error: Exception) -> Exception:
+    """Return an error as Tune receives it from a trial."""
+    return RayTaskError("step", "Traceback …", error).as_instanceof_cause()
+
+
+def test_a_resume_of_the_command_sets_the_limit_of_a_failed_trial():
+    trial = stub(2)
+    trial.handle_error(raised(ConfigError("lag=1: …")))
     trial.set_status(Trial.PENDING)
     resumed = FIFO()
     resumed.limit(max_failures=2, max_concurrent=0)
