@@ -26,6 +26,7 @@ from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.tasks.task import has_failed
 from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memory
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
@@ -371,7 +372,7 @@ def _scored(
     scored = Scored(
         groups=[],
         failed=[],
-        reward_errors=sum(_has_failed(s) for row in scores for s in row),
+        reward_errors=sum(has_failed(s) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
         completions=sum(len(completed.responses) for completed in rollouts.completions),
         loaded=loaded,
@@ -383,7 +384,7 @@ def _scored(
         errors = [score for score in row if isinstance(score, RewardError)]
         if errors:
             # A failure says more about the group than a reward that was left out on purpose.
-            error = max(errors, key=_has_failed)
+            error = max(errors, key=has_failed)
             scored.failed.append(
                 FailedPrompt(group.prompt_index, error.message, error.repeats, error.is_failure)
             )
@@ -402,10 +403,6 @@ def _scored(
             )
         )
     return scored
-
-
-def _has_failed(score: Score | RewardError) -> bool:
-    return isinstance(score, RewardError) and score.is_failure
 
 
 def _double(values: list[float | None]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRe
 from grpo_trainable.tasks.answers import answer_form
 from grpo_trainable.tasks.mix import MixTask
 from grpo_trainable.tasks.reward_function import GROUND_TRUTH
+from grpo_trainable.tasks.task import has_failed
 from grpo_trainable.telemetry.progress import advance
 
 logger = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ class ProcessScorer:
                 worker = self._spare_for(worker)
                 worker.wait_until_ready()
             first = _answers(worker.ask(message, deadline_s))
-            if not any(map(_has_failed, first)):
+            if not any(map(has_failed, first)):
                 return first
             second = _answers(worker.ask(message, deadline_s))
         finally:
@@ -253,13 +254,9 @@ def _answers(replies: Sequence[Mapping[str, Any]]) -> list[Score | RewardError]:
     return [RewardError(**own) if "message" in own else Score(**own) for own in replies]
 
 
-def _has_failed(answer: Score | RewardError) -> bool:
-    return isinstance(answer, RewardError) and answer.is_failure
-
-
 def _confirmed(first: Score | RewardError, second: Score | RewardError) -> Score | RewardError:
     """Return the answer to a request that was made twice. A failure repeats if both are equal."""
-    if not _has_failed(first):
+    if not has_failed(first):
         return first
     if isinstance(second, Score) or second == first:
         return second
