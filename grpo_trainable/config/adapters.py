@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from grpo_trainable.config.schema import CHECKS
 from grpo_trainable.config.values import ConfigError, is_hub_id, shown
-from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, read_json
+from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, lora_alpha, read_json
 
 _WHOLE_MODEL = ("model.safetensors", "model.safetensors.index.json")
 _LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
@@ -65,9 +64,9 @@ def _adapter_config(told: str, directory: str) -> dict[str, Any]:
 
 def _lora_settings(told: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `_LORA_SETTINGS` for adapters with this adapter_config.json."""
-    rank, alpha, targets = (config.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    alpha, targets = lora_alpha(config), config.get("target_modules")
     if (
-        not (isinstance(rank, int) and isinstance(alpha, int | float) and rank >= 1)
+        alpha is None
         or not (isinstance(targets, list) and targets)
         or not all(isinstance(name, str) for name in targets)
     ):
@@ -75,9 +74,7 @@ def _lora_settings(told: str, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{told}: {ADAPTER_CONFIG} must give r, lora_alpha, and target_modules as a list of "
             "names"
         )
-    if config.get("use_rslora"):
-        alpha *= math.sqrt(rank)  # rsLoRA divides by √r instead of r
-    values = (rank, float(alpha), ",".join(sorted(targets)))
+    values = (config["r"], alpha, ",".join(sorted(targets)))
     return dict(zip(_LORA_SETTINGS, values, strict=True))
 
 
