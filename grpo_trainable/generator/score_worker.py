@@ -91,8 +91,27 @@ def _answer(result: Any) -> Score | RewardError:
 
 
 def _failure(error: BaseException) -> RewardError:
-    """Return the error of a failed call, which repeats unless a service or a file may come back."""
-    return RewardError(one_line(error), repeats=not isinstance(error, OSError))
+    return RewardError(one_line(error), repeats=not _may_pass(error))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return True if a failed call may succeed later, because a service or a file may come back.
+
+    This is the case for an OSError, and for an error whose class is not one of Python's own, such
+    as the errors of a client for a service. The errors that led to `error` count as well.
+    """
+    reached: list[BaseException] = [error]
+    for one in reached:  # the list grows
+        if isinstance(one, OSError) or type(one).__module__ != "builtins":
+            return True
+        # A group of errors has `exceptions`.
+        causes = (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
+        reached += [
+            cause
+            for cause in causes
+            if cause is not None and not any(cause is other for other in reached)
+        ]
+    return False
 
 
 def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
