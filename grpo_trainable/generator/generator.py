@@ -336,14 +336,15 @@ class Generator:
         """Return the score, or an error if a part that `task.reward_weights` names is missing."""
         if isinstance(score, RewardError):
             return score
-        missing = [name for name in self._parts if name not in score.all_parts]
+        there = score.all_parts
+        missing = [name for name in self._parts if name not in there]
         if not missing:
             return score
-        return RewardError(
-            f"task.reward_weights names {missing[0]}, but the reward has the parts "
-            f"{', '.join(score.all_parts)}",
-            repeats=True,
-        )
+        why = f"task.reward_weights names {missing[0]}, but the parts of the reward are "
+        why += ", ".join(there)
+        if missing[0] == "format" and self._scorer is not None:
+            why += "; a reward has the part format if it returns format_reward"
+        return RewardError(why, repeats=True)
 
 
 def _scoring_stage(stream: str) -> str:

@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.config.task import PARTS
 from grpo_trainable.generator.worker_process import WorkerProcess
 from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
@@ -114,7 +113,8 @@ class ProcessScorer:
                 times the parts that they name. None: the sum of all functions.
 
         Raises:
-            ValueError: The function cannot be imported, or has no accepted form.
+            ValueError: The function cannot be imported, has no accepted form, or is a list without
+                a function that has a weight.
         """
         self._start = functools.partial(_worker, reward, directory, task)
         self._deadline_s = deadline_s
@@ -129,6 +129,11 @@ class ProcessScorer:
             self._scores_groups: bool = ready["scores_groups"]
             self._weights = (weights or {}) if ready["parts"] else {}
             self._free.put(worker)
+        try:
+            _refuse_other_parts(_named(reward, task), ready["parts"], self._weights)
+        except ValueError:
+            self.close()
+            raise
         self._processes.append(self._start())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
@@ -184,8 +189,7 @@ class ProcessScorer:
     def _weighted(self, answer: Score | RewardError) -> Score | RewardError:
         if isinstance(answer, RewardError) or not self._weights:
             return answer
-        parts = answer.all_parts
-        total = math.fsum(weight * parts.get(name, 0.0) for name, weight in self._weights.items())
+        total = math.fsum(weight * answer.parts[name] for name, weight in self._weights.items())
         return replace(answer, reward=total, answer_reward=total)
 
     def _ask(self, group: Sequence[ScoreRequest], deadline_s: float) -> list[Score | RewardError]:
@@ -377,11 +381,23 @@ def check_reward(
         for column in ready["columns"]:
             if column not in example.columns:
                 raise ValueError(_lacks(_named(reward, task), column, example))
-    unknown = set(weighted) - {*ready["parts"], *PARTS} if ready["parts"] else set()
-    if unknown:
+    _refuse_other_parts(_named(reward, task), ready["parts"], weighted)
+
+
+def _refuse_other_parts(named: str, functions: Sequence[str], weighted: Collection[str]) -> None:
+    """Check that the weights of a list of functions name only functions of the list.
+
+    Args:
+        named: The setting that names the list.
+        functions: Names of the functions in the list. Empty: it is no list, and what a function
+            returns decides the parts of its rewards.
+        weighted: The parts of the reward that `task.reward_weights` names.
+    """
+    unknown = set(weighted) - set(functions)
+    if functions and unknown:
         raise ValueError(
-            f"task.reward_weights: names {min(unknown)}, but {_named(reward, task)} lists the "
-            f"functions {', '.join(ready['parts'])}"
+            f"task.reward_weights: names {min(unknown)}, but {named} lists the functions "
+            f"{', '.join(functions)}"
         )
 
 
