@@ -8,9 +8,9 @@ function is the task's method `reward`.
 Standard input and output carry JSON lines, never pickle. The first line of output is
 `{"ready": true, …}` with the other fields of `RewardFunction`. If the function cannot be used, the
 first line is `{"error": …}` instead, and the process ends. After the first line, each request, an
-object with the fields of `Responses`, gets one reply: a list with an entry for each response. An
-entry is `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the
-fields of a `RewardError`.
+object with the fields of `Responses` that the function reads, gets one reply: a list with an entry
+for each response. An entry is `{"reward", "format_reward", …}` with the fields of a `Score`, or
+`{"message", …}` with the fields of a `RewardError`.
 
 The process ends when its parent does. An idle process sees the end of standard input. A busy
 process gets SIGIO when the parent's end of the LIFELINE_FD pipe closes. The signal ends the process
@@ -133,6 +133,7 @@ def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
             "ready": True,
             "scores_groups": reward.scores_groups,
             "columns": sorted(reward.columns),
+            "reads": sorted(reward.reads),
             "parts": reward.parts,
         }
     )

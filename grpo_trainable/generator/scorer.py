@@ -127,6 +127,7 @@ class ProcessScorer:
         for worker in self._processes:
             ready = worker.wait_until_ready()
             self._scores_groups: bool = ready["scores_groups"]
+            self._reads: list[str] = ready["reads"]
             self._weights = (weights or {}) if ready["parts"] else {}
             self._free.put(worker)
         try:
@@ -199,7 +200,7 @@ class ProcessScorer:
             TimeoutError: The answers did not come in time.
             EOFError: The process died.
         """
-        message = _message(group)
+        message = _message(group, self._reads)
         worker = self._free.get()
         try:
             if not worker.is_alive():
@@ -240,17 +241,25 @@ class ProcessScorer:
         return worker
 
 
-def _message(group: Sequence[ScoreRequest]) -> dict[str, Any]:
-    """Return the fields of the `Responses` for requests that agree in everything but the text."""
+def _message(group: Sequence[ScoreRequest], reads: Collection[str]) -> dict[str, Any]:
+    """Return the fields of the `Responses` for requests to the same example.
+
+    Args:
+        group: The requests.
+        reads: The fields that the function reads besides the texts and the true answer.
+    """
     first = group[0]
     prompt = first.prompt
-    return {
-        "texts": [request.response for request in group],
+    further = {
         "token_ids": [list(request.token_ids) for request in group],
         "prompt": prompt if isinstance(prompt, str) else [dict(message) for message in prompt],
-        "ground_truth": first.ground_truth,
         "columns": dict(first.columns),
         "label": first.label,
+    }
+    return {
+        "texts": [request.response for request in group],
+        "ground_truth": first.ground_truth,
+        **{name: further[name] for name in reads},
     }
 
 

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -372,6 +373,12 @@ def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, rea
         check_reward(f"{path}:f")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_function_of_two_values_gets_no_row_that_it_cannot_read(scorer):
+    # Sending the row would fail, because the row is not JSON.
+    unsent: Any = {"image": object()}
+    assert scorer.score([ScoreRequest("x", [], columns=unsent)]) == [Score(3.0, None, 3.0)]
 
 
 # ---- Forms of functions --------------------------------------------------------------------------

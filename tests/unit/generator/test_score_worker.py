@@ -69,10 +69,7 @@ def repeats(act: Callable[[], Any]) -> bool:
     def reward(response: str, ground_truth: Any) -> Any:
         return act()
 
-    given = Responses(
-        texts=["x"], token_ids=[[1]], prompt="p", ground_truth=None, columns={}, label=None
-    )
-    (answer,) = answers(as_reward(reward), given)
+    (answer,) = answers(as_reward(reward), Responses(texts=["x"], ground_truth=None))
     assert isinstance(answer, RewardError)
     return answer.repeats
 
