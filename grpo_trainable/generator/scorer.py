@@ -401,6 +401,9 @@ def _refuse_other_parts(named: str, functions: Sequence[str], weighted: Collecti
         functions: Names of the functions in the list. Empty: it is no list, and what a function
             returns decides the parts of its rewards.
         weighted: The parts of the reward that `task.reward_weights` names.
+
+    Raises:
+        ValueError: A weight names something else. The message is one line.
     """
     unknown = set(weighted) - set(functions)
     if functions and unknown:
