@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from grpo_trainable.models.hf.json_files import (
     SHARDS,
     WEIGHTS,
     is_hub_id,
+    lora_alpha,
     read_json,
 )
 
@@ -77,9 +77,9 @@ def _adapter_config(told: str, directory: str) -> dict[str, Any]:
 
 def _lora_settings(told: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `_LORA_SETTINGS` for adapters with this adapter_config.json."""
-    rank, alpha, targets = (config.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    alpha, targets = lora_alpha(config), config.get("target_modules")
     if (
-        not (isinstance(rank, int) and isinstance(alpha, int | float) and rank >= 1)
+        alpha is None
         or not (isinstance(targets, list) and targets)
         or not all(isinstance(name, str) for name in targets)
     ):
@@ -87,9 +87,7 @@ def _lora_settings(told: str, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{told}: {ADAPTER_CONFIG} must give r, lora_alpha, and target_modules as a list of "
             "names"
         )
-    if config.get("use_rslora"):
-        alpha *= math.sqrt(rank)  # rsLoRA divides by √r instead of r
-    values = (rank, float(alpha), ",".join(sorted(targets)))
+    values = (config["r"], alpha, ",".join(sorted(targets)))
     return dict(zip(_LORA_SETTINGS, values, strict=True))
 
 

@@ -27,7 +27,7 @@ def mix_of(given: Any) -> dict[str, Entry]:
     None gives no entries.
 
     Raises:
-        TypeError: The value is empty, or the value, a label or a weight has the wrong type.
+        TypeError: The value is empty, or the value, a label, a name or a weight has the wrong type.
         ValueError: The text is not JSON, two keys are equal, or a label or a weight is invalid.
         RecursionError: The JSON is nested too deeply.
     """
@@ -95,8 +95,11 @@ def _label(key: Any) -> str:
 
 
 def _entry(key: str, value: Any) -> Entry:
-    entry = dict(value) if isinstance(value, Mapping) else {"weight": value}
+    given = value if isinstance(value, Mapping) else {"weight": value}
+    entry = {"name": key, **given}
     weight = entry.get("weight")
+    if not isinstance(entry["name"], str):
+        raise TypeError
     # Python counts True as a number.
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise TypeError
@@ -104,4 +107,4 @@ def _entry(key: str, value: Any) -> Entry:
         raise TypeError
     if not 0 < weight <= MAX_WEIGHT:
         raise ValueError
-    return {"name": key, **entry}
+    return entry

@@ -16,16 +16,36 @@ from grpo_trainable.config.defaults import GIVEN, MODEL, TASKS, TEMPLATES
 from grpo_trainable.config.foreign_names import PAGE
 from grpo_trainable.config.mix import Entry, mix_of, mix_text, with_absolute_paths
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TRL, VERL
-from grpo_trainable.config.values import Check, ConfigError, converted, is_path, shown
+from grpo_trainable.config.task import CommonTaskSettings
+from grpo_trainable.config.values import (
+    Check,
+    ConfigError,
+    checks_of,
+    converted,
+    is_path,
+    shown,
+)
 from grpo_trainable.models.hf.json_files import ModelFacts, facts_of, is_hub_id
+from grpo_trainable.plugins import is_reference
+
+# Keys of the section `task` that every task has.
+_OF_ALL_TASKS = checks_of(CommonTaskSettings, "task.")
 
 
-def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
+def parse_assignment(
+    text: str, checks: Mapping[str, Check] = CHECKS, *, own_task: bool = False
+) -> tuple[str, Any]:
     """Parse an assignment of `--set`: `optim.lr=1e-3` gives `("optim.lr", 0.001)`.
 
     The value of a key that takes a string is returned as given, unless it starts with a quotation
     mark. All other values are parsed as JSON. `none` and `null` give None, unless the key takes a
     string and may not be none. `GRPOConfig.from_dict` checks the value later.
+
+    Args:
+        text: The assignment.
+        checks: The checks of the known keys.
+        own_task: Accept any key of the section `task`, because the task is a user's class, which
+            declares settings of its own.
 
     Raises:
         ConfigError: `text` is not an assignment, or the key is not in `checks`.
@@ -36,12 +56,13 @@ def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[s
     if key in SECTIONS:
         names = ", ".join(name for name in checks if name.startswith(f"{key}."))
         raise ConfigError(f"{key}={shown(raw)}: is a section; set one of {names}")
-    if key not in checks:
+    is_own = own_task and key.startswith("task.") and key not in _OF_ALL_TASKS
+    if key not in checks and not is_own:
         raise unknown_key(key, checks)
-    check = checks[key]
-    if raw.lower() in ("none", "null") and (check.optional or not check.is_text):
+    is_text = not is_own and checks[key].is_text
+    if raw.lower() in ("none", "null") and not (is_text and not checks[key].optional):
         return key, None
-    if check.is_text and not raw.startswith('"'):
+    if is_text and not raw.startswith('"'):
         return key, raw
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
@@ -147,20 +168,32 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
     example = f'such as {{"{SET}": {{"actors": "placement=disaggregated,lag=1"}}}}'
     if not isinstance(texts, Mapping):
         raise ConfigError(f"{SET}={shown(texts)}: must be a mapping of texts, {example}")
+    assignments: list[tuple[str, str]] = []
     for name, text in texts.items():
         where = f"{SET}.{name}"
         if not isinstance(text, str):
             raise ConfigError(f"{where}={shown(text)}: must be a text, {example}")
         # A comma before a key separates two settings; other commas belong to a value.
-        for assignment in re.split(r",(?=\s*[A-Za-z_][\w.]*=)", text):
-            try:
-                key, value = parse_assignment(assignment)
-            except ConfigError as error:
-                raise ConfigError(f"{error} (in {where})") from None
-            if key in flatten(copied):
-                raise ConfigError(f"{key}={shown(value)} (in {where}): {key} is given twice")
-            set_dotted(copied, key, value)
+        split = re.split(r",(?=\s*[A-Za-z_][\w.]*=)", text)
+        assignments += [(where, assignment) for assignment in split]
+    # The name of the task comes first, because a user's task has keys of its own.
+    assignments.sort(key=lambda pair: pair[1].partition("=")[0].strip() != "task.name")
+    for where, assignment in assignments:
+        try:
+            key, value = parse_assignment(assignment, own_task=_has_own_task(copied))
+        except ConfigError as error:
+            raise ConfigError(f"{error} (in {where})") from None
+        if key in flatten(copied):
+            raise ConfigError(f"{key}={shown(value)} (in {where}): {key} is given twice")
+        set_dotted(copied, key, value)
     return copied
+
+
+def _has_own_task(data: Mapping[str, Any]) -> bool:
+    """Return True if the task in nested plain data is a user's class."""
+    task = data.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    return isinstance(name, str) and is_reference(name)
 
 
 def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:

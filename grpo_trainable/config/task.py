@@ -41,7 +41,7 @@ from grpo_trainable.config.values import (
 from grpo_trainable.plugins import is_reference
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
-PARTS = ("format", "answer")  # the parts that every reward has
+PARTS = ("format", "answer")  # the parts of the rewards of built-in tasks with text
 
 
 def scored_apart(reward: str | None, name: str, equality: str, mix: str | None) -> bool:
@@ -141,8 +141,9 @@ class CommonTaskSettings(Settings):
     reward_weights: str | None = text(
         None,
         "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the "
-        "parts. Every reward has the parts `format` and `answer`, and a list of functions has a "
-        "part for each function. `none` uses the reward itself.",
+        "parts. Built-in rewards have the parts `format` and `answer`, your own reward has the "
+        "parts that it returns, and a list of functions has a part for each function. `none` uses "
+        "the reward itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )
@@ -227,6 +228,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     task = config.task
     # A generator that waits for a score must not be mistaken for a generator that hangs.
     enough_s = 2 * task.reward_deadline_s
+    parts = ("answer",) if task.name == CONTROL else PARTS
+    unknown = set(task.part_weights) - set(parts)
 
     yield (
         task.length_penalty > 0 and task.length_target is None,
@@ -242,10 +245,11 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         not task.has_custom_reward
         and not config.env.plays
-        and not set(task.part_weights) <= set(PARTS)
+        and bool(unknown)
         and task.name != MIX,  # each task of a mix is checked separately
         "task.reward_weights",
-        f"the reward of task.name={task.name} has only the parts {' and '.join(PARTS)}",
+        f"the reward of task.name={task.name} has no part {min(unknown, default='')}; "
+        f"valid: {', '.join(parts)}",
     )
     yield (
         task.name == "reasoning_gym" and task.dataset is None,

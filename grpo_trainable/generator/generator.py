@@ -26,6 +26,7 @@ from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.tasks.task import has_failed
 from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memory
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
@@ -335,14 +336,15 @@ class Generator:
         """Return the score, or an error if a part that `task.reward_weights` names is missing."""
         if isinstance(score, RewardError):
             return score
-        missing = [name for name in self._parts if name not in score.all_parts]
+        there = score.all_parts
+        missing = [name for name in self._parts if name not in there]
         if not missing:
             return score
-        return RewardError(
-            f"task.reward_weights names {missing[0]}, but the reward has the parts "
-            f"{', '.join(score.all_parts)}",
-            repeats=True,
-        )
+        why = f"task.reward_weights names {missing[0]}, but the parts of the reward are "
+        why += ", ".join(there)
+        if missing[0] == "format" and self._scorer is not None:
+            why += "; a reward has the part format if it returns format_reward"
+        return RewardError(why, repeats=True)
 
 
 def _scoring_stage(stream: str) -> str:
@@ -371,7 +373,7 @@ def _scored(
     scored = Scored(
         groups=[],
         failed=[],
-        reward_errors=sum(_has_failed(s) for row in scores for s in row),
+        reward_errors=sum(has_failed(s) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
         completions=sum(len(completed.responses) for completed in rollouts.completions),
         loaded=loaded,
@@ -383,7 +385,7 @@ def _scored(
         errors = [score for score in row if isinstance(score, RewardError)]
         if errors:
             # A failure says more about the group than a reward that was left out on purpose.
-            error = max(errors, key=_has_failed)
+            error = max(errors, key=has_failed)
             scored.failed.append(
                 FailedPrompt(group.prompt_index, error.message, error.repeats, error.is_failure)
             )
@@ -402,10 +404,6 @@ def _scored(
             )
         )
     return scored
-
-
-def _has_failed(score: Score | RewardError) -> bool:
-    return isinstance(score, RewardError) and score.is_failure
 
 
 def _double(values: list[float | None]) -> torch.Tensor:

@@ -8,9 +8,9 @@ function is the task's method `reward`.
 Standard input and output carry JSON lines, never pickle. The first line of output is
 `{"ready": true, …}` with the other fields of `RewardFunction`. If the function cannot be used, the
 first line is `{"error": …}` instead, and the process ends. After the first line, each request, an
-object with the fields of `Responses`, gets one reply: a list with an entry for each response. An
-entry is `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the
-fields of a `RewardError`.
+object with the fields of `Responses` that the function reads, gets one reply: a list with an entry
+for each response. An entry is `{"reward", "format_reward", …}` with the fields of a `Score`, or
+`{"message", …}` with the fields of a `RewardError`.
 
 The process ends when its parent does. An idle process sees the end of standard input. A busy
 process gets SIGIO when the parent's end of the LIFELINE_FD pipe closes. The signal ends the process
@@ -91,8 +91,27 @@ def _answer(result: Any) -> Score | RewardError:
 
 
 def _failure(error: BaseException) -> RewardError:
-    """Return the error of a failed call, which repeats unless a service or a file may come back."""
-    return RewardError(one_line(error), repeats=not isinstance(error, OSError))
+    return RewardError(one_line(error), repeats=not _may_pass(error))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return True if a failed call may succeed later, because a service or a file may come back.
+
+    This is the case for an OSError, and for an error whose class is not one of Python's own, such
+    as the errors of a client for a service. The errors that led to `error` count as well.
+    """
+    reached: list[BaseException] = [error]
+    for one in reached:  # the list grows
+        if isinstance(one, OSError) or type(one).__module__ != "builtins":
+            return True
+        # A group of errors has `exceptions`.
+        causes = (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
+        reached += [
+            cause
+            for cause in causes
+            if cause is not None and not any(cause is other for other in reached)
+        ]
+    return False
 
 
 def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
@@ -114,6 +133,7 @@ def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
             "ready": True,
             "scores_groups": reward.scores_groups,
             "columns": sorted(reward.columns),
+            "reads": sorted(reward.reads),
             "parts": reward.parts,
         }
     )

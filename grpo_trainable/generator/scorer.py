@@ -15,12 +15,12 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.config.task import PARTS
 from grpo_trainable.generator.worker_process import WorkerProcess
 from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
 from grpo_trainable.tasks.mix import MixTask
 from grpo_trainable.tasks.reward_function import GROUND_TRUTH
+from grpo_trainable.tasks.task import has_failed
 from grpo_trainable.telemetry.progress import advance
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,8 @@ class ProcessScorer:
                 times the parts that they name. None: the sum of all functions.
 
         Raises:
-            ValueError: The function cannot be imported, or has no accepted form.
+            ValueError: The function cannot be imported, has no accepted form, or is a list without
+                a function that has a weight.
         """
         self._start = functools.partial(_worker, reward, directory, task)
         self._deadline_s = deadline_s
@@ -126,8 +127,14 @@ class ProcessScorer:
         for worker in self._processes:
             ready = worker.wait_until_ready()
             self._scores_groups: bool = ready["scores_groups"]
+            self._reads: list[str] = ready["reads"]
             self._weights = (weights or {}) if ready["parts"] else {}
             self._free.put(worker)
+        try:
+            _refuse_other_parts(_named(reward, task), ready["parts"], self._weights)
+        except ValueError:
+            self.close()
+            raise
         self._processes.append(self._start())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
@@ -183,8 +190,7 @@ class ProcessScorer:
     def _weighted(self, answer: Score | RewardError) -> Score | RewardError:
         if isinstance(answer, RewardError) or not self._weights:
             return answer
-        parts = answer.all_parts
-        total = math.fsum(weight * parts.get(name, 0.0) for name, weight in self._weights.items())
+        total = math.fsum(weight * answer.parts[name] for name, weight in self._weights.items())
         return replace(answer, reward=total, answer_reward=total)
 
     def _ask(self, group: Sequence[ScoreRequest], deadline_s: float) -> list[Score | RewardError]:
@@ -194,14 +200,14 @@ class ProcessScorer:
             TimeoutError: The answers did not come in time.
             EOFError: The process died.
         """
-        message = _message(group)
+        message = _message(group, self._reads)
         worker = self._free.get()
         try:
             if not worker.is_alive():
                 worker = self._spare_for(worker)
                 worker.wait_until_ready()
             first = _answers(worker.ask(message, deadline_s))
-            if not any(map(_has_failed, first)):
+            if not any(map(has_failed, first)):
                 return first
             second = _answers(worker.ask(message, deadline_s))
         finally:
@@ -235,17 +241,25 @@ class ProcessScorer:
         return worker
 
 
-def _message(group: Sequence[ScoreRequest]) -> dict[str, Any]:
-    """Return the fields of the `Responses` for requests that agree in everything but the text."""
+def _message(group: Sequence[ScoreRequest], reads: Collection[str]) -> dict[str, Any]:
+    """Return the fields of the `Responses` for requests to the same example.
+
+    Args:
+        group: The requests.
+        reads: The fields that the function reads besides the texts and the true answer.
+    """
     first = group[0]
     prompt = first.prompt
-    return {
-        "texts": [request.response for request in group],
+    further = {
         "token_ids": [list(request.token_ids) for request in group],
         "prompt": prompt if isinstance(prompt, str) else [dict(message) for message in prompt],
-        "ground_truth": first.ground_truth,
         "columns": dict(first.columns),
         "label": first.label,
+    }
+    return {
+        "texts": [request.response for request in group],
+        "ground_truth": first.ground_truth,
+        **{name: further[name] for name in reads},
     }
 
 
@@ -253,13 +267,9 @@ def _answers(replies: Sequence[Mapping[str, Any]]) -> list[Score | RewardError]:
     return [RewardError(**own) if "message" in own else Score(**own) for own in replies]
 
 
-def _has_failed(answer: Score | RewardError) -> bool:
-    return isinstance(answer, RewardError) and answer.is_failure
-
-
 def _confirmed(first: Score | RewardError, second: Score | RewardError) -> Score | RewardError:
     """Return the answer to a request that was made twice. A failure repeats if both are equal."""
-    if not _has_failed(first):
+    if not has_failed(first):
         return first
     if isinstance(second, Score) or second == first:
         return second
@@ -380,11 +390,26 @@ def check_reward(
         for column in ready["columns"]:
             if column not in example.columns:
                 raise ValueError(_lacks(_named(reward, task), column, example))
-    unknown = set(weighted) - {*ready["parts"], *PARTS} if ready["parts"] else set()
-    if unknown:
+    _refuse_other_parts(_named(reward, task), ready["parts"], weighted)
+
+
+def _refuse_other_parts(named: str, functions: Sequence[str], weighted: Collection[str]) -> None:
+    """Check that the weights of a list of functions name only functions of the list.
+
+    Args:
+        named: The setting that names the list.
+        functions: Names of the functions in the list. Empty: it is no list, and what a function
+            returns decides the parts of its rewards.
+        weighted: The parts of the reward that `task.reward_weights` names.
+
+    Raises:
+        ValueError: A weight names something else. The message is one line.
+    """
+    unknown = set(weighted) - set(functions)
+    if functions and unknown:
         raise ValueError(
-            f"task.reward_weights: names {min(unknown)}, but {_named(reward, task)} lists the "
-            f"functions {', '.join(ready['parts'])}"
+            f"task.reward_weights: names {min(unknown)}, but {named} lists the functions "
+            f"{', '.join(functions)}"
         )
 
 

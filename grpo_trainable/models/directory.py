@@ -133,7 +133,9 @@ def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
         except ValueError as error:
             raise ValueError(f"{directory}: {error}") from None
         if model.adapter is not None:
-            check_adapter(Path(model.adapter), model.lora_rank, model.lora_targets, shapes)
+            check_adapter(
+                Path(model.adapter), model.lora_rank, model.lora_alpha, model.lora_targets, shapes
+            )
     return policy_shape(model), hf_directory.read_tokenizer(directory)
 
 

@@ -16,7 +16,7 @@ from grpo_trainable.tasks.order import Rows, permutation
 from grpo_trainable.tasks.prompt_files import (
     hash_fraction,
     read_examples,
-    sources_of,
+    sources_in_files,
     split_files,
     true_answer,
 )
@@ -210,7 +210,7 @@ class KeywordTask:
                 else Rows(read_examples("eval_file", eval_file, parse, strict=strict))
             )
         words = "the nouns that ship" if settings.keywords_file is None else "task.keywords_file"
-        self.sources = sources_of(train_file, eval_file, f"from {words}")
+        self.sources = sources_in_files(train_file, eval_file, f"from {words}")
 
     def train_example(self, prompt_index: int) -> Example:
         """Return training example `prompt_index`, a pure function of (seed, prompt_index).

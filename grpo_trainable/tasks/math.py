@@ -12,7 +12,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
-from grpo_trainable.tasks.prompt_files import sources_of, split_files, true_answer
+from grpo_trainable.tasks.prompt_files import sources_in_files, split_files, true_answer
 from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
@@ -134,7 +134,7 @@ class MathTask:
             partial(parse_problem, own_reward=settings.reward is not None),
             strict=settings.strict,
         )
-        self.sources = sources_of(
+        self.sources = sources_in_files(
             settings.train_file, settings.eval_file, "from the problems that ship"
         )
 

@@ -104,7 +104,7 @@ def split_files(
     return Rows(train), Rows(heldout)
 
 
-def sources_of(
+def sources_in_files(
     train_file: str | None, eval_file: str | None, otherwise: str
 ) -> tuple[str, str] | None:
     """Return the sources of the training and the held-out examples, as text for people.

@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_trainable.tasks.messages import Prompt
@@ -36,14 +36,18 @@ GROUND_TRUTH = "ground_truth"  # every prompt has this column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """Responses to one prompt, with everything that a reward function may use."""
+    """Responses to one prompt, with everything that a reward function may use.
+
+    A field with a default may be missing if the function does not read it (`RewardFunction.reads`).
+    """
 
     texts: Sequence[str]
-    token_ids: Sequence[Sequence[int]]
-    prompt: Prompt
     ground_truth: JSONValue
-    columns: Mapping[str, JSONValue]  # the prompt's row in the data
-    label: str | None  # in a mix of tasks, the label of the task
+    token_ids: Sequence[Sequence[int]] = ()
+    prompt: Prompt = ""
+    # The prompt's row in the data, by column.
+    columns: Mapping[str, JSONValue] = field(default_factory=dict)
+    label: str | None = None  # in a mix of tasks, the label of the task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,8 @@ class RewardFunction:
     score: Callable[[Responses], Sequence[Any]]
     scores_groups: bool = False  # True: call it with all responses to a prompt
     columns: frozenset[str] = frozenset()  # columns of the data that it needs
+    # Fields of `Responses` that it reads, besides `texts` and `ground_truth`.
+    reads: frozenset[str] = frozenset()
     parts: tuple[str, ...] = ()  # names of the functions in a list
 
 
@@ -131,7 +137,7 @@ def _verl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
         calls = [takes.choose({"solution_str": text, **told}) for text in given.texts]
         return [_of_verl(_single(function(**arguments))) for arguments in calls]
 
-    return RewardFunction(score=score)
+    return RewardFunction(score=score, reads=frozenset({"columns", "label"}))
 
 
 def _of_verl(result: Any) -> Any:
@@ -159,8 +165,12 @@ def _trl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
         }
         return _listed(_value(function(**takes.choose(told))), len(texts))
 
-    needed = takes.required - TRL_LISTS - TRL_LOGS - {GROUND_TRUTH}
-    return RewardFunction(score=score, scores_groups=True, columns=frozenset(needed))
+    return RewardFunction(
+        score=score,
+        scores_groups=True,
+        columns=frozenset(takes.required - TRL_LISTS - TRL_LOGS - {GROUND_TRUTH}),
+        reads=frozenset({"token_ids", "prompt", "columns"}),
+    )
 
 
 def _message(text: str) -> list[dict[str, str]]:
@@ -229,6 +239,7 @@ def _sum_of(functions: Sequence[Any]) -> RewardFunction:
         score=score,
         scores_groups=any(reward.scores_groups for reward in rewards),
         columns=frozenset().union(*(reward.columns for reward in rewards)),
+        reads=frozenset().union(*(reward.reads for reward in rewards)),
         parts=tuple(names),
     )
 

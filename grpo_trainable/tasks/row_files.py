@@ -157,11 +157,12 @@ def _as_json(value: Any) -> Any:
     """Return a value of a column as a JSON value.
 
     Null entries of objects are dropped, because a column has a null wherever JSON would have no
-    key. Values of other types, such as dates, become text.
+    key. An entry of a map column becomes the list of its key and its value. Values of other types,
+    such as dates, become text.
     """
     if isinstance(value, dict):
         return {str(name): _as_json(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 

@@ -67,6 +67,11 @@ class RewardError:
     is_failure: bool = True  # False: the function gave this response no reward on purpose
 
 
+def has_failed(answer: Score | RewardError) -> bool:
+    """Return True if the response has no score because of a failure, not on purpose."""
+    return isinstance(answer, RewardError) and answer.is_failure
+
+
 def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 

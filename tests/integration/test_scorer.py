@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -374,6 +375,12 @@ def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, rea
     assert "\n" not in str(error.value)
 
 
+def test_a_function_of_two_values_gets_no_row_that_it_cannot_read(scorer):
+    # Sending the row would fail, because the row is not JSON.
+    unsent: Any = {"image": object()}
+    assert scorer.score([ScoreRequest("x", [], columns=unsent)]) == [Score(3.0, None, 3.0)]
+
+
 # ---- Forms of functions --------------------------------------------------------------------------
 
 # The texts of a call decide what the function does with it.
@@ -448,19 +455,19 @@ def test_a_failed_call_fails_its_group_and_a_wrong_number_its_response(grouped):
         *[RewardError("KeyError: 'no'", repeats=True)] * 2,
         *[RewardError(no_list, repeats=True)] * 2,
         RewardError(not_finite, repeats=True),
-        Score(222.0, 1.0, 222.0),
-        Score(321.0, 1.0, 321.0),
+        Score(222.0, None, 222.0),
+        Score(321.0, None, 321.0),
     ]
 
 
 def test_none_is_no_failure_and_is_not_asked_for_again(grouped):
     none = RewardError("the reward function returned None", is_failure=False)
-    assert grouped.score(group(0, "none", "calls")) == [none, Score(1.0, 1.0, 1.0)]
-    assert grouped.score(group(0, "calls")) == [Score(2.0, 1.0, 2.0)]
+    assert grouped.score(group(0, "none", "calls")) == [none, Score(1.0, None, 1.0)]
+    assert grouped.score(group(0, "calls")) == [Score(2.0, None, 2.0)]
 
 
 def test_a_failure_that_passes_or_differs_does_not_repeat(grouped):
-    assert grouped.score(group(0, "flaky")) == [Score(21.0, 1.0, 21.0)]
+    assert grouped.score(group(0, "flaky")) == [Score(21.0, None, 21.0)]
     (away,) = grouped.score(group(0, "away"))
     assert away == RewardError("ConnectionError: no service", repeats=False)
     (differs,) = grouped.score(group(0, "differs"))
@@ -471,7 +478,7 @@ def test_a_failure_that_passes_or_differs_does_not_repeat(grouped):
 def test_a_group_may_take_the_time_of_all_its_responses(groups):
     with contextlib.closing(ProcessScorer(f"{groups}:grouped", deadline_s=0.5)) as scorer:
         answers = scorer.score([*group(0, "hang", "a", "b"), *group(1, "c")])
-    assert answers == [RewardError("no reward within 1.5 s")] * 3 + [Score(121.0, 1.0, 121.0)]
+    assert answers == [RewardError("no reward within 1.5 s")] * 3 + [Score(121.0, None, 121.0)]
 
 
 def test_a_list_of_functions_gives_a_part_for_each_and_their_weighted_sum(groups):
@@ -482,7 +489,7 @@ def test_a_list_of_functions_gives_a_part_for_each_and_their_weighted_sum(groups
             ProcessScorer(f"{groups}:both", deadline_s=60, weights=given)
         ) as scorer:
             answers = scorer.score(group(0, "a", "b"))
-        assert answers == [Score(total, 1.0, total, parts=parts)] * 2
+        assert answers == [Score(total, None, total, parts=parts)] * 2
 
 
 def test_a_check_compares_a_function_with_the_data_and_the_weights(groups):
@@ -492,8 +499,15 @@ def test_a_check_compares_a_function_with_the_data_and_the_weights(groups):
     with pytest.raises(ValueError, match=r"^task\.reward=.*needs the column level") as error:
         check_reward(f"{groups}:grouped", examples=[fitting, lacking])
     assert "they have the columns answer, ground_truth, question" in str(error.value)
-    check_reward(f"{groups}:both", weighted=["half", "format"])
-    with pytest.raises(ValueError, match=r"^task\.reward_weights: names hlaf, but") as error:
-        check_reward(f"{groups}:both", weighted=["half", "hlaf"])
-    assert str(error.value).endswith("lists the functions grouped, half")
+    check_reward(f"{groups}:both", weighted=["half"])
+    for other in ("hlaf", "format", "answer"):
+        weights = {"half": 1.0, other: 1.0}
+        attempts = (
+            lambda weights=weights: check_reward(f"{groups}:both", weighted=weights),
+            lambda weights=weights: ProcessScorer(f"{groups}:both", deadline_s=60, weights=weights),
+        )
+        for attempt in attempts:
+            with pytest.raises(ValueError, match=f"^task.reward_weights: names {other}, ") as error:
+                attempt()
+            assert str(error.value).endswith("lists the functions grouped, half")
     check_reward(f"{groups}:half", weighted=["any"])  # a dict may have any parts

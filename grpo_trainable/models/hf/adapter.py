@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_trainable.models.hf.directory import ALL_LINEAR, MATRIX, layers_named, names_in
-from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, read_json
+from grpo_trainable.models.hf.json_files import ADAPTER_CONFIG, lora_alpha, read_json
 from grpo_trainable.models.safetensors_header import tensor_shapes
 
 if TYPE_CHECKING:
@@ -38,13 +38,18 @@ def adapter_files(directory: Path) -> dict[str, Path]:
 
 
 def check_adapter(
-    directory: Path, rank: int, targets: str, shapes: Mapping[str, tuple[int, ...]]
+    directory: Path,
+    rank: int,
+    alpha: float | None,
+    targets: str,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Check adapters as far as possible without reading their tensors.
 
     Args:
         directory: The directory of the adapters.
         rank: The setting `model.lora_rank`.
+        alpha: The setting `model.lora_alpha`.
         targets: The setting `model.lora_targets`.
         shapes: Shapes of the stored tensors of the model that gets the adapters, by name.
 
@@ -54,6 +59,7 @@ def check_adapter(
     """
     _refuse_other_kinds(directory)
     adapted = _adapted_layers(directory, rank)
+    _refuse_other_alpha(directory, 2.0 * rank if alpha is None else alpha)
     for layer, shape in adapted.items():
         own = shapes.get(f"{layer}{MATRIX}", shape)
         if own != shape:
@@ -87,6 +93,18 @@ def _refuse_other_kinds(directory: Path) -> None:
         pickle = f" ({PICKLE} is a pickle, which runs code when it is read)"
         raise ValueError(
             f"{directory}: no {WEIGHTS} here{pickle if (directory / PICKLE).is_file() else ''}"
+        )
+
+
+def _refuse_other_alpha(directory: Path, alpha: float) -> None:
+    """Check that the adapters were trained with this alpha, and so with the scale of a trial."""
+    own = lora_alpha(read_json(directory / ADAPTER_CONFIG))
+    if own is None:
+        raise ValueError(f"{directory}: {ADAPTER_CONFIG} must give r and lora_alpha")
+    if own != alpha:
+        raise ValueError(
+            f"{directory}: the adapters were trained with a lora_alpha of {own}, not {alpha}; "
+            "leave model.lora_alpha out"
         )
 
 

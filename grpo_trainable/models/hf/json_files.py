@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -127,6 +128,21 @@ def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, An
     if not isinstance(content, dict):
         raise ValueError(f"{path}: not a JSON object")
     return content
+
+
+def lora_alpha(adapter_config: Mapping[str, Any]) -> float | None:
+    """Return the alpha with which the scale of LoRA adapters is alpha / rank.
+
+    Return None if the rank or alpha is missing or invalid.
+
+    Args:
+        adapter_config: The content of adapter_config.json.
+    """
+    rank, alpha = adapter_config.get("r"), adapter_config.get("lora_alpha")
+    if not is_count(rank) or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        return None
+    # rsLoRA divides by √r instead of r.
+    return float(alpha * math.sqrt(rank) if adapter_config.get("use_rslora") else alpha)
 
 
 def is_count(value: Any) -> bool:

@@ -1437,6 +1437,15 @@ def test_texts_below_set_give_settings_their_keys():
     assert GRPOConfig.from_dict(data) == GRPOConfig.from_dict(expand_set(data))
 
 
+def test_texts_below_set_may_name_settings_of_a_users_task():
+    texts = {"a": "task.level=3,task.words=few.txt,task.equality=4", "b": "task.name=my.py:Own"}
+    own = {"name": "my.py:Own", "level": 3, "words": "few.txt", "equality": 4}
+    assert expand_set({"set": texts}) == {"task": own}
+    assert GRPOConfig.from_dict({"set": texts}) == GRPOConfig.from_dict({"task": own})
+    assert error({"set": {"a": "task.level=3"}}).startswith("task.level: unknown key; ")
+    assert error({"set": {"a": "task.name=my.py:Own,optim.level=3"}}).startswith("optim.level: unk")
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [

@@ -110,7 +110,22 @@ def test_a_part_that_a_reward_lacks_is_a_failed_reward(policy_path, tmp_path):
     assert unit.groups == []
     assert unit.reward_errors == 12
     assert unit.failed[0].reason == (
-        "task.reward_weights names lettres, but the reward has the parts answer, letters, vowel"
+        "task.reward_weights names lettres, but the parts of the reward are answer, letters, vowel"
+    )
+
+
+@pytest.mark.slow
+def test_a_number_has_no_part_format_and_the_error_says_how_to_return_one(policy_path, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(response, ground_truth): return 1.0")
+    config = config_of(
+        policy_path,
+        reward=f"{tmp_path}/mine.py:score",
+        reward_weights='{"answer": 1, "format": 0.5}',
+    )
+    _, unit = sampled(config, InProcess())
+    assert unit.failed[0].reason == (
+        "task.reward_weights names format, but the parts of the reward are answer; a reward has "
+        "the part format if it returns format_reward"
     )
 
 
@@ -149,7 +164,11 @@ def test_a_checkpoint_keeps_the_parts_of_waiting_groups(policy_path, tmp_path: P
         ),
         (
             {"reward_weights": '{"length": 1}'},
-            r"task.reward_weights=.*the reward of task.name=keyword has only the parts format and",
+            r"the reward of task.name=keyword has no part length; valid: format, answer$",
+        ),
+        (
+            {"name": "control", "reward_weights": '{"format": 1, "answer": 1}'},
+            r"the reward of task.name=control has no part format; valid: answer$",
         ),
         ({"normalize_parts": True}, "task.normalize_parts=true: not read with task.reward_weights"),
     ],

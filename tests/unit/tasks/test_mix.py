@@ -169,6 +169,7 @@ def test_a_mix_of_one_task_in_several_sets_has_its_defaults() -> None:
 
 MISTAKES = (
     ({"keyword": 0}, "a JSON object of tasks and weights > 0"),
+    ({"hard": {"name": ["math"], "weight": 1}}, "a JSON object of tasks and weights > 0"),
     ('{"keyword": 1, "keyword": 2}', "each task under a different name"),
     ({"a.py:Task": 1, "b.py:Task": 1}, "each task under a different name"),
     ({"kyword": 1}, "task.mix, kyword: task.name=kyword: must be one of"),

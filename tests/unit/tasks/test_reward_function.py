@@ -132,6 +132,20 @@ def test_a_function_that_hides_its_parameters_is_called_with_two_values():
     assert results(function) == ["abc", "de", "abc"]
 
 
+def test_only_the_forms_of_trl_and_verl_read_more_than_the_text_and_the_true_answer():
+    def of_verl(solution_str, ground_truth):
+        return 1.0
+
+    def of_trl(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    of_trl_alone = {"columns", "prompt", "token_ids"}
+    reads = {"columns", "label"}
+    assert (as_reward(single).reads, as_reward(of_verl).reads) == (frozenset(), reads)
+    assert as_reward(of_trl).reads == of_trl_alone
+    assert as_reward([single, of_verl, of_trl]).reads == of_trl_alone | reads
+
+
 # ---- TRL's form ----------------------------------------------------------------------------------
 
 

@@ -112,6 +112,13 @@ def test_values_of_other_types_become_text(tmp_path):
         }
 
 
+def test_entries_of_a_map_column_are_lists_of_a_key_and_a_value(tmp_path):
+    kind = pa.map_(pa.string(), pa.int64())
+    table = pa.table({"prompt": ["p"], "limits": pa.array([[("low", 1), ("high", 9)]], kind)})
+    parquet.write_table(table, tmp_path / "data")
+    assert read(tmp_path / "data") == [{"prompt": "p", "limits": [["low", 1], ["high", 9]]}]
+
+
 def test_a_task_is_the_same_from_every_format(written, tmp_path):
     settings = {"name": "math", "equality": "exact"}
     tasks = []

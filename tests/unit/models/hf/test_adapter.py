@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,9 @@ def write(directory: Path, tensors: dict[str, np.ndarray] | None = None, **confi
 
 
 def test_plain_adapters_are_accepted(tmp_path):
-    check_adapter(write(tmp_path), 2, "q_proj", SHAPES)
+    check_adapter(write(tmp_path), 2, 4.0, "q_proj", SHAPES)
     # Names that differ from the stored ones are compared when the model is loaded.
-    check_adapter(tmp_path, 2, "q_proj", {f"transformer.{n}": s for n, s in SHAPES.items()})
+    check_adapter(tmp_path, 2, 4.0, "q_proj", {f"transformer.{n}": s for n, s in SHAPES.items()})
 
 
 FIRST = f"base_model.model.{LAYERS[0]}"
@@ -88,9 +89,21 @@ FIRST = f"base_model.model.{LAYERS[0]}"
 def test_other_adapters_are_one_line(tmp_path, tensors, config, said):
     directory = write(tmp_path, stored(**tensors), **config)
     with pytest.raises(ValueError, match=said) as error:
-        check_adapter(directory, 2, "q_proj", SHAPES)
+        check_adapter(directory, 2, None, "q_proj", SHAPES)
     assert str(error.value).startswith(f"{directory}: ")
     assert "\n" not in str(error.value)
+
+
+def test_adapters_keep_the_scale_that_they_were_trained_with(tmp_path):
+    directory = write(tmp_path)
+    with pytest.raises(ValueError, match=r"trained with a lora_alpha of 4\.0, not 8\.0; leave "):
+        check_adapter(directory, 2, 8.0, "q_proj", SHAPES)
+    of_rank_stabilised = 4 * math.sqrt(2)
+    check_adapter(write(tmp_path, use_rslora=True), 2, of_rank_stabilised, "q_proj", SHAPES)
+    with pytest.raises(ValueError, match=r"trained with a lora_alpha of 5\.6\d+, not 4\.0; leave "):
+        check_adapter(tmp_path, 2, None, "q_proj", SHAPES)
+    with pytest.raises(ValueError, match="must give r and lora_alpha"):
+        check_adapter(write(tmp_path, lora_alpha="4"), 2, 4.0, "q_proj", SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +114,7 @@ def test_missing_weights_are_one_line(tmp_path, there, said):
     if there:
         (tmp_path / "adapter_model.bin").touch()
     with pytest.raises(ValueError, match=f"no adapter_model.safetensors {said}"):
-        check_adapter(tmp_path, 2, "q_proj", SHAPES)
+        check_adapter(tmp_path, 2, 4.0, "q_proj", SHAPES)
 
 
 def test_written_adapters_have_the_names_and_the_config_of_peft(tmp_path):
@@ -127,7 +140,7 @@ def test_written_adapters_have_the_names_and_the_config_of_peft(tmp_path):
         "bias": "none",
         "inference_mode": True,
     }
-    check_adapter(tmp_path, 2, "q_proj", SHAPES)
+    check_adapter(tmp_path, 2, 4.0, "q_proj", SHAPES)
     again = load_adapter(tmp_path)
     assert again.keys() == live.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in live.items())
