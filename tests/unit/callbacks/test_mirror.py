@@ -533,7 +533,7 @@ def unread(training: Training, monkeypatch: pytest.MonkeyPatch) -> Training:
 
 
 def test_no_file_is_moved_if_the_rows_in_the_store_cannot_be_read(
-    unread: Training, bucket: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], unread: Training
 ) -> None:
     assert [path.name for path in unread.local.parent.iterdir()] == [unread.local.name]
     assert len((unread.local / "result.json").read_text().splitlines()) == 5

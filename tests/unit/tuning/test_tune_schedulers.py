@@ -175,6 +175,7 @@ def test_a_failure_that_would_repeat_leaves_the_limit_of_later_runs():
     trial = stub(2)
     trial.handle_error(raised(ConfigError("lag=1: …")))
     assert trial.max_failures == 2
+    trial.create_placement_group_factory()
     resumed = Trial.from_json_state(trial.get_json_state()[0], stub=True)
     assert resumed.should_recover()
 
