@@ -50,7 +50,8 @@ def mean_difference(
     """
     groups = engine.generate(requests, lambda: None)
     limits = requests[0].limits
-    batch = collate(groups, [torch.zeros(len(group.rewards)) for group in groups], pad_id)
+    no_advantages = [torch.zeros(len(group.rewards)) for group in groups]
+    batch = collate(groups, no_advantages, pad_id).to(policy.head_weight.device)
     log_probs, _ = response_log_probs(
         policy,
         batch.input_ids,
