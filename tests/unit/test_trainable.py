@@ -73,6 +73,9 @@ class CountingTrial:
         self.rounds_trained = state["pipeline"]["learner_round"]
         self.time_total_s = state["time_total_s"]
 
+    def reset(self, *_: Any) -> None:
+        self.rounds_trained = 0
+
     def end(self) -> None:
         pass
 

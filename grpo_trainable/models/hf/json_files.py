@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from grpo_trainable.plugins import one_line
 
@@ -145,6 +145,6 @@ def lora_alpha(adapter_config: Mapping[str, Any]) -> float | None:
     return float(alpha * math.sqrt(rank) if adapter_config.get("use_rslora") else alpha)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     """Return True for an integer of at least 1."""
     return type(value) is int and value >= 1
