@@ -23,7 +23,9 @@ def finished(tmp_path_factory):
     argv = ["--space", "async_vs_sync", "--name", "short", "--iterations", "4", *SMALL]
     # k=1 merges the colocated arms into one. With lag=1 fixed, that arm would be refused.
     merged = ("--set", "k=1", "--set", "resources.worker_cpus=0.95")
-    done = tune(*argv, *merged, "--set", "eval.every=2", storage=storage)
+    # Other tests run beside this one. By default, rounds that these disturb have no speed.
+    disturbed = ("--set", "callbacks.leave_out_disturbed=false")
+    done = tune(*argv, *merged, *disturbed, "--set", "eval.every=2", storage=storage)
     assert done.returncode == 0, done.stderr
     return storage / "short", done.stdout
 

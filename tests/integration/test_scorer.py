@@ -378,7 +378,7 @@ def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, rea
 def test_a_function_of_two_values_gets_no_row_that_it_cannot_read(scorer):
     # Sending the row would fail, because the row is not JSON.
     unsent: Any = {"image": object()}
-    assert scorer.score([ScoreRequest("x", [], columns=unsent)]) == [Score(3.0, None, 3.0)]
+    assert scorer.score([ScoreRequest("x", [], columns=unsent)]) == [Score(1.0, None, 1.0)]
 
 
 # ---- Forms of functions --------------------------------------------------------------------------
