@@ -48,7 +48,7 @@ def written_by_peft(base: str, directory: Path, **lora: Any) -> str:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
+            if "lora_" in name:
                 parameter.normal_(std=0.1, generator=generator)
     adapted.save_pretrained(directory)
     return str(directory)
@@ -222,8 +222,8 @@ def test_adapters_that_were_trained_further_are_exported_as_one(base, tmp_path):
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
     assert done.parameters == sum(tensor.numel() for tensor in stored.values())
     found = logits_of_peft(base, str(tmp_path / "out"))
-    assert (found - logits_of(learner.policy)).abs().max() < 0.2  # adapters rounded to bfloat16
-    assert (found - logits_of_peft(base, adapters)).abs().max() > 0.2
+    rounded = (found - logits_of(learner.policy)).abs().max()  # to bfloat16
+    assert rounded < 0.5 * (found - logits_of_peft(base, adapters)).abs().max()
 
 
 def test_a_trial_without_adapters_has_none_to_export(base, tmp_path, capsys):
