@@ -11,7 +11,7 @@ from grpo_trainable.config.defaults import by_model, by_task
 from grpo_trainable.config.foreign_names import IN_ROUNDS, trl, verl
 from grpo_trainable.config.values import Settings, flag, integer, number, pair
 
-KL_PER_TOKEN = 0.2  # nats a token by which a Hugging Face model may move without a warning
+KL_PER_TOKEN = 0.2  # nats per token by which a Hugging Face model may move without a warning
 
 _KL_IS_MEASURED = is_true("loss.kl_monitor", ", which measures the KL")
 

@@ -190,7 +190,7 @@ class TaskSettings(
 
     @property
     def part_weights(self) -> dict[str, float]:
-        """Weight of each part of the reward; empty if the reward itself is trained on."""
+        """Weight of each part of the reward; empty if training uses the reward itself."""
         weights = json.loads(self.reward_weights or "{}")
         return {part: float(weight) for part, weight in weights.items()}
 

@@ -190,10 +190,10 @@ def test_a_mistake_in_a_mix_is_one_line_that_names_its_task() -> None:
 
 REFUSED = (
     ({"task": {"name": "mix"}}, "task.name=mix: needs task.mix"),
-    ({"task": {"mix": TWO, "name": "math"}}, "not read with task.name=math"),
+    ({"task": {"mix": TWO, "name": "math"}}, "has no effect with task.name=math"),
     ({"task": {"mix": TWO, "reward": "a:b"}}, "task.reward=a:b: must be none with task.mix"),
-    ({"task": {"mix": TWO, "match": "substring"}}, "task.match=substring: not read"),
-    ({"task": {"mix": TWO, "strict": True}}, "task.strict=true: not read"),
+    ({"task": {"mix": TWO, "match": "substring"}}, "task.match=substring: has no effect"),
+    ({"task": {"mix": TWO, "strict": True}}, "task.strict=true: has no effect"),
     ({"task": {"mix": TWO}, "pools": {"enabled": True}}, "pools.enabled=true: must be false"),
     (
         {"task": {"mix": TWO}, "loss": {"advantage": "batch"}},

@@ -85,7 +85,7 @@ def test_a_nucleus_of_a_trial_is_left_out_at_temperature_zero():
     of = trained(eval={"top_p": 0.9})
     assert settled(of=of).eval.top_p == 0.9
     assert settled(of=of, temperature=0.0).eval.top_p == 1.0
-    assert "eval.top_p=0.9: not read with eval.temperature=0.0" in refused(
+    assert "eval.top_p=0.9: has no effect with eval.temperature=0.0" in refused(
         "eval.top_p=0.9", temperature=0.0
     )
 

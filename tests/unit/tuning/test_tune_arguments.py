@@ -156,7 +156,7 @@ SPACE = ("--space", "async_vs_sync")
         ),
         (
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
-            ["loss.clip=0.3: not read with loss.type=cispo", "arm colocated_k1"],
+            ["loss.clip=0.3: has no effect with loss.type=cispo", "arm colocated_k1"],
         ),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
@@ -697,10 +697,12 @@ def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
         "; weight_update comes from --preset pipeline_rl, and --set weight_update=… overrides it"
     )
     refused(
-        command(*preset), "weight_update=in_flight: not read with placement=colocated", of_preset
+        command(*preset),
+        "weight_update=in_flight: has no effect with placement=colocated",
+        of_preset,
     )
     _, _, error = command(*preset, "--set", "weight_update=in_flight")
-    assert "weight_update=in_flight: not read" in error
+    assert "weight_update=in_flight: has no effect" in error
     assert "--preset" not in error
 
     # Where it is 4, shown as 4.0.
