@@ -113,8 +113,8 @@ def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
     likely.
 
     Raises:
-        ValueError: A reward is below 0. Negative rewards could bring the mean near 0, and one group
-            would dominate the gradient.
+        ValueError: A reward is below 0. Negative rewards could bring the mean of a group near 0,
+            and that group would dominate the gradient.
     """
     _refuse_groups_of_one(rewards, "maxrl")
     if (rewards < 0).any():

@@ -87,7 +87,7 @@ class _Episode(RecordedRow):
 
 
 class ControlEngine(LoadedWeights):
-    """An engine that samples episodes of actions. Draws of actions are keyed like draws of tokens.
+    """An engine that samples episodes of actions. Draws of actions are made like draws of tokens.
 
     On one machine, the same list of requests gives the same bits in every process with the same
     number of threads, if the environment is deterministic.

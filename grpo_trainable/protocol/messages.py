@@ -64,7 +64,7 @@ class Scored:
     """The results of several requests, in the order of the requests."""
 
     groups: list[RolloutGroup]  # scored
-    failed: list[FailedPrompt]  # prompts of which a response has no reward
+    failed: list[FailedPrompt]  # prompts with at least one response that has no reward
     reward_errors: int  # number of responses on which the reward function failed
     unverified: int  # number of responses counted as wrong because they could not be judged
     loaded: list[Loaded]  # see `Sampled`

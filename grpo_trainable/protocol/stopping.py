@@ -10,7 +10,7 @@ from typing import Protocol
 
 from grpo_trainable.telemetry.timers import now
 
-MEASURED_ROUNDS = 4  # number of latest rounds whose mean duration is the estimate
+MEASURED_ROUNDS = 4  # the estimate is the mean duration of this many latest rounds
 
 
 @dataclass(frozen=True, kw_only=True)

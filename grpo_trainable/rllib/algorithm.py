@@ -86,8 +86,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         """Check all settings.
 
         Raises:
-            ConfigError: A setting is unknown, invalid, or not read by GRPO. The message is one
-                line.
+            ConfigError: A setting is unknown or invalid, or has no effect with GRPO. The message is
+                one line.
         """
         # RLlib's own checks are not needed, because `refuse_unread` accepts only the defaults of
         # the settings that RLlib checks.

@@ -22,7 +22,7 @@ from grpo_trainable.storage.ray_private import (
 )
 
 NAMESPACE = "grpo_trainable"
-LOOK_S = 0.2  # pause between two looks of a trial that waits for the end of its experiment
+LOOK_S = 0.2  # pause between two checks by a trial that waits for its experiment to end
 ANSWERS = {"Finishing": Finishing, "Stopped": Stopped}
 
 

@@ -147,8 +147,8 @@ class TrialStorage:
         starts from round 0, and everything that it had written is set aside.
 
         The noted checkpoint may be another trial's, from which PBT wants this trial to continue. If
-        the trial has done so with its present settings and has saved since, its own checkpoint is
-        the newer one.
+        the trial has already done so with its present settings and has saved a checkpoint since,
+        its own checkpoint is the newer one.
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
@@ -157,9 +157,9 @@ class TrialStorage:
             rows_follow: As for `remove_older`.
 
         Returns:
-            The choice and any problems with newer checkpoints, in one line, if a checkpoint other
-            than the noted one was chosen or if a trial that had trained starts again from round 0.
-            Otherwise an empty list.
+            One line with the choice and any problems with newer checkpoints. An empty list if the
+            noted checkpoint was chosen without a problem, or if the trial starts for the first
+            time.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has

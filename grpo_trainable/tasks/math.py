@@ -114,7 +114,8 @@ def _final_answer(worked: str) -> str | None:
 class MathTask:
     """Problems from data files, or the shipped problems.
 
-    `eval_file` is held out as a whole. Without it, a hash of each question splits `train_file`.
+    All problems in `eval_file` are held out. Without it, a hash of each question splits
+    `train_file`.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or if math-verify is needed but not

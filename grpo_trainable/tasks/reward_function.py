@@ -218,7 +218,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _sum_of(functions: Sequence[Any]) -> RewardFunction:
-    """Combine functions to one whose reward is the sum, with a part for each function."""
+    """Combine functions into one that sums their rewards, with a part for each function."""
     if not functions or not all(map(callable, functions)):
         raise ValueError("must be a function or a list of functions")
     names = [getattr(function, "__name__", type(function).__name__) for function in functions]

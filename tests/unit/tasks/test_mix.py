@@ -174,7 +174,7 @@ MISTAKES = (
     ({"a.py:Task": 1, "b.py:Task": 1}, "each task under a different name"),
     ({"kyword": 1}, "task.mix, kyword: task.name=kyword: must be one of"),
     ({"math": {"weight": 1, "temlate": "x"}}, "task.mix, math: task.temlate: unknown key"),
-    ({"math": {"weight": 1, "match": "substring"}}, "task.mix, math: task.match=substring: not"),
+    ({"math": {"weight": 1, "match": "substring"}}, "task.mix, math: task.match=substring: has"),
     ({"math": {"weight": 1, "strict": True}}, "math: strict is the same for all tasks; set task."),
     ({"mix": 1}, "task.mix, mix: a mix cannot be part of another"),
 )

@@ -111,9 +111,9 @@ def test_another_task_begins_with_its_own_defaults(tmp_path):
     [
         (
             ["optim.lr=1"],
-            "optim.lr=1: an evaluation does not read this setting; it reads model.…, task.…",
+            "optim.lr=1: has no effect on an evaluation, which reads model.…, task.…",
         ),
-        (["rollout.temperature=1"], "rollout.temperature=1: an evaluation does not read this"),
+        (["rollout.temperature=1"], "rollout.temperature=1: has no effect on an evaluation"),
         (["eval.prompt=1"], "did you mean eval.prompts?"),
         (["task.name=maths"], "task.name=maths: must be"),
         (["nothing"], "must be KEY=VALUE"),
