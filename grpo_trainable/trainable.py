@@ -211,8 +211,8 @@ class GRPOTrainable(tune.Trainable):
         The next row continues the count of rounds and the total time of the checkpoint.
 
         Args:
-            checkpoint_path: A path, a `tune.Checkpoint`, or a result with a checkpoint: what
-                `save` has returned, or a `tune.Result`.
+            checkpoint_path: A path, a `tune.Checkpoint`, the return value of `save`, or a
+                `tune.Result` with a checkpoint.
 
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
@@ -235,7 +235,7 @@ class GRPOTrainable(tune.Trainable):
         self._follow_trial()
 
     def _follow_trial(self) -> None:
-        """Set Tune's counters to those of the trial, which has just been restored or has begun."""
+        """Set Tune's counters to those of the trial, which has just begun or been restored."""
         self._looked_for_checkpoint = True
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0

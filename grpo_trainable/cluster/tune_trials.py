@@ -1,10 +1,11 @@
 """Trials of this package under Tune: invalid ones fail alone, and all have readable names.
 
 A search may sample settings that contradict each other. Tune asks a Trainable for its resources
-before the trial exists, so an error at that point would end the whole experiment, and every restore
-of it. Instead, the trial starts with a small bundle and fails at its first step.
+before the trial exists, so an error at that point would end the whole experiment, and every attempt
+to restore it. Instead, the trial starts with a small bundle and fails at its first step.
 
-Importing this module changes three methods of Tune's `Trial`, for which Tune has no public way.
+Importing this module changes three methods of Tune's `Trial`, because Tune has no public interface
+for these changes.
 """
 
 from __future__ import annotations

@@ -82,5 +82,5 @@ def where_none(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
 
 
 def when_read(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
-    """Return a default that is computed from other keys whenever a key that is none is read."""
+    """Return a default that is computed from other keys each time an unset key is read."""
     return DefaultBy(keys=keys, value=value, moment="read")

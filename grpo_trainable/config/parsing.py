@@ -67,7 +67,7 @@ def parse_assignment(
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
     # JSON accepts neither ".5" nor "+1", but float does. A value that both refuse stays a string,
-    # so the error shows it.
+    # so the error shows the value as given.
     for read in (json.loads, float):
         try:
             return key, read(raw)

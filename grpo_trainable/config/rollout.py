@@ -122,8 +122,8 @@ class RolloutSettings(Settings):
     )
     zero_advantage: str = choice(
         ("keep", "filter", "resample"),
-        "Treatment of a group whose rewards are all equal, which teaches nothing: keep it in its "
-        "rollout batch (keep), leave it out (filter), or draw other prompts in its place "
+        "Treatment of groups that teach nothing because all their rewards are equal: keep them in "
+        "the rollout batch (keep), leave them out (filter), or draw other prompts in their place "
         "(resample).",
         also_called=(verl("algorithm.filter_groups.enable", value="resample"),),
     )

@@ -194,7 +194,7 @@ class ControlEngine(LoadedWeights):
         )
 
     def close(self) -> None:
-        """Close the environments, because those that render hold a rendering context."""
+        """Close the environments. An environment that renders holds a rendering context."""
         for env in self._envs:
             self._thread.submit(env.close).result()
         self._envs = []

@@ -104,7 +104,7 @@ def _may_pass(error: BaseException) -> bool:
     for one in reached:  # the list grows
         if isinstance(one, OSError) or type(one).__module__ != "builtins":
             return True
-        # A group of errors has `exceptions`.
+        # An exception group lists its errors in `exceptions`.
         causes = (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
         reached += [
             cause

@@ -373,7 +373,7 @@ def check_reward(
         reward: See `ProcessScorer`.
         task: See `ProcessScorer`.
         directory: See `ProcessScorer`.
-        examples: Examples that must have the columns that the function needs.
+        examples: Examples. Each must have every column that the function needs.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:

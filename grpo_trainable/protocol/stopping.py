@@ -1,4 +1,4 @@
-"""A request that a trial stop: what it does to the round in progress, and the trial's answers."""
+"""A request that a trial stop: its effect on the round in progress, and the trial's answers."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class TrialStorage:
         # The other trial's checkpoint that this trial's rounds follow: TRIAL/checkpoint_00000N.
         # None: the trial has trained from round 0 itself.
         self.origin: str | None = None
-        self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found whole
+        self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found intact
 
     @property
     def _directory(self) -> AnyPath | None:
@@ -86,7 +86,7 @@ class TrialStorage:
         shutil.rmtree(directory, ignore_errors=True)
         # Tune numbers the next checkpoint after the last one that it registered. A checkpoint that
         # Tune did not register, because of a kill or a failed copy, must not be overwritten: it may
-        # be the only whole one.
+        # be the only intact one.
         context.current_checkpoint_index = before = newest_index(context)
         try:
             yield str(directory)
@@ -140,7 +140,7 @@ class TrialStorage:
     def go_on(
         self, noted: Any, restore: Callable[[Any], int], *, rows_follow: bool = False
     ) -> list[str]:
-        """Restore the newest whole checkpoint, and report it if it is not the one that was noted.
+        """Restore the newest intact checkpoint, and report it if it is not the one that was noted.
 
         If a checkpoint is an incomplete copy, or was removed by `checkpoint.keep` after Tune's last
         snapshot of the experiment, the next older one is tried. If no checkpoint is left, the trial

@@ -1,9 +1,9 @@
-"""A user's reward function behind one interface, in whichever accepted form it is written.
+"""A user's reward function, written in any accepted form, behind one interface.
 
 The names of its parameters tell which form a function has:
 
-- the form of this package, `f(response, ground_truth)`, which scores one response,
-- the form of TRL, `f(completions, **kwargs)`, which scores all responses to a prompt in one call,
+- the form of this package, `f(response, ground_truth)`, which scores one response;
+- the form of TRL, `f(completions, **kwargs)`, which scores all responses to a prompt in one call;
 - the form of verl, `f(data_source, solution_str, ground_truth, extra_info)`, which scores one
   response.
 

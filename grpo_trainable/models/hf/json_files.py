@@ -1,4 +1,4 @@
-"""The small JSON files of a Hugging Face model, and the facts in them on which defaults depend.
+"""The small JSON files of a Hugging Face model, and the facts in them that defaults depend on.
 
 This module imports only the standard library, because the config reads these facts.
 """
@@ -131,7 +131,7 @@ def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, An
 
 
 def lora_alpha(adapter_config: Mapping[str, Any]) -> float | None:
-    """Return the alpha with which the scale of LoRA adapters is alpha / rank.
+    """Return the alpha for which the scale of LoRA adapters is alpha / rank.
 
     Return None if the rank or alpha is missing or invalid.
 

@@ -175,7 +175,7 @@ def _refuse_changed(
     given: Mapping[str, Any],
     checks: Mapping[str, Check],
 ) -> None:
-    """Check that the files that both the trial and the evaluation read have not changed.
+    """Check that files read by both the trial and the evaluation have not changed.
 
     Data that the user names is exempt. A policy at another path must have the same content, and so
     must code that the user had to name.
