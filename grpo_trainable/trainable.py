@@ -71,7 +71,7 @@ class GRPOTrainable(tune.Trainable):
 
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
-                error of `setup` would look like the death of the trial's process.
+                error in `setup` would look like the death of the trial's process.
             PluginError: The user's task cannot be loaded. Under Tune as above.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.

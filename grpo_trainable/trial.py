@@ -1,6 +1,6 @@
 """One trial: its actors and the pipeline that runs its rounds.
 
-Tune's Trainable and RLlib's Algorithm are thin shells around `Trial`.
+Tune's Trainable and RLlib's Algorithm are thin wrappers around `Trial`.
 """
 
 from __future__ import annotations

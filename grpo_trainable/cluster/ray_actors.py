@@ -131,8 +131,8 @@ class RayRuntime:
         Args:
             fetch_s: Time limit in seconds for fetching a finished answer from another machine. None
                 means no limit.
-            look: Called about every `LOOK_S` seconds during waits. An exception that it raises ends
-                the wait, without an effect on the calls.
+            look: Called about every `LOOK_S` seconds during waits. An exception from `look` ends
+                the wait without affecting the calls.
         """
         self._fetch_s = fetch_s
         self._look = look

@@ -34,7 +34,7 @@ _OF_THE_TASK = {
 def compares_a_group(advantage: str) -> bool:
     """Return True if a group of equal rewards teaches nothing with this advantage.
 
-    A user's function is assumed to compare responses, because its name does not tell.
+    A user's function is assumed to compare responses, because its name gives no indication.
     """
     return advantage in COMPARE_A_GROUP or is_reference(advantage)
 

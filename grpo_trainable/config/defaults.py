@@ -22,8 +22,8 @@ Moment = Literal["absent", "none", "read"]
 TASKS = "the tasks"  # the names of the tasks, several in a mix
 TEMPLATES = "the templates"  # the templates of the tasks that have one
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
-# A prefix of a key, which stands for the value of the key if it is given, else for none. With this
-# prefix, the defaults of two keys can depend on each other's given values.
+# Prefix of a key. The prefixed key stands for the value of the key if it is given, else for none.
+# With this prefix, the defaults of two keys can depend on each other's given values.
 GIVEN = "given "
 
 

@@ -142,8 +142,8 @@ class ModelSettings(Settings):
     )
     adapter: str | None = directory(
         None,
-        "LoRA adapters that training starts from, as a directory that peft wrote for model.path. "
-        "Their rank, scale and layers become lora_rank, lora_alpha and lora_targets.",
+        "Directory of the LoRA adapters that training starts from, written by peft for "
+        "model.path. Their rank, scale and layers become lora_rank, lora_alpha and lora_targets.",
         read_if=_HUGGING_FACE,
         also_called=(verl("model.lora_adapter_path"),),
     )

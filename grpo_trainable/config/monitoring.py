@@ -79,8 +79,8 @@ class CheckpointSettings(Settings):
     )
     keep: int | None = integer(
         2,
-        "Number of checkpoints that are kept, not counting those from which another trial may "
-        "continue under PBT. `none` keeps all.",
+        "Number of checkpoints to keep, not counting those that another trial may continue from "
+        "under PBT. `none` keeps all.",
         minimum=1,
         optional=True,
         also_called=(trl("save_total_limit"), verl("trainer.max_actor_ckpt_to_keep")),

@@ -105,8 +105,8 @@ class OptimSettings(Settings):
     )
     warmup_rounds: int = integer(
         0,
-        "Number of rounds at the start over which the learning rate rises linearly to lr. It "
-        "rises with each gradient step.",
+        "Number of rounds at the start in which the learning rate rises linearly to lr, gradient "
+        "step by gradient step.",
         minimum=0,
         default_by=by_model(
             "the first steps of AdamW are the most likely to damage a pretrained model",

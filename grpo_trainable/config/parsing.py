@@ -246,7 +246,7 @@ def advice_for(key: str) -> str | None:
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of nested plain data in which missing keys have defaults of task and model.
 
-    A missing key that no such default applies to stays missing.
+    A missing key without such a default stays missing.
     """
     filled = dict(data)
     task = data.get("task")
@@ -281,7 +281,7 @@ def _with_defaults_in_mix(filled: dict[str, Any], given: Given) -> dict[str, Any
 
 
 def _entries(mix: Any) -> dict[str, Entry]:
-    """Return the entries of a mix. An invalid mix has none: its check refuses it later."""
+    """Return the entries of a mix. An invalid mix has none, because it is refused later."""
     try:
         return mix_of(mix)
     except (TypeError, ValueError, RecursionError):

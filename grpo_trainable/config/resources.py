@@ -86,8 +86,8 @@ class ResourceSettings(Settings):
     )
     worker_cpus: float = number(
         0.95,
-        "CPUs that a colocated worker trains with. 1.9 gives it a second thread, which makes "
-        "gradient steps of the shipped policy 1.4 to 1.5 times as fast.",
+        "CPUs that a colocated worker trains with. 1.9 gives the worker a second thread, which "
+        "makes gradient steps of the shipped policy 1.4 to 1.5 times as fast.",
         minimum=0.01,
         read_if=COLOCATED,
         harmless=(1.9,),

@@ -155,7 +155,7 @@ class CommonTaskSettings(Settings):
     )
     length_penalty: float = number(
         0.0,
-        "α, the reward that a response loses for each token by which its length differs from "
+        "α, the penalty per token of difference between the length of a response and "
         "length_target.",
         minimum=0,
         of_training=True,

@@ -173,7 +173,7 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """Config of a trial whose only task is the one with this label, for each label of the mix.
+        """The config of a single-task trial, for each label of the mix.
 
         Raises:
             ConfigError: Such a trial is invalid.
@@ -318,7 +318,7 @@ class GRPOConfig(TrialSettings):
 
 
 def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
-    """Return a copy of nested plain data with every setting that a user has left implicit.
+    """Return a copy of nested plain data with every implicit setting of the user made explicit.
 
     Settings below `set` get their own keys, relative paths become absolute, and a directory of LoRA
     adapters as `model.path` becomes `model.adapter`.

@@ -172,8 +172,8 @@ def _wrong_tokens(
         stamps = getattr(group, name)[mask]
         if int(stamps.min()) < 0 or int(stamps.max()) > newest:
             yield (
-                f"{name} must be from 0 to {newest}, as of the weights in use, "
-                f"but are {int(stamps.min())} to {int(stamps.max())}"
+                f"{name} must be from 0 to {newest}, the value for the weights in use, but are "
+                f"{int(stamps.min())} to {int(stamps.max())}"
             )
 
 

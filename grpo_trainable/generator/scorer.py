@@ -70,12 +70,12 @@ class ProcessScorer:
 
     A call scores one response or, if the function scores groups, consecutive requests for the same
     example. Three kinds of failure give all responses of a call a `RewardError`: an exception, no
-    answer within `deadline_s` for each response, and the death of the process. A result that is not
-    a finite number gives only its own response a `RewardError`. A call with an exception or such a
-    result is repeated once, which shows if the failure repeats. If no answer comes and `unverified`
-    is given, the response gets the result of `unverified` as its score instead, because the
-    response is at fault, not the function. A spare process, already warm, replaces a process that
-    was killed or died.
+    answer within `deadline_s` seconds per response, and the death of the process. A result that is
+    not a finite number gives only its own response a `RewardError`. A call with an exception or
+    such a result is repeated once, to see whether the failure repeats. If no answer comes and
+    `unverified` is given, the response gets the result of `unverified` as its score instead,
+    because the response is at fault, not the function. A spare process, already warm, replaces a
+    process that was killed or died.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already

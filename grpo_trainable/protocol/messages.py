@@ -97,7 +97,7 @@ class CriticStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticFigures:
-    """Summary of the values that the critic, before the round, predicted for the round's states."""
+    """Summary of the values that the critic predicted for the round's states before the round."""
 
     value_mean: float
     return_mean: float  # mean discounted sum of the rewards that followed a state

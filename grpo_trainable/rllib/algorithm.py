@@ -116,7 +116,7 @@ class GRPO(Algorithm):
 
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
-                error of the constructor would look like the death of the trial's process.
+                error in the constructor would look like the death of the trial's process.
             PluginError: The user's task cannot be loaded. Under Tune as above.
         """
         try:

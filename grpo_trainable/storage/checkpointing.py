@@ -448,7 +448,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints, with the trials of an experiment."""
+    """Return the error for a directory without checkpoints; it lists an experiment's trials."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]

@@ -59,8 +59,8 @@ class TrialStorage:
         self._keep = keep
         self._settings = settings
         self.shared_rounds: list[int] = []  # other trials may start from these checkpoints
-        # The other trial's checkpoint that this trial's rounds follow: TRIAL/checkpoint_00000N.
-        # None: the trial has trained from round 0 itself.
+        # The checkpoint of another trial that this trial continued from: TRIAL/checkpoint_00000N.
+        # None: this trial itself has trained from round 0.
         self.origin: str | None = None
         self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found intact
 
@@ -110,7 +110,7 @@ class TrialStorage:
     def follow(self, checkpoint: tune.Checkpoint) -> None:
         """Record that the trial has just been restored from a checkpoint.
 
-        A checkpoint of the trial itself has the origin that it stores.
+        For a checkpoint of the trial itself, the origin loaded from the checkpoint stays.
         """
         path = path_on(checkpoint.filesystem, checkpoint.path)
         if self._directory is not None and self._directory != _parent(path):
@@ -252,8 +252,9 @@ class TrialStorage:
     def _last_round(self, rows_follow: bool) -> float:
         """Return the last round whose row would survive a kill.
 
-        If the trial is in an object store, this is the round of the last row in the store. After a
-        kill, the store may contain a checkpoint without the rows up to the checkpoint's round.
+        If the trial is stored in an object store, this is the round of the last row in the store.
+        After a kill, the store may contain a checkpoint without the rows up to the checkpoint's
+        round.
         """
         directory = self._directory
         if rows_follow and isinstance(directory, StoredPath):

@@ -43,7 +43,7 @@ PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")
 RUNS = ("-m", "-jar")
 FILE_NAME = re.compile(r"[\w.+-]*\w\.[A-Za-z]{1,4}")
 
-# Children of the raylet that belong to no trial, by their names as the kernel truncates them. A
+# Children of the raylet that belong to no trial, by their names, which the kernel truncates. A
 # child without a `ray::` name is a worker that is starting.
 RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 

@@ -27,7 +27,7 @@ JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a Hugging Face model. For a model that is not on this machine: the defaults."""
+    """Facts about a Hugging Face model. A model that is not on this machine gets the defaults."""
 
     has_chat_template: bool = False
     context_length: int | None = None  # maximum tokens of a prompt plus its response
