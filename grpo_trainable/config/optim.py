@@ -109,7 +109,7 @@ class OptimSettings(Settings):
         "step by gradient step.",
         minimum=0,
         default_by=by_model(
-            "the first steps of AdamW are the most likely to damage a pretrained model",
+            "early AdamW steps can easily damage a pretrained model",
             lambda model, rounds: min(LONGEST_WARMUP, -(-rounds // WARMUP_PART)),
             keys=("rounds",),
             told=f"a twentieth of the rounds, at most {LONGEST_WARMUP}",

@@ -48,7 +48,7 @@ class TuneStopRequest:
         return ANSWERS[kind](**values)
 
     def release(self) -> None:
-        """Let a trial that has stopped return from `step()`. Call this once Tune reads no more rows."""
+        """Let a stopped trial return from `step()`. Call this once Tune reads no more rows."""
         self._put("released", "yes")
 
     # ---- In the trial's process --------------------------------------------------------------
