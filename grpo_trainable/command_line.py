@@ -135,7 +135,7 @@ def output_dropped_on_error() -> Iterator[None]:
     finally:
         for name, (stream, droppable) in guarded.items():
             droppable.end()
-            # A live table that began earlier may have ended meanwhile and put back its own stream.
+            # A live table that began earlier may have ended meanwhile and restored its own stream.
             if getattr(sys, name) is droppable:
                 setattr(sys, name, stream)
 

@@ -34,7 +34,7 @@ class PluginError(ValueError):
 
 
 def missing_library(name: str, install: str) -> str | None:
-    """Return the line that says that a library is not installed, or None if it is installed.
+    """Return a one-line message if a library is not installed, or None if it is installed.
 
     Args:
         name: Name under which the library is imported.

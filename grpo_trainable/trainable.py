@@ -71,7 +71,7 @@ class GRPOTrainable(tune.Trainable):
 
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
-                error of `setup` would look like the death of the trial's process.
+                error in `setup` would look like the death of the trial's process.
             PluginError: The user's task cannot be loaded. Under Tune as above.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
@@ -94,7 +94,7 @@ class GRPOTrainable(tune.Trainable):
             self._fail_later(error)
 
     def _fail_later(self, error: Exception) -> None:
-        """Make the next step or restore raise the error, or raise it now if Tune runs no trial."""
+        """Make the next step or restore raise the error, or raise it now outside Tune."""
         if self._trial_info is None:
             raise error
         self.trial = cast("Trial", InvalidTrial(error))
@@ -130,7 +130,7 @@ class GRPOTrainable(tune.Trainable):
         """Use the report of a round, before `step` returns the row."""
 
     def _stop(self, lost_s: float) -> None:
-        """Save the last finished round unless it is saved, and wait for the end of Tune's run.
+        """Save the last finished round unless it is already saved, and wait for Tune's run to end.
 
         Tune cannot save a trial without a row, so the trial writes the checkpoint itself.
 
@@ -149,7 +149,7 @@ class GRPOTrainable(tune.Trainable):
                 notes=self.trial.take_notes(),
             )
         )
-        # If this call returned earlier, Tune would read its result and take the trial as done.
+        # If this call returned earlier, Tune would read its result and consider the trial done.
         request.wait_until_released()
 
     # ---- Checkpoints -------------------------------------------------------------------------
@@ -179,9 +179,9 @@ class GRPOTrainable(tune.Trainable):
             result = save_persistently(self._write_to_storage, pauses_s)
         except OSError as error:
             # The disk is full, permission is missing, or an object store fails or does not answer.
-            # A trial that can continue must survive such a failure, and a trial that was stopped
-            # tells the user of it. A trial after its last round would silently lose its last
-            # policy, so it raises an error.
+            # A trial that can continue must survive such a failure. A trial that was stopped
+            # reports the failure to the user. A trial after its last round would silently lose its
+            # last policy, so it raises an error.
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: the last policy, of round "
@@ -211,8 +211,8 @@ class GRPOTrainable(tune.Trainable):
         The next row continues the count of rounds and the total time of the checkpoint.
 
         Args:
-            checkpoint_path: A path, a `tune.Checkpoint`, or a result with a checkpoint: what
-                `save` has returned, or a `tune.Result`.
+            checkpoint_path: A path, a `tune.Checkpoint`, the return value of `save`, or a
+                `tune.Result` with a checkpoint.
 
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
@@ -235,7 +235,7 @@ class GRPOTrainable(tune.Trainable):
         self._follow_trial()
 
     def _follow_trial(self) -> None:
-        """Set Tune's counters to those of the trial, which has just been restored or has begun."""
+        """Set Tune's counters to those of the trial, which has just begun or been restored."""
         self._looked_for_checkpoint = True
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
@@ -267,8 +267,8 @@ class GRPOTrainable(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start over with another config, and return True.
 
-        Under Tune, a config that is invalid, or that needs resources which the trial has not
-        reserved, ends the actors, and the next step raises the reason.
+        Under Tune, if the config is invalid or needs resources that the trial has not reserved, the
+        actors are ended and the next step raises the reason.
         """
         from grpo_trainable.trial import resolved
 
@@ -289,7 +289,7 @@ class GRPOTrainable(tune.Trainable):
 
 
 class DetailedGRPO(GRPOTrainable):
-    """A GRPOTrainable whose rows bring along the data that callbacks write to files.
+    """A GRPOTrainable whose rows also carry the data that callbacks write to files.
 
     Run it with `callbacks.grpo_callbacks`. Without these callbacks, an object store keeps every
     checkpoint that is newer than the rows stored there.
@@ -302,8 +302,8 @@ class DetailedGRPO(GRPOTrainable):
         """Run one round, and return its complete row with the details of the round."""
         row = super().train()
         details, self._details = self._details, None
-        # Tune stores the row that `super().train` keeps with every checkpoint, in every snapshot of
-        # the experiment, so that row has no details.
+        # `super().train` keeps the row. Tune stores the kept row with every checkpoint and in every
+        # snapshot of the experiment, so that row has no details.
         return Row.of(row, details)
 
     def _ran(self, report: RoundReport) -> None:
@@ -322,7 +322,7 @@ def register(
             it would read has changed since the digests were computed; the error names the file.
             None: each trial reads the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
-        replaced: SHA-256 of earlier versions of files. A trial continues from a checkpoint although
+        replaced: SHA-256 of earlier versions of files. A trial continues from a checkpoint even if
             the checkpoint was written with one of these versions.
     """
     trainable: type = DetailedGRPO

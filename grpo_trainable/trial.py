@@ -1,6 +1,6 @@
 """One trial: its actors and the pipeline that runs its rounds.
 
-Tune's Trainable and RLlib's Algorithm are thin shells around `Trial`.
+Tune's Trainable and RLlib's Algorithm are thin wrappers around `Trial`.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ class Trial:
 
     @property
     def unsaved(self) -> bool:
-        """True if rounds were trained that no checkpoint contains."""
+        """True if no checkpoint contains the latest round."""
         return self.rounds_trained != self._saved_round or self._failures > 0
 
     @contextlib.contextmanager
@@ -367,7 +367,7 @@ class Trial:
             self._wall_clock.leave_out(span.seconds)
 
     def take_notes(self) -> list[str]:
-        """Return the warnings since the last round, which the next row will then not contain."""
+        """Return the warnings since the last round, and leave them out of the next row."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -389,9 +389,9 @@ class Trial:
     def save(self, directory: str | Path) -> None:
         """Write the policy, optimizer, buffered groups and all counters as safetensors and JSON.
 
-        The learners write their own tensors. Every random draw is keyed by (seed, prompt index,
-        response, token). So the seed in the config and the prompt indices in the pipeline's state
-        make up the entire random state.
+        The learners write their own tensors. Every random draw is a function of (seed, prompt
+        index, response, token). So the seed in the config and the prompt indices in the pipeline's
+        state make up the entire random state.
 
         If the round in progress was abandoned, the checkpoint is the same as one written before
         that round.
@@ -422,7 +422,7 @@ class Trial:
         Raises:
             CheckpointError: The directory is damaged or is not a grpo_trainable checkpoint.
             InputChanged: A file that the trial reads has changed.
-            ActorFailed: The checkpoint contains another model.
+            ActorFailed: The checkpoint contains a different model.
         """
         directory = Path(directory).absolute()
         digests = verified_digests(directory)
@@ -467,8 +467,9 @@ class Trial:
     ) -> None:
         """Start over with another config.
 
-        The actors are kept if the new config also has the same placement, resources and transport.
-        Otherwise new actors are started. `storage` and `stop_request` are those of the new trial.
+        The actors are kept if the new config has the same placement, resources and transport as the
+        old one. Otherwise new actors are started. `storage` and `stop_request` are those of the new
+        trial.
 
         Raises:
             ConfigError: The trial runs under Tune, and has not reserved the resources of the new

@@ -107,14 +107,14 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
     """Return (r − mean) / (mean + eps) within each group, or 0 if all rewards of the group are 0.
 
-    With rewards of 0 and 1, the policy gradient is an estimate, from G samples, of the gradient of
-    the mean log-likelihood of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv
+    With rewards of 0 and 1, the policy gradient estimates, from G samples, the gradient of the mean
+    log-likelihood of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv
     2602.02710). A group without a correct response gets 0, because it has no response to make more
     likely.
 
     Raises:
-        ValueError: A reward is below 0. Negative rewards could bring the mean near 0, and one group
-            would dominate the gradient.
+        ValueError: A reward is below 0. Negative rewards could bring the mean of a group near 0,
+            and that group would dominate the gradient.
     """
     _refuse_groups_of_one(rewards, "maxrl")
     if (rewards < 0).any():

@@ -2,8 +2,8 @@
 
 d = log π_θ − log π_ref. All tensors are (B, S). Off the mask, log-probs may hold anything and
 estimates are 0. Source: Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds
-the values of `loss.kl_estimator`, and also k1. k1 serves only as a metric. k1 cannot be a loss,
-because its expected gradient is 0.
+the values of `loss.kl_estimator`, and also k1, which serves only as a metric: as a loss, its
+expected gradient is 0.
 """
 
 from __future__ import annotations

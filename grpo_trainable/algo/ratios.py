@@ -24,9 +24,9 @@ def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with a gradient even above the bound.
 
     Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and its derivative is the
-    same number. Tokens with A < 0, which a loss does not clip there, are therefore still pushed
-    back. A plain clamp would not push them back, because its derivative is 0. No lower bound is
-    needed: the exponential underflows to 0, and so does its derivative.
+    same number. Tokens with A < 0, which a loss does not clip above the bound, are therefore still
+    pushed back. A plain clamp would not push them back, because its derivative is 0. No lower bound
+    is needed: the exponential underflows to 0, and so does its derivative.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess

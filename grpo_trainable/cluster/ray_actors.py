@@ -16,8 +16,8 @@ from grpo_trainable.storage.ray_private import jobs
 from grpo_trainable.telemetry.timers import now
 
 ANY_BUNDLE = -1
-# Maximum seconds between two looks during a wait. Ray itself divides each wait into intervals of
-# this length, so looking interrupts no transfer that Ray would have let run.
+# Maximum number of seconds between two calls of `look` during a wait. Ray itself divides each wait
+# into intervals of this length, so `look` interrupts no transfer that would otherwise continue.
 LOOK_S = 1.0
 
 
@@ -131,8 +131,8 @@ class RayRuntime:
         Args:
             fetch_s: Time limit in seconds for fetching a finished answer from another machine. None
                 means no limit.
-            look: Called about every `LOOK_S` seconds during waits. An exception that it raises ends
-                the wait, without an effect on the calls.
+            look: Called about every `LOOK_S` seconds during waits. An exception from `look` ends
+                the wait without affecting the calls.
         """
         self._fetch_s = fetch_s
         self._look = look

@@ -25,7 +25,7 @@ SHIP_S = 600.0  # time limit for copying files to all machines
 
 
 class ShippingError(RuntimeError):
-    """A file could not be copied to a machine. The one-line message names either or both."""
+    """A file could not be copied to a machine. The message names the file, the machine or both."""
 
 
 # ---- On one machine ----------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """Trials of this package under Tune: invalid ones fail alone, and all have readable names.
 
 A search may sample settings that contradict each other. Tune asks a Trainable for its resources
-before the trial exists, so an error at that point would end the whole experiment, and every restore
-of it. Instead, the trial starts with a small bundle and fails at its first step.
+before the trial exists, so an error at that point would end the whole experiment, and every attempt
+to restore it. Instead, the trial starts with a small bundle and fails at its first step.
 
-Importing this module changes three methods of Tune's `Trial`, for which Tune has no public way.
+Importing this module changes three methods of Tune's `Trial`, because Tune has no public interface
+for these changes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _tunes_name: Any = Trial._trainable_name
 def _handle_error(self: Trial, exc: Any = None) -> None:
     """Count a failure as Tune does, and record whether it would repeat.
 
-    Tune stores a trial without its temporary state, so a restored trial has its retries again.
+    Tune stores a trial without its temporary state, so a restored trial gets all its retries again.
     """
     _tunes_handle_error(self, exc)
     state: Any = self.temporary_state
@@ -79,8 +80,8 @@ def _should_recover(self: Trial) -> bool:
 def _name(self: Any, include_trial_id: bool = False) -> str:
     """Return Tune's name of a trial, which also begins the name of its directory.
 
-    Tune adds `config["env"]` to the name, because RLlib's config has the name of an environment
-    there. Our config has a section of settings there, which is left out.
+    Tune adds `config["env"]` to the name, because this entry of RLlib's config is the name of an
+    environment. In our config, the entry is a section of settings, so it is left out.
     """
     if self.custom_trial_name or not isinstance(self.config.get("env"), Mapping):
         return _tunes_name(self, include_trial_id)

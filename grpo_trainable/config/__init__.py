@@ -1,8 +1,8 @@
 """All settings of a trial, each with its name, meaning, unit, default and range in one place.
 
-`GRPOConfig.from_dict` builds a config from plain data, and refuses unknown keys, wrong types,
-values out of range, contradictions, and settings that the chosen combination does not read. Each
-refusal is a one-line `ConfigError`, raised before Ray or any actor starts. All other code reads a
+`GRPOConfig.from_dict` builds a config from plain data. It refuses unknown keys, wrong types, values
+out of range, contradictions, and settings that have no effect with the other settings. Each refusal
+is a one-line `ConfigError`, raised before Ray or any actor starts. All other code reads a
 `GRPOConfig` and never a dict.
 
 This package imports only the standard library, because the launcher reads it before torch and Ray

@@ -1,4 +1,4 @@
-"""Settings that follow from a directory of LoRA adapters to start from."""
+"""Settings that follow from the LoRA adapters that training starts from."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
 
 
 def with_adapter(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
-    """Return a copy of nested plain data in which LoRA adapters to start from have their settings.
+    """Return a copy of nested plain data with the settings that its LoRA adapters imply.
 
     If `model.path` is a directory of adapters, it becomes `model.adapter`, and the model that the
-    adapters belong to becomes `model.path`. The file adapter_config.json gives the missing settings
-    of LoRA. If no setting is missing, the file is not read.
+    adapters belong to becomes `model.path`. Missing LoRA settings are taken from
+    adapter_config.json. If none is missing, that file is not read.
 
     Args:
         data: Nested settings.
-        base_dir: The directory that a relative path in adapter_config.json starts from. None: the
-            directory in which Ray was started.
+        base_dir: The base of relative paths in adapter_config.json. None: the directory in which
+            Ray was started.
 
     Raises:
         ConfigError: The file cannot be read, contradicts a given setting, or names a model that
@@ -63,7 +63,7 @@ def with_adapter(data: Mapping[str, Any], base_dir: str | None = None) -> dict[s
 
 
 def _is_adapter(directory: str) -> bool:
-    """Return True for a directory with adapters and without the weights of a whole model."""
+    """Return True if a directory holds adapters but not the weights of a whole model."""
     there = [os.path.isfile(os.path.join(directory, name)) for name in (WEIGHTS, SHARDS)]
     return os.path.isfile(os.path.join(directory, ADAPTER_CONFIG)) and not any(there)
 
@@ -92,7 +92,7 @@ def _lora_settings(told: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _base_of(told: str, directory: str, named: Any, base_dir: str) -> str:
-    """Return the model that adapters belong to: a directory of this machine, or a hub id."""
+    """Return the model that adapters belong to: a directory on this machine, or a hub id."""
     if isinstance(named, str):
         path = os.path.abspath(os.path.join(base_dir, os.path.expanduser(named)))
         if os.path.isdir(path):

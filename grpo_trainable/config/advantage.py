@@ -23,7 +23,8 @@ COMPARE_A_GROUP = (
 )
 # Losses with one ratio or weight per response.
 _OF_RESPONSES = ("gspo", "gmpo", "topr")
-# Advantages that need the task's own reward, and why nothing may be subtracted from that reward.
+# Advantages that need the task's own reward, each with the reason why nothing may be subtracted
+# from that reward.
 _OF_THE_TASK = {
     "vine": "loss.advantage=vine estimates the value of a state from the task's reward alone",
     "maxrl": "loss.advantage=maxrl divides by the mean reward, so no reward may be negative",
@@ -31,9 +32,9 @@ _OF_THE_TASK = {
 
 
 def compares_a_group(advantage: str) -> bool:
-    """Return True if an advantage learns nothing from a group of equal rewards.
+    """Return True if a group of equal rewards teaches nothing with this advantage.
 
-    A user's function is assumed to compare responses, because its name says nothing about that.
+    A user's function is assumed to compare responses, because its name gives no indication.
     """
     return advantage in COMPARE_A_GROUP or is_reference(advantage)
 
@@ -46,9 +47,9 @@ class CriticSettings(Settings):
 
     body: str = choice(
         ("own", "shared"),
-        "Network that computes the critic's values: a separate one, which starts as a copy of the "
-        "starting policy and is trained as the critic (own), or a head on the hidden states of the "
-        "policy that is being trained (shared).",
+        "Network that computes the critic's values: a separate network that starts as a copy of "
+        "the starting policy (own), or a head on the hidden states of the policy in training "
+        "(shared).",
         read_if=GAE,
     )
     lr: float | None = number(
@@ -68,7 +69,7 @@ class CriticSettings(Settings):
     clip: float = number(
         0.2,
         "Limit on the change of a state's value within a round. Beyond this limit, the value loss "
-        "pulls the value no further. 0 sets no limit.",
+        "does not push the value any further. 0 sets no limit.",
         minimum=0,
         read_if=GAE,
         also_called=(verl("critic.cliprange_value"),),
@@ -121,7 +122,8 @@ def _group_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         alone and config.task.normalize_parts,
         "rollout.group_size",
-        "must be >= 2 with task.normalize_parts=true, which compares each part within its group",
+        "must be >= 2 with task.normalize_parts=true, which compares each part across the "
+        "responses of a group",
     )
     yield (
         alone and advantage == "batch" and config.rollout.prompts == 1,
@@ -153,7 +155,7 @@ def _token_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         loss == "ppo" and not of_tokens,
         "loss.type",
-        f"needs loss.advantage=gae or vine, got {advantage}; with that advantage, use "
+        f"needs loss.advantage=gae or vine, got {advantage}; with {advantage}, use "
         "loss.type=grpo_clip, which computes the same loss",
     )
     yield (

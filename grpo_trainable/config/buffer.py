@@ -26,14 +26,15 @@ class BufferSettings(Settings):
     )
     max_age: int | None = integer(
         None,
-        "Maximum number of rounds that a group may be behind the learner when it is trained on. "
-        "`none` means lag + buffer_capacity − 1.",
+        "Maximum number of rounds by which a group in training may be behind the learner. `none` "
+        "means lag + buffer_capacity − 1.",
         minimum=0,
         read_if=REPLAY,
     )
     fresh_fraction: float = number(
         0.5,
-        "Share of the drawn groups that have not been trained on before.",
+        "Share of each draw that consists of fresh groups, which have not been used in training "
+        "before.",
         above=0,
         maximum=1,
         read_if=(REPLAY, one_of("buffer_sampling", "mixed")),

@@ -25,7 +25,8 @@ MIX = "mix"  # the name of the task in a trial with several tasks
 # Tasks whose prompts only make sense in the environment of the same name.
 GAMES = ("guess", "calculator")
 
-# Tasks that read an answer in a response, and the templates whose prompts begin the response.
+# Tasks that read an answer in a response, and the templates whose prompts already contain the
+# beginning of the response.
 ANSWERED = ("math", "reasoning_gym")
 BEGIN_RESPONSE = ("short", "r1_zero")
 
@@ -73,15 +74,15 @@ class PromptFileSettings(Settings):
 
     train_file: str | None = path(
         None,
-        f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without eval_file, "
-        "a hash of each prompt holds out a fifth of them.",
+        f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without "
+        "eval_file, a fifth of the prompts are held out, chosen by a hash of each prompt.",
         read_if=one_of("task.name", "keyword", "math"),
         also_called=(verl("data.train_files", _DATA),),
     )
     eval_file: str | None = path(
         None,
-        f"Held-out prompts: {_DATA}. The file is held out as a whole. Without train_file, training "
-        "uses the prompts that ship with the task.",
+        f"Held-out prompts: {_DATA}. All prompts in the file are held out. Without train_file, "
+        "training uses the prompts that ship with the task.",
         read_if=one_of("task.name", "keyword", "math"),
         also_called=(verl("data.val_files", _DATA),),
     )
@@ -228,12 +229,13 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         mixed and config.env.plays,
         "env.name",
-        "must be off with task.mix: the tasks of a mix are answered in one turn",
+        "must be off with task.mix: prompts of a mix are answered in a single turn",
     )
     yield (
         mixed and task.reward is not None,
         "task.reward",
-        "must be none with task.mix; give the function in the entry of the task that it scores",
+        "must be none with task.mix; name the function in the entry of the task whose responses "
+        "it scores",
     )
     yield (
         mixed and config.pools.enabled,

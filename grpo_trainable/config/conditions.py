@@ -1,7 +1,7 @@
-"""Conditions under which a setting is read, each as a predicate and in words.
+"""Conditions under which a setting has an effect, each as a predicate and in words.
 
-A field declares its conditions as `read_if`. A key that is not read must keep its default.
-`GRPOConfig` refuses any other value, because that value would have no effect.
+A field declares its conditions as `read_if`. A key that has no effect must keep its default:
+`GRPOConfig` refuses any other value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Condition on other settings under which a key is read."""
+    """Condition on other settings under which a key has an effect."""
 
     keys: tuple[str, ...]  # the settings that the condition checks
     needs: str  # the condition in words, for errors and the reference

@@ -22,8 +22,8 @@ Moment = Literal["absent", "none", "read"]
 TASKS = "the tasks"  # the names of the tasks, several in a mix
 TEMPLATES = "the templates"  # the templates of the tasks that have one
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
-# Before a key: its value if it is given, else none. So the defaults of two keys can depend on each
-# other's given values.
+# Prefix of a key. The prefixed key stands for the value of the key if it is given, else for none.
+# With this prefix, the defaults of two keys can depend on each other's given values.
 GIVEN = "given "
 
 
@@ -32,7 +32,7 @@ class DefaultBy:
     """Default of a key that depends on the values of other keys."""
 
     keys: tuple[str, ...]  # what the default depends on: settings, `TASKS`, `MODEL` and so on
-    value: Callable[..., Any]  # takes the values of `keys`; returns None if it does not apply
+    value: Callable[..., Any]  # takes the values of `keys`; None: the default does not apply
     moment: Moment
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
     because: str = ""  # the reason, if the model decides
@@ -46,7 +46,7 @@ class DefaultBy:
 def by_task(**defaults: Any) -> DefaultBy:
     """Return a default for each of these tasks. docs/defaults.md gives the reasons.
 
-    It applies to a mix if all tasks of the mix have the same name.
+    A mix gets the default if all its tasks have the same name.
     """
 
     def value(tasks: frozenset[str]) -> Any:
@@ -82,5 +82,5 @@ def where_none(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
 
 
 def when_read(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
-    """Return a default that code computes from other keys when it reads a key that is none."""
+    """Return a default that is computed from other keys each time an unset key is read."""
     return DefaultBy(keys=keys, value=value, moment="read")

@@ -23,11 +23,11 @@ below the key `set`, under a name of your choice:
 `{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
 If a task has a different default, the default column lists it after the task's name. If a Hugging
 Face model has one, the column lists it after `{HUGGING_FACE}`. The default of a model takes
-precedence over that of a task. The last column says when a key is read. A key that is not read must
-keep its default.
+precedence over that of a task. The last column says when a key has an effect. A key that has no
+effect must keep its default.
 """
 
-HEADER = "| key | type | default | must be | meaning | read when |\n|---|---|---|---|---|---|"
+HEADER = "| key | type | default | must be | meaning | has effect when |\n|---|---|---|---|---|---|"
 
 
 def page() -> str:
@@ -84,7 +84,7 @@ def _entry(key: str) -> str:
     check = CHECKS[key]
     text = f"{check.meaning} Must be {check.expected}."
     if check.read_if:
-        text += f" Only read with {_needs(key)}."
+        text += f" Has an effect only with {_needs(key)}."
     for task, default in check.of_tasks.items():
         text += f" With task.name={task} the default is {shown(default)}."
     if check.of_models:

@@ -1,4 +1,4 @@
-"""The engines: one record for each, with its promises about the tokens that it samples.
+"""One record for each engine, with the engine's promises about the tokens that it samples.
 
 This module imports only the standard library, so the config can list the engines and the launcher
 can query them.
@@ -37,7 +37,7 @@ class EngineRecord:
     # Largest difference, in nats, between the engine's log-prob of a token and the log-prob that
     # the learner computes from float32 weights. None: unknown.
     log_prob_error: float | None = None
-    compared: bool = False  # True: compares its log-probs with the learner's when built
+    compared: bool = False  # True: it compares its log-probs with the learner's when built
     # Placements that the engine does not support, each with the reason.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
     refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
@@ -59,7 +59,7 @@ class EngineRecord:
     @property
     def promise(self) -> str:
         """The promises of the engine, in words."""
-        bits = "the same bits when asked again" if self.same_bits else "other tokens after a resume"
+        bits = "same bits when repeated" if self.same_bits else "different tokens after a resume"
         if self.log_prob_error is None:
             checked = "compared with the learner's at the start" if self.compared else "unchecked"
             return f"{bits}, log-probs {checked}"

@@ -93,7 +93,7 @@ NOTHING_ALIKE = (
     trl("disable_dropout", "dropout is always off"),
     trl("sync_ref_model", "the reference is the policy before training, and never changes"),
     trl("deepspeed", "resources.learner_strategy=fsdp2 divides a policy among several learners"),
-    trl("per_device_eval_batch_size", "an evaluation samples in batches as large as training's"),
+    trl("per_device_eval_batch_size", "an evaluation samples in batches as large as training uses"),
     trl("chat_template_kwargs", "copy the template to a file, and change it there"),
     trl("load_in_4bit", "quantized models are refused; adapters need model.lora_rank"),
     trl("top_entropy_quantile", "a loss of your own can leave tokens out"),

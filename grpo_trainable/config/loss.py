@@ -45,7 +45,7 @@ IMPORTANCE_CAP = 2.0  # default cap if the sampler and the learner may disagree 
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
-_CLIPPED_ABOVE = ("cispo",)  # these read clip_high alone
+_CLIPPED_ABOVE = ("cispo",)  # these read only clip_high
 _DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
 _WHITENED = ("gae", "vine", "group_to_go")
 _KL = positive("loss.kl_coef")
@@ -78,7 +78,7 @@ def _usual_clip_high(loss: str, clip: float) -> float:
 
 
 def samples_as_it_learns(engine: str, sampler_dtype: str) -> bool:
-    """Return True if the engine promises the learner's log-probs, except for rounding."""
+    """Return True if the engine promises log-probs equal to the learner's, up to rounding."""
     # `auto` chooses an engine that makes this promise.
     promised = engine == "auto" or engine_record(engine).log_prob_error is not None
     return promised and sampler_dtype == "float32"
@@ -150,8 +150,8 @@ class LossSettings(Settings):
     )
     advantage_eps: float = number(
         1e-8,
-        "Number added to what the rewards are divided by: their standard deviation, or with maxrl "
-        "their mean. An advantage function of your own receives it too.",
+        "Number added to the divisor of the rewards, which is their standard deviation, or their "
+        "mean with maxrl. Your own advantage function receives this number too.",
         above=0,
         read_if=_DIVIDED,
     )
@@ -250,7 +250,7 @@ class LossSettings(Settings):
     )
     cov_fraction: float = number(
         2e-4,
-        "Share of a gradient step's tokens that clip_cov or kl_cov selects because of a large "
+        "Share of a gradient step's tokens that clip_cov or kl_cov selects: those with a large "
         "covariance of log-prob and advantage. Even a small share selects at least one token.",
         above=0,
         maximum=1,
@@ -333,8 +333,8 @@ class LossSettings(Settings):
     )
     kl_monitor: bool = flag(
         True,
-        "Record all kl/… metrics except kl/teacher_nats, such as the KL to the reference after "
-        "each round. Recording them costs forward passes.",
+        "Record the kl/… metrics, such as the KL to the reference after each round. Recording "
+        "them costs forward passes. kl/teacher_nats does not depend on this setting.",
     )
     importance_cap: float | None = number(
         None,

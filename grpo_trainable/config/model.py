@@ -65,7 +65,8 @@ class ModelSettings(Settings):
         None,
         "Policy to start from: a directory that launch/pretrain.py wrote, the directory of a "
         "Hugging Face causal language model, or the name of such a model on the hub. A directory "
-        "of LoRA adapters becomes model.adapter, and the model that it names becomes model.path.",
+        "of LoRA adapters is accepted too: the directory becomes model.adapter, and the model "
+        "that it names becomes model.path.",
         read_if=OF_TEXT,
         also_called=(trl("model_name_or_path"), verl("model.path")),
     )
@@ -91,7 +92,7 @@ class ModelSettings(Settings):
     )
     system: str | None = text(
         None,
-        "System message that is put before every prompt without a system message.",
+        "System message for every prompt that has none.",
         expected="text that is not blank",
         valid=lambda message: bool(message.strip()),
         read_if=_CHAT,
@@ -141,8 +142,8 @@ class ModelSettings(Settings):
     )
     adapter: str | None = directory(
         None,
-        "Directory of LoRA adapters for model.path, written by peft, that training starts from. "
-        "Their rank, scale and layers become lora_rank, lora_alpha and lora_targets.",
+        "Directory of the LoRA adapters that training starts from, written by peft for "
+        "model.path. Their rank, scale and layers become lora_rank, lora_alpha and lora_targets.",
         read_if=_HUGGING_FACE,
         also_called=(verl("model.lora_adapter_path"),),
     )

@@ -11,7 +11,7 @@ from grpo_trainable.config.defaults import by_model, by_task
 from grpo_trainable.config.foreign_names import IN_ROUNDS, trl, verl
 from grpo_trainable.config.values import Settings, flag, integer, number, pair
 
-KL_PER_TOKEN = 0.2  # nats a token by which a Hugging Face model may move without a warning
+KL_PER_TOKEN = 0.2  # nats per token by which a Hugging Face model may move without a warning
 
 _KL_IS_MEASURED = is_true("loss.kl_monitor", ", which measures the KL")
 
@@ -79,8 +79,8 @@ class CheckpointSettings(Settings):
     )
     keep: int | None = integer(
         2,
-        "Number of checkpoints that are kept, not counting those from which another trial may "
-        "continue under PBT. `none` keeps all.",
+        "Number of checkpoints to keep, not counting those that another trial may continue from "
+        "under PBT. `none` keeps all.",
         minimum=1,
         optional=True,
         also_called=(trl("save_total_limit"), verl("trainer.max_actor_ckpt_to_keep")),

@@ -105,11 +105,11 @@ class OptimSettings(Settings):
     )
     warmup_rounds: int = integer(
         0,
-        "Number of rounds at the start in which the learning rate rises linearly, with each "
-        "gradient step, to lr.",
+        "Number of rounds at the start in which the learning rate rises linearly to lr, gradient "
+        "step by gradient step.",
         minimum=0,
         default_by=by_model(
-            "AdamW's first steps damage a pretrained model most easily",
+            "early AdamW steps can easily damage a pretrained model",
             lambda model, rounds: min(LONGEST_WARMUP, -(-rounds // WARMUP_PART)),
             keys=("rounds",),
             told=f"a twentieth of the rounds, at most {LONGEST_WARMUP}",

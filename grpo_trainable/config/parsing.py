@@ -45,7 +45,7 @@ def parse_assignment(
         text: The assignment.
         checks: The checks of the known keys.
         own_task: Accept any key of the section `task`, because the task is a user's class, which
-            declares settings of its own.
+            declares its own settings.
 
     Raises:
         ConfigError: `text` is not an assignment, or the key is not in `checks`.
@@ -67,7 +67,7 @@ def parse_assignment(
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
     # JSON accepts neither ".5" nor "+1", but float does. A value that both refuse stays a string,
-    # so the error shows it.
+    # so the error shows the value as given.
     for read in (json.loads, float):
         try:
             return key, read(raw)
@@ -110,7 +110,7 @@ def make_absolute(
 
     Args:
         config: Nested settings.
-        base_dir: The directory that relative paths start from.
+        base_dir: The base of relative paths.
         checks: The checks of the keys. They say whether a value is a path or names a Python file.
     """
 
@@ -140,7 +140,7 @@ def make_absolute(
 
 
 def started_in() -> str:
-    """Return the directory in which Ray was started, which a user's relative paths start from.
+    """Return the directory in which Ray was started, the base of a user's relative paths.
 
     Tune moves the process of a trial to another directory.
     """
@@ -176,7 +176,7 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
         # A comma before a key separates two settings; other commas belong to a value.
         split = re.split(r",(?=\s*[A-Za-z_][\w.]*=)", text)
         assignments += [(where, assignment) for assignment in split]
-    # The name of the task comes first, because a user's task has keys of its own.
+    # The name of the task comes first, because a user's task has its own keys.
     assignments.sort(key=lambda pair: pair[1].partition("=")[0].strip() != "task.name")
     for where, assignment in assignments:
         try:
@@ -246,7 +246,7 @@ def advice_for(key: str) -> str | None:
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of nested plain data in which missing keys have defaults of task and model.
 
-    A missing key that no such default applies to stays missing.
+    A missing key without such a default stays missing.
     """
     filled = dict(data)
     task = data.get("task")
@@ -281,7 +281,7 @@ def _with_defaults_in_mix(filled: dict[str, Any], given: Given) -> dict[str, Any
 
 
 def _entries(mix: Any) -> dict[str, Entry]:
-    """Return the entries of a mix. An invalid mix has none: its check refuses it later."""
+    """Return the entries of a mix. An invalid mix has none, because it is refused later."""
     try:
         return mix_of(mix)
     except (TypeError, ValueError, RecursionError):
@@ -289,7 +289,7 @@ def _entries(mix: Any) -> dict[str, Entry]:
 
 
 class Given:
-    """Settings that are given as nested plain data, with the default of each key that is not.
+    """Settings that are given as nested plain data, and the default of each missing key.
 
     An invalid value counts as not given. The check of its key refuses it later.
     """
@@ -299,7 +299,8 @@ class Given:
 
         Args:
             data: The settings.
-            same_model: Settings with the same model, whose files are then read only once.
+            same_model: Settings with the same model. The files of the model are then read only
+                once.
         """
         self._data = data
         self._same_model = same_model
@@ -341,7 +342,7 @@ class Given:
         return key.rpartition(".")[2] in self._section_of(key)
 
     def default_of(self, key: str) -> tuple[Any, str] | None:
-        """Return the default that depends on other things, and the reason if that is the model.
+        """Return the default that depends on other settings, and the reason if the model decides.
 
         The first default that applies counts. If none applies, the key has its general default.
         """
@@ -368,7 +369,7 @@ class Given:
 
     @cached_property
     def _tasks(self) -> list[Given]:
-        """The settings with each task of the mix as the only task, or these if there is no mix."""
+        """One copy of the settings per task of the mix, or only these settings without a mix."""
         mixed = _entries(self._section_of("task.mix").get("mix")).values()
         alone = [Given({**self._data, "task": entry}, same_model=self) for entry in mixed]
         return alone or [self]

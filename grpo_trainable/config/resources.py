@@ -86,8 +86,8 @@ class ResourceSettings(Settings):
     )
     worker_cpus: float = number(
         0.95,
-        "CPUs that a colocated worker trains with. 1.9 gives it a second thread, which makes "
-        "gradient steps of the shipped policy 1.4 to 1.5 times as fast.",
+        "CPUs that a colocated worker trains with. 1.9 gives the worker a second thread, which "
+        "makes gradient steps of the shipped policy 1.4 to 1.5 times as fast.",
         minimum=0.01,
         read_if=COLOCATED,
         harmless=(1.9,),
@@ -98,7 +98,7 @@ class ResourceSettings(Settings):
         "Placement of a trial's actors on the nodes of a cluster. `pack` uses as few nodes as "
         "possible. `spread` uses as many nodes as possible, so the loss of a node loses few "
         "actors. `one_node_learners` puts all learners on one node, so gradients never leave that "
-        "node, and puts generators on any node with room.",
+        "node, and puts generators on any node that has room.",
         read_if=DISAGGREGATED,
     )
     reward_workers: int = integer(
@@ -116,9 +116,9 @@ class ResourceSettings(Settings):
     )
     deadline_s: float = number(
         600.0,
-        "Time limit in seconds. An actor that owes an answer is considered lost after this time "
-        "without an answer or progress. Fetching an answer from another machine has the same "
-        "limit.",
+        "Time limit in seconds. An actor that has been called is considered lost if it neither "
+        "answers nor makes progress for this time. Fetching an answer from another machine has "
+        "the same limit.",
         above=0,
     )
 
@@ -145,8 +145,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         r.elastic and r.learner_gpus > 0,
         "resources.elastic",
-        f"must be false with resources.learner_gpus={r.learner_gpus:g}: learners on GPUs use NCCL, "
-        "with which continuing after the loss of a learner has not been tested",
+        f"must be false with resources.learner_gpus={r.learner_gpus:g}: learners on GPUs use "
+        "NCCL, and continuing after the loss of a learner has not been tested with NCCL",
     )
     # All ranks must run the same number of microbatches, so the number of rows must be a multiple
     # of the number of ranks.

@@ -122,8 +122,8 @@ class RolloutSettings(Settings):
     )
     zero_advantage: str = choice(
         ("keep", "filter", "resample"),
-        "Treatment of a group whose rewards are all equal, which teaches nothing: keep it in its "
-        "rollout batch (keep), leave it out (filter), or draw other prompts in its place "
+        "Treatment of groups that teach nothing because all their rewards are equal: keep them in "
+        "the rollout batch (keep), leave them out (filter), or draw other prompts in their place "
         "(resample).",
         also_called=(verl("algorithm.filter_groups.enable", value="resample"),),
     )
@@ -136,8 +136,8 @@ class RolloutSettings(Settings):
     )
     redraws: int = integer(
         8,
-        "Maximum number of consecutive times that prompts are drawn in place of prompts that were "
-        "left out.",
+        "Maximum number of times in a row that prompts are drawn to replace those that were left "
+        "out.",
         minimum=1,
         read_if=_RESAMPLED,
         also_called=(verl("algorithm.filter_groups.max_num_gen_batches"),),
@@ -298,8 +298,9 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         config.resources.num_generators > schedule.chunks_at_once(config),
         "resources.num_generators",
-        f"only {plural(schedule.chunks_at_once(config), 'generator')} can work at the same time, "
-        f"on one chunk each; set resources.num_generators to {schedule.chunks_at_once(config)}, "
+        f"at most {plural(schedule.chunks_at_once(config), 'generator')} can have work at any "
+        "time, one chunk each; set resources.num_generators to "
+        f"{schedule.chunks_at_once(config)}, "
         + (
             "or raise rollout.prompts"
             if schedule.unit_prompts(config) == 1

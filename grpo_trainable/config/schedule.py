@@ -23,7 +23,7 @@ def responses_per_round(config: Config) -> int:
 
 
 def max_age(config: Config) -> int:
-    """Return the maximum number of rounds that a group in training may be behind the learner."""
+    """Return the maximum number of rounds by which a group in training may lag the learner."""
     given = config.buffer.max_age
     return config.lag + config.buffer_capacity - 1 if given is None else given
 
@@ -32,7 +32,7 @@ def max_age(config: Config) -> int:
 
 
 def redraws(config: Config) -> int:
-    """Return the maximum number of consecutive times that a batch draws replacement prompts."""
+    """Return the maximum number of times in a row that a batch draws replacement prompts."""
     return config.rollout.redraws if config.rollout.zero_advantage == "resample" else 0
 
 

@@ -1,7 +1,7 @@
 """All settings of a trial: those at the top level, and those in sections.
 
-Each section has its own file, with its fields and their conflicts. A field declares its
-default, range and meaning, the conditions under which it is read, and its names in other libraries.
+Each section has its own file, with its fields and their conflicts. A field declares its default,
+range and meaning, the conditions under which it has an effect, and its names in other libraries.
 `CHECKS` contains the check of every dotted key. docs/config.md is generated from these checks.
 """
 
@@ -109,8 +109,8 @@ class TrialSettings(Settings):
     )
     lag: int = integer(
         0,
-        "Maximum number of rounds that a group may be behind the learner when it is first trained "
-        "on.",
+        "Maximum number of rounds by which a group may be behind the learner at its first use in "
+        "training.",
         minimum=0,
     )
     weight_update: str = choice(
@@ -127,7 +127,7 @@ class TrialSettings(Settings):
         ("auto", "recency", "uniform", "fifo", "mixed"),
         "Groups that a gradient step draws from the buffer: the newest (recency), random ones "
         "(uniform), the least used (fifo), or fresh groups mixed with random older ones (mixed). "
-        "`auto` chooses mixed with replay, and recency without.",
+        "`auto` chooses mixed if there is replay, and recency otherwise.",
         read_if=REPLAY,
         harmless=("recency",),
         default_by=where_none(
@@ -200,7 +200,7 @@ CHECKS: dict[str, Check] = {
 # Keys that affect only training: neither the sampled tokens nor their rewards depend on them.
 OF_TRAINING = tuple(key for key, check in CHECKS.items() if check.of_training)
 
-# Keys that only some combinations of settings read. If several given keys are not read, the error
+# Keys that have an effect only with some settings. If several given keys have no effect, the error
 # names the first of them.
 SOMETIMES_READ = [key for key, check in CHECKS.items() if check.read_if]
 

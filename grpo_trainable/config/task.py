@@ -155,7 +155,7 @@ class CommonTaskSettings(Settings):
     )
     length_penalty: float = number(
         0.0,
-        "α, the reward that a response loses for each token by which its length differs from "
+        "α, the penalty per token of difference between the length of a response and "
         "length_target.",
         minimum=0,
         of_training=True,
@@ -190,7 +190,7 @@ class TaskSettings(
 
     @property
     def part_weights(self) -> dict[str, float]:
-        """Weight of each part of the reward; empty if the reward itself is trained on."""
+        """Weight of each part of the reward; empty if training uses the reward itself."""
         weights = json.loads(self.reward_weights or "{}")
         return {part: float(weight) for part, weight in weights.items()}
 

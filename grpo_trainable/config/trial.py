@@ -78,13 +78,13 @@ class GRPOConfig(TrialSettings):
     """The settings of one trial, checked against each other.
 
     Raises:
-        ConfigError: A value is invalid, is not read by the chosen combination of settings, or
-            contradicts another value.
+        ConfigError: A value is invalid, has no effect with the other settings, or contradicts
+            another value.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # These defaults decide which keys are read.
+        # These defaults decide which keys have an effect.
         for name, value in self._defaults_in(self).items():
             object.__setattr__(self, name, value)
         self._put_defaults_in("task")
@@ -121,10 +121,10 @@ class GRPOConfig(TrialSettings):
             if missing and value not in self._unread_values(key):
                 now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
                 needs = " and ".join(condition.needs for condition in missing)
-                raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
+                raise ConfigError(f"{key}={shown(value)}: has no effect with {now}; needs {needs}")
 
     def _unread_values(self, key: str) -> tuple[Any, ...]:
-        """Return the values that a key may have when it is not read."""
+        """Return the values that a key may have when it has no effect."""
         check = CHECKS[key]
         names = (self.task.name, *(entry["name"] for entry in mix_of(self.task.mix).values()))
         return *check.unremarkable, *(check.of_tasks.get(name, check.default) for name in names)
@@ -152,7 +152,7 @@ class GRPOConfig(TrialSettings):
         return cls(**values)
 
     def reads(self, key: str) -> bool:
-        """Return True if the combination of settings reads this key."""
+        """Return True if this key has an effect with the other settings."""
         # A key that is not in CHECKS belongs to a user's task, which always reads it.
         return key not in CHECKS or not CHECKS[key].unmet(self)
 
@@ -173,7 +173,7 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """Config of a trial whose only task is the one with this label, for each label of the mix.
+        """The config of a single-task trial, for each label of the mix.
 
         Raises:
             ConfigError: Such a trial is invalid.
@@ -318,15 +318,14 @@ class GRPOConfig(TrialSettings):
 
 
 def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
-    """Return a copy of nested plain data with every setting that a user has left implicit.
+    """Return a copy of nested plain data with every implicit setting of the user made explicit.
 
     Settings below `set` get their own keys, relative paths become absolute, and a directory of LoRA
     adapters as `model.path` becomes `model.adapter`.
 
     Args:
         data: Nested settings, as the user gives them.
-        base_dir: The directory that relative paths start from. None: the directory in which Ray was
-            started.
+        base_dir: The base of relative paths. None: the directory in which Ray was started.
 
     Raises:
         ConfigError: `set` or the adapters cannot be used.
@@ -344,8 +343,7 @@ def prepared(
 
     Args:
         data: Nested settings, as the user gives them.
-        base_dir: The directory that relative paths start from. None: the directory in which Ray was
-            started.
+        base_dir: The base of relative paths. None: the directory in which Ray was started.
         must_fetch: If the files cannot be downloaded, raise an error. False: go on without them,
             because another process, on another machine, needs them.
 

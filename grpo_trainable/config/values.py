@@ -52,10 +52,10 @@ class Check:
 
     # Relations to other settings and to other libraries. A single condition or default needs no
     # tuple.
-    read_if: tuple[Condition, ...] = ()  # all must hold for the key to be read; empty: always read
+    read_if: tuple[Condition, ...] = ()  # all must hold for the key to have an effect
     default_by: tuple[DefaultBy, ...] = ()  # defaults that depend on other settings
     also_called: tuple[ForeignName, ...] = ()  # its names in other libraries
-    # Other values that the key may have when it is not read: values that its default resolves to,
+    # Other values that the key may have when it has no effect: values that its default resolves to,
     # and defaults of earlier versions, which the files of old experiments contain.
     harmless: tuple[Any, ...] = ()
     # True: the key affects only training, not the sampled tokens or their rewards. Only keys of the
@@ -82,7 +82,7 @@ class Check:
 
     @property
     def unremarkable(self) -> tuple[Any, ...]:
-        """The general default, and other values that are allowed when the key is not read."""
+        """The general default, and other values that are allowed when the key has no effect."""
         return self.default, *self.harmless
 
 

@@ -87,7 +87,7 @@ class _Episode(RecordedRow):
 
 
 class ControlEngine(LoadedWeights):
-    """An engine that samples episodes of actions. Draws of actions are keyed like draws of tokens.
+    """An engine that samples episodes of actions. Draws of actions are made like draws of tokens.
 
     On one machine, the same list of requests gives the same bits in every process with the same
     number of threads, if the environment is deterministic.
@@ -194,7 +194,7 @@ class ControlEngine(LoadedWeights):
         )
 
     def close(self) -> None:
-        """Close the environments, because those that render hold a rendering context."""
+        """Close the environments. An environment that renders holds a rendering context."""
         for env in self._envs:
             self._thread.submit(env.close).result()
         self._envs = []

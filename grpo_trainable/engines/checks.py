@@ -13,7 +13,7 @@ from grpo_trainable.models.stop_strings import StopStrings, stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 
-# Fields of a group with one entry per token, (G, R), and with one entry per response, (G,).
+# Fields of a group: those with one entry per token, (G, R), and those with one per response, (G,).
 PER_TOKEN = {
     "response_ids": torch.int64,
     "response_mask": torch.bool,
@@ -172,8 +172,8 @@ def _wrong_tokens(
         stamps = getattr(group, name)[mask]
         if int(stamps.min()) < 0 or int(stamps.max()) > newest:
             yield (
-                f"{name} must be from 0 to {newest}, as of the weights in use, "
-                f"but are {int(stamps.min())} to {int(stamps.max())}"
+                f"{name} must be from 0 to {newest}, the value for the weights in use, but are "
+                f"{int(stamps.min())} to {int(stamps.max())}"
             )
 
 

@@ -71,8 +71,9 @@ class Decoder(Protocol):
 class LocalEngine(LoadedWeights, ABC):
     """Samples token by token, and loads new weights between two tokens.
 
-    Every draw is keyed by (seed, stream, prompt index, response, token). On one machine, the same
-    list of requests in one call gives the same bits in any process with the same number of threads.
+    Every draw is a function of (seed, stream, prompt index, response, token). On one machine, the
+    same list of requests in one call gives the same bits in any process with the same number of
+    threads.
     """
 
     def __init__(

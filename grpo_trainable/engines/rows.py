@@ -72,7 +72,7 @@ class Rows:
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = draws_of(requests, seed)
         self._uniforms = torch.from_numpy(draws).to(device)  # (B, R)
-        # The tokens at the end of each row's prompt that are already part of its response.
+        # Tokens at the end of each row's prompt that count as the start of the response.
         self._answered = [list(r.answered) for r in requests for _ in range(r.group_size)]
         shape = (len(draws), limits.max_new_tokens)
         self._ids = torch.full(shape, pad_id, device=device)

@@ -1,4 +1,4 @@
-"""Run a policy's code in an isolated Python.
+"""Run a policy's code in an isolated Python interpreter.
 
 bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only interpreter, its
 standard library and an empty scratch directory. The code has no network, no environment variables

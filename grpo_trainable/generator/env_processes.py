@@ -108,7 +108,7 @@ class Episode:
 
         Args:
             spec: The description of the episode, which the environment receives.
-            prompt: The text with which the episode must begin.
+            prompt: The text that the episode must begin with.
 
         Raises:
             EpisodeError: The environment fails, or begins with a different text.

@@ -135,7 +135,7 @@ class _Group:
 
     process: GroupProcess
     spec: JSONValue
-    prompt: str  # the text with which each episode must begin
+    prompt: str  # the text that each episode must begin with
     episodes: list[Played]
 
     def begin(self) -> None:

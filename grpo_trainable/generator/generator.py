@@ -224,7 +224,7 @@ class Generator:
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Sample once and drop the responses, so that memory and code are warm in the first round.
 
-        Random draws are keyed by the request, so the warm-up does not change later draws. Nothing
+        Random draws depend only on the request, so the warm-up does not change later draws. Nothing
         is scored, because a user's reward function may count its calls or cost money.
         """
         with self._context.call():

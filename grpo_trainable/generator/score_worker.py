@@ -71,8 +71,8 @@ def _built_in(name: str, settings: dict[str, Any]) -> Any:
 def answers(reward: RewardFunction, given: Responses) -> list[Score | RewardError]:
     """Return one answer for each response.
 
-    If the call fails, no response has a score. If one of its results is wrong, only that response
-    has none.
+    If the call fails, no response has a score. If a single result is wrong, only the response with
+    that result has none.
     """
     try:
         results = reward.score(given)
@@ -97,14 +97,14 @@ def _failure(error: BaseException) -> RewardError:
 def _may_pass(error: BaseException) -> bool:
     """Return True if a failed call may succeed later, because a service or a file may come back.
 
-    This is the case for an OSError, and for an error whose class is not one of Python's own, such
-    as the errors of a client for a service. The errors that led to `error` count as well.
+    This is the case for an OSError, and for an error whose class is not built in, such as the
+    errors of a client for a service. The errors that led to `error` count as well.
     """
     reached: list[BaseException] = [error]
     for one in reached:  # the list grows
         if isinstance(one, OSError) or type(one).__module__ != "builtins":
             return True
-        # A group of errors has `exceptions`.
+        # An exception group lists its errors in `exceptions`.
         causes = (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
         reached += [
             cause

@@ -69,13 +69,13 @@ class ProcessScorer:
     and the function is the task's method `reward`.
 
     A call scores one response or, if the function scores groups, consecutive requests for the same
-    example. Each of these failures gives the responses of a call a `RewardError`: an exception, no
-    answer within `deadline_s` for each response, or the death of the process. A result that is not
-    a finite number is the error of its response alone. A call with an exception or such a result is
-    repeated once, which shows if the failure repeats. If no answer comes and `unverified` is given,
-    the response gets the result of `unverified` as its score instead, because the response is at
-    fault, not the function. A spare process, already warm, replaces a process that was killed or
-    died.
+    example. Three kinds of failure give all responses of a call a `RewardError`: an exception, no
+    answer within `deadline_s` seconds per response, and the death of the process. A result that is
+    not a finite number gives only its own response a `RewardError`. A call with an exception or
+    such a result is repeated once, to see whether the failure repeats. If no answer comes and
+    `unverified` is given, the response gets the result of `unverified` as its score instead,
+    because the response is at fault, not the function. A spare process, already warm, replaces a
+    process that was killed or died.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
@@ -373,7 +373,7 @@ def check_reward(
         reward: See `ProcessScorer`.
         task: See `ProcessScorer`.
         directory: See `ProcessScorer`.
-        examples: Examples whose columns the function must be content with.
+        examples: Examples. Each must have every column that the function needs.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
@@ -398,8 +398,8 @@ def _refuse_other_parts(named: str, functions: Sequence[str], weighted: Collecti
 
     Args:
         named: The setting that names the list.
-        functions: Names of the functions in the list. Empty: it is no list, and what a function
-            returns decides the parts of its rewards.
+        functions: Names of the functions in the list. Empty: the setting names no list, so the
+            returned value of its function decides the parts of the rewards.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:

@@ -146,7 +146,7 @@ def _whitened(
 def critic_figures(
     batches: Sequence[Groups], estimates: Sequence[Estimated]
 ) -> CriticFigures | None:
-    """Return how well the critic predicted the returns of a round, or None without a critic."""
+    """Return a summary of the critic's predictions in a round, or None without a critic."""
     values, returns = [], []
     for groups, estimated in zip(batches, estimates, strict=True):
         if estimated.critic is None:

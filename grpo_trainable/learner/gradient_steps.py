@@ -149,11 +149,11 @@ class GradientSteps:
         """Return the log-probs (B, S) of the policy in the ratio's denominator.
 
         With importance weights, that policy is the one before the round. Otherwise, it is the
-        policy that sampled the token. If the policy before the round sampled the token, the
-        log-prob that the learner computed under that policy replaces the sampler's, unless the
-        ratio must show the difference between sampler and learner (`ratio_sees_sampler`). The two
-        log-probs differ because an engine may round differently than the learner, and the rounding
-        error of a bfloat16 body exceeds the clip range of some losses.
+        policy that sampled the token. For a token that the policy before the round sampled, the
+        learner's log-prob under that policy replaces the sampler's, unless the ratio must show the
+        difference between sampler and learner (`ratio_sees_sampler`). The two log-probs differ
+        because an engine may round differently than the learner, and the rounding error of a
+        bfloat16 body exceeds the clip range of some losses.
 
         Args:
             batch: The rows.

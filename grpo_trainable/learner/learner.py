@@ -214,8 +214,8 @@ class Learner:
         if self._teacher is not None:
             with clock("reference"):
                 made, teacher_nats = self._batches.taught(self._teacher, made)
-        # Compute these log-probs before the first gradient step, because they are those of the
-        # policy before the round. With k > 1, the later steps reuse them.
+        # These log-probs are those of the policy before the round, so compute them before the first
+        # gradient step. With k > 1, the later steps reuse them.
         with clock("reference"):
             batches = self._batches.with_log_probs(made, plan)
             nll = _mean_nll(batches)

@@ -52,8 +52,8 @@ class Shards(ConnectedRanks):
         register_fsdp_forward_method(policy, "states_at")  # scoring does not call `forward`
         for module in policy.modules():
             if isinstance(module, FSDPModule):
-                # Sum, do not average: losses are divided by denominators of the whole step. Gloo
-                # can only sum.
+                # Sum, do not average: losses are already divided by the denominators of the whole
+                # step. Gloo can only sum.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         for name, parameter in policy.named_parameters():

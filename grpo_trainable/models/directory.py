@@ -148,8 +148,8 @@ def policy_directory(model: PolicySettings) -> Path | None:
             if model.adapter is None:
                 raise
             raise NotOnTheHub(
-                f"{error}; to use a copy of this model, which the adapters belong to, set "
-                f"model.path to its directory, and model.adapter={model.adapter}"
+                f"{error}; the adapters belong to this model: to use a copy of it, set model.path "
+                f"to the copy's directory, and model.adapter={model.adapter}"
             ) from error
     return None if model.env is not None else SHIPPED.get(model.preset)
 

@@ -1,4 +1,4 @@
-"""Keyed uniform draws, and sampling by inverse CDF."""
+"""Uniform draws that depend only on a key, and sampling by inverse CDF."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def build_trained_policy(
 
 
 def build_adapted_policy(model: PolicySettings, seed: int) -> tuple[HFPolicy, Tokenizer]:
-    """Build the policy for an engine that samples with adapters beside the model.
+    """Build the policy for an engine that keeps adapters separate from the model.
 
     The policy computes exactly as the learner's policy does.
 

@@ -188,8 +188,8 @@ class TransformerLM(Policy):
     def _store_by_column(self) -> None:
         """Store the matrices by column, with unchanged shapes and values.
 
-        A few dozen rows are then multiplied up to a sixth faster by weights that have to be read
-        from memory. Training takes as long as with storage by row. A tied head is still stored by
+        Multiplying a few dozen rows by weights that have to be read from memory is then up to a
+        sixth faster. Training takes as long as with storage by row. A tied head is still stored by
         row, because its rows are looked up as embeddings.
         """
         for module in self.modules():

@@ -115,7 +115,7 @@ class Collector:
         """Return the rollout batches that a round trains on. The gate judges each group once more.
 
         Batches without groups are left out, so the result may be empty. An empty result does not
-        end the trial; only a high error rate of the rewards does.
+        end the trial; only a high share of failed rewards does.
         """
         batch_ids = self.ledger.batches_of(round_)
         self._close_draws([self.ledger.batch(batch_id) for batch_id in batch_ids])

@@ -265,8 +265,8 @@ class Fleet:
     def least_busy(self) -> FleetGenerator:
         """Return the least busy generator.
 
-        A joining generator is returned only if all generators are joining, because its machine may
-        be dead.
+        A joining generator, whose machine may be dead, is returned only if all generators are
+        joining.
         """
         joined = [generator for generator in self.generators if not generator.joining]
         return min(joined or self.generators, key=_BUSYNESS)

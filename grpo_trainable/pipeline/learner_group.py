@@ -42,10 +42,10 @@ class LearnerGroup:
         Args:
             actors: The learners, in the order of their ranks.
             runtime: Waits for calls.
-            deadline_s: Maximum number of seconds that a learner may be silent while it owes an
-                answer.
-            staged: Returns a reference to the tensors published for a round, for transports in
-                which the learner sends them.
+            deadline_s: Maximum number of seconds that a learner with an unanswered call may be
+                silent.
+            staged: Returns a reference to a round's published tensors. Used only by transports in
+                which the learner sends the tensors.
             elastic: True if the trial continues after the loss of a learner other than the first.
         """
         self._actors = list(actors)

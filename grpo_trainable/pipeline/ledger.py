@@ -90,7 +90,7 @@ class Ledger:
     A prompt counts as accepted until it is known to be left out. A prompt that is left out is
     replaced by the next new prompt of the stream. At lag 0, replacements are drawn once all other
     prompts have come back, so the chunks do not depend on timing. With a lag, replacements are
-    drawn as soon as enough prompts for a whole chunk are missing.
+    drawn as soon as there are enough of them to fill a chunk.
 
     Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0. The right-hand column shows the
     index at which the batch ends (`_ends`), as known after each call:

@@ -27,9 +27,9 @@ class Watch:
     """Waits for calls and detects silent actors.
 
     An actor is heard from when it answers a call or when its progress has changed. An actor is
-    silent if it owes an answer and has not been heard from for `deadline_s`, regardless of other
-    actors. Only time spent waiting for the actor counts, because nothing is received between two
-    rounds.
+    silent if a call to it is unanswered and it has not been heard from for `deadline_s`, regardless
+    of other actors. Only time spent waiting for the actor counts, because nothing is received
+    between two rounds.
     """
 
     def __init__(self, runtime: Runtime, deadline_s: float) -> None:
@@ -84,7 +84,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait for a call for at most the shortest `_due_s`, and add the wait to every silence."""
+        """Wait for a call for at most the shortest `_due_s`, and add the time to every silence."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()

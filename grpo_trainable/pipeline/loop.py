@@ -418,7 +418,7 @@ class Pipeline:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state after the last finished round, and the groups in the buffer then.
+        """Return the state and the buffered groups as they were after the last finished round.
 
         Call this method between two rounds, or after a round was abandoned before its gradient
         steps. In either case, the learner has not changed since the last finished round.

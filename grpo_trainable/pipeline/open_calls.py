@@ -20,8 +20,8 @@ class OpenCalls(Generic[Record]):
 
         Args:
             runtime: Waits for calls.
-            deadline_s: Maximum number of seconds that an actor may be silent while it owes an
-                answer.
+            deadline_s: Maximum number of seconds that an actor with an unanswered call may be
+                silent.
         """
         self._runtime = runtime
         self._deadline_s = deadline_s

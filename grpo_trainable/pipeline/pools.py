@@ -28,9 +28,9 @@ class DifficultyPools:
 
     An example that has never been scored is in the mid pool. For each prompt, one of the pools that
     are not empty is drawn, with the shares in the settings as weights. Then an example is drawn
-    from those in the pool that have been picked least often. The random draws are keyed by (seed,
-    prompt index). Rates change only once per round, before the gradient steps, so at lag 0 the
-    picks do not depend on timing.
+    from those in the pool that have been picked least often. The random numbers are a function of
+    (seed, prompt index). Rates change only once per round, before the gradient steps, so at lag 0
+    the picks do not depend on timing.
 
     The rate of an example starts as the mean answer reward of its first group. Each further group,
     with mean answer reward r, updates the rate: rate ← memory · rate + (1 − memory) · r, where

@@ -28,8 +28,8 @@ def refuse_reward_errors(
         config: The trial's settings.
         told: The start of the message, with the number of failed rewards and of responses.
         errors: Number of responses on which the reward function failed.
-        responses: Number of responses that `errors` is divided by, at least as many as there are
-            responses to `JUDGED_PROMPTS` prompts.
+        responses: Number of responses to divide `errors` by; at least the number of responses to
+            `JUDGED_PROMPTS` prompts.
         failed: Prompts without rewards since the last check.
 
     Raises:
@@ -51,6 +51,6 @@ def refuse_reward_errors(
 
 
 def error_for(failed: Sequence[FailedPrompt]) -> type[ActorFailed]:
-    """Return the class of the error with which a trial ends because of these prompts."""
+    """Return the class of the error that ends a trial because of these prompts."""
     again = all(prompt.repeats or not prompt.is_failure for prompt in failed)
     return FailsAgain if again else ActorFailed

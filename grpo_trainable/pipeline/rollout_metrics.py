@@ -43,7 +43,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 
 
 def repeated_fraction(groups: Sequence[RolloutGroup]) -> float:
-    """Return the share of a response's four-token runs that repeat an earlier run, on average.
+    """Return the mean share of a response's four-token runs that repeat an earlier run.
 
     The mean is over the responses with at least four tokens; 0 if there are none.
     """

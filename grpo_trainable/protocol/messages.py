@@ -64,7 +64,7 @@ class Scored:
     """The results of several requests, in the order of the requests."""
 
     groups: list[RolloutGroup]  # scored
-    failed: list[FailedPrompt]  # prompts of which a response has no reward
+    failed: list[FailedPrompt]  # prompts with at least one response that has no reward
     reward_errors: int  # number of responses on which the reward function failed
     unverified: int  # number of responses counted as wrong because they could not be judged
     loaded: list[Loaded]  # see `Sampled`
@@ -97,7 +97,7 @@ class CriticStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticFigures:
-    """Summary of the values that the critic, before the round, predicted for the round's states."""
+    """Summary of the values that the critic predicted for the round's states before the round."""
 
     value_mean: float
     return_mean: float  # mean discounted sum of the rewards that followed a state

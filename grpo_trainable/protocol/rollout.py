@@ -143,7 +143,7 @@ class RolloutGroup:
     # for text.
     observations: Tensor | None = None
     actions: Tensor | None = None
-    uses: int = 0  # number of gradient-step batches that contained the group
+    uses: int = 0  # number of batches for gradient steps that contained the group
     example_index: int | None = None  # see `Request`
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A request that a trial stop: what it does to the round in progress, and the trial's answers."""
+"""A request that a trial stop: its effect on the round in progress, and the trial's answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Protocol
 
 from grpo_trainable.telemetry.timers import now
 
-MEASURED_ROUNDS = 4  # number of latest rounds whose mean duration is the estimate
+MEASURED_ROUNDS = 4  # the estimate is the mean duration of this many latest rounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finishing:
-    """A trial's answer after its round has begun its gradient steps: the round ends first."""
+    """A trial's answer during the gradient steps of a round: the trial finishes the round first."""
 
     round: int
     # Estimated seconds until the round ends. 0: earlier rounds took less time than this one already
@@ -25,7 +25,7 @@ class Finishing:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """A trial's last answer: the trial has stopped and waits for the end of its experiment."""
+    """A trial's last answer: the trial has stopped and waits for its experiment to end."""
 
     round: int  # number of finished rounds
     saved: bool  # False if `round` is 0, or if the checkpoint could not be written
@@ -59,11 +59,11 @@ class RoundAbandoned(Exception):
 
 
 class StoppableRounds:
-    """Decides what a request to stop does to the round in progress.
+    """Decides how a request to stop affects the round in progress.
 
     Before the gradient steps of the round, the request raises `RoundAbandoned`. Once the steps have
-    begun, the round ends as usual, and the answer to the request estimates when. A request that
-    comes between two rounds abandons the next one at its start.
+    begun, the round ends as usual, and the answer to the request estimates the time left. A request
+    that comes between two rounds abandons the next one at its start.
     """
 
     def __init__(

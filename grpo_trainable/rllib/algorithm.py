@@ -86,8 +86,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         """Check all settings.
 
         Raises:
-            ConfigError: A setting is unknown, invalid, or not read by GRPO. The message is one
-                line.
+            ConfigError: A setting is unknown or invalid, or has no effect with GRPO. The message is
+                one line.
         """
         # RLlib's own checks are not needed, because `refuse_unread` accepts only the defaults of
         # the settings that RLlib checks.
@@ -116,7 +116,7 @@ class GRPO(Algorithm):
 
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
-                error of the constructor would look like the death of the trial's process.
+                error in the constructor would look like the death of the trial's process.
             PluginError: The user's task cannot be loaded. Under Tune as above.
         """
         try:

@@ -139,7 +139,7 @@ def _is_count(value: Any) -> bool:
 
 
 def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
-    """Refuse settings of RLlib that differ from `untouched` although GRPO does not read them.
+    """Refuse settings of RLlib that differ from `untouched` but have no effect with GRPO.
 
     Raises:
         ConfigError: There is such a setting, an unknown key, or a callback with a method that is
@@ -156,8 +156,8 @@ def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
                 f"{shown(name)}: unknown key; use training(grpo={{…}}) for settings of GRPO"
             )
         if value != defaults[name]:
-            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md says which settings it reads")
-            raise ConfigError(f"{shown_name}: is not read by GRPO; {why}")
+            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md lists the settings that GRPO reads")
+            raise ConfigError(f"{shown_name}: has no effect with GRPO; {why}")
     for callback in force_list(config.callbacks_class):
         _refuse_uncalled(callback)
 

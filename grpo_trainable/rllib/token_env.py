@@ -50,7 +50,7 @@ class TokenEnv(gymnasium.Env):
             `max_new_tokens`, `stop` and `temperature` may be set.
 
     Raises:
-        ConfigError: A setting is invalid, or the environment does not read it.
+        ConfigError: A setting is invalid, or has no effect in this environment.
         RuntimeError: A response could not be scored.
     """
 
@@ -124,7 +124,9 @@ class TokenEnv(gymnasium.Env):
 def _settings(config: Mapping[str, Any]) -> GRPOConfig:
     for key in flatten(config):
         if key not in READ and key.partition(".")[0] not in READ:
-            raise ConfigError(f"{key}: is not read by TokenEnv; it reads only {', '.join(READ)}")
+            raise ConfigError(
+                f"{key}: has no effect in TokenEnv, which reads only {', '.join(READ)}"
+            )
     return resolved(config)
 
 

@@ -23,7 +23,7 @@ def group_of(
         prompt_index: index of the prompt.
         rewards: reward of each response, which is also its answer reward.
         weights: (version, round) of the weights that sampled each token.
-        uses: number of gradient-step batches that contained the group.
+        uses: number of batches for gradient steps that contained the group.
         interrupted: for each response, True if it reads its second token instead of sampling it.
             None: no response is interrupted.
     """

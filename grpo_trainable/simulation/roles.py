@@ -77,7 +77,7 @@ class GeneratorCall:
 
 
 class VirtualGenerator:
-    """Generator whose rewards depend only on the prompt index and the weights, as in a real one.
+    """A generator whose rewards, like real ones, depend only on the prompt index and the weights.
 
     The methods mirror those of the real generator. The start and end of the call precede the other
     arguments.

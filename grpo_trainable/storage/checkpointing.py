@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 5
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names for the directories of checkpoints
-# Names of directories for a trial's earlier files. A trial that has no whole checkpoint moves its
+# Names of directories for a trial's earlier files. A trial that has no intact checkpoint moves its
 # files to such a directory before it restarts from round 0.
 ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
@@ -71,7 +71,7 @@ class CheckpointError(RuntimeError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Raised if a directory certainly holds no whole checkpoint.
+    """Raised if a directory certainly holds no intact checkpoint.
 
     A file is missing, does not belong to a checkpoint, or has the wrong checksum or format.
     """
@@ -82,7 +82,7 @@ class ForeignCheckpoint(DamagedCheckpoint):
 
 
 class UnreadableCheckpoint(CheckpointError):
-    """Raised if a disk or a store does not return a file. The file may nevertheless be whole."""
+    """Raised if a disk or a store does not return a file. The file may nevertheless be intact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +342,7 @@ def checkpoint_round(directory: str | AnyPath) -> int:
 
 
 def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
-    """Return the newest whole checkpoint in a trial's directory and its round, or None.
+    """Return the newest intact checkpoint in a trial's directory and its round, or None.
 
     Args:
         directory: The trial's directory.
@@ -380,14 +380,14 @@ def remove_older(
         directory: The trial's directory.
         keep: Number of checkpoints to keep.
         shared_rounds: Rounds whose checkpoints are kept in addition.
-        confirmed: Only whole checkpoints of this round or an earlier one count towards `keep`. All
+        confirmed: Only intact checkpoints of this round or an earlier one count towards `keep`. All
             checkpoints newer than the oldest one that counts are kept too.
-        verified: Name -> round of the checkpoints that earlier calls found whole. This call adds
-            the checkpoints that it finds whole.
+        verified: Name -> round of the checkpoints that earlier calls found intact. This call adds
+            the checkpoints that it finds intact.
 
     Raises:
-        CheckpointError: The newest checkpoint is not whole, or a checkpoint cannot be read. Nothing
-            was removed.
+        CheckpointError: The newest checkpoint is not intact, or a checkpoint cannot be read.
+            Nothing was removed.
         OSError: A checkpoint cannot be removed.
     """
     verified = {} if verified is None else verified
@@ -448,7 +448,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints. It names an experiment's trials."""
+    """Return the error for a directory without checkpoints; it lists an experiment's trials."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
@@ -653,7 +653,7 @@ def _unread(path: AnyPath, error: OSError) -> CheckpointError:
     """Return the error for a file that could not be opened or read.
 
     A missing file or a directory is damage, and a link is foreign. With any other error, the file
-    may be whole, so it is unreadable.
+    may be intact, so it is unreadable.
     """
     from grpo_trainable.storage.object_store import reason  # loads pyarrow, which is slow
 

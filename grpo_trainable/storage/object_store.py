@@ -165,7 +165,7 @@ def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> Store
 
 
 def refusal(directory: StoredPath) -> str | None:
-    """Return in one line why experiments cannot be stored in a directory, or None if they can.
+    """Return a one-line reason why a directory cannot store experiments, or None if it can.
 
     The check writes an empty file in the directory and removes it.
     """
@@ -183,7 +183,7 @@ def refusal(directory: StoredPath) -> str | None:
 
 
 def reason(error: OSError) -> str:
-    """Return in one line why an operation on a file or a store failed."""
+    """Return a one-line reason for a failed operation on a file or a store."""
     if error.errno is not None:
         return os.strerror(error.errno)
     text = " ".join(str(error).split())

@@ -22,7 +22,7 @@ from grpo_trainable.storage.ray_private import (
 )
 
 NAMESPACE = "grpo_trainable"
-LOOK_S = 0.2  # pause between two looks of a trial that waits for the end of its experiment
+LOOK_S = 0.2  # pause between two checks by a trial that waits for its experiment to end
 ANSWERS = {"Finishing": Finishing, "Stopped": Stopped}
 
 
@@ -48,7 +48,7 @@ class TuneStopRequest:
         return ANSWERS[kind](**values)
 
     def release(self) -> None:
-        """Let a trial that has stopped return from `step()`. Call this once Tune reads no rows."""
+        """Let a stopped trial return from `step()`. Call this once Tune reads no more rows."""
         self._put("released", "yes")
 
     # ---- In the trial's process --------------------------------------------------------------

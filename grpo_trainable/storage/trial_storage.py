@@ -59,10 +59,10 @@ class TrialStorage:
         self._keep = keep
         self._settings = settings
         self.shared_rounds: list[int] = []  # other trials may start from these checkpoints
-        # The other trial's checkpoint that this trial's rounds follow: TRIAL/checkpoint_00000N.
-        # None: the trial has trained from round 0 itself.
+        # The checkpoint of another trial that this trial continued from: TRIAL/checkpoint_00000N.
+        # None: this trial itself has trained from round 0.
         self.origin: str | None = None
-        self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found whole
+        self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found intact
 
     @property
     def _directory(self) -> AnyPath | None:
@@ -86,7 +86,7 @@ class TrialStorage:
         shutil.rmtree(directory, ignore_errors=True)
         # Tune numbers the next checkpoint after the last one that it registered. A checkpoint that
         # Tune did not register, because of a kill or a failed copy, must not be overwritten: it may
-        # be the only whole one.
+        # be the only intact one.
         context.current_checkpoint_index = before = newest_index(context)
         try:
             yield str(directory)
@@ -110,7 +110,7 @@ class TrialStorage:
     def follow(self, checkpoint: tune.Checkpoint) -> None:
         """Record that the trial has just been restored from a checkpoint.
 
-        A checkpoint of the trial itself has the origin that it stores.
+        For a checkpoint of the trial itself, the origin loaded from the checkpoint stays.
         """
         path = path_on(checkpoint.filesystem, checkpoint.path)
         if self._directory is not None and self._directory != _parent(path):
@@ -140,15 +140,15 @@ class TrialStorage:
     def go_on(
         self, noted: Any, restore: Callable[[Any], int], *, rows_follow: bool = False
     ) -> list[str]:
-        """Restore the newest whole checkpoint, and report it if it is not the one that was noted.
+        """Restore the newest intact checkpoint, and report it if it is not the one that was noted.
 
         If a checkpoint is an incomplete copy, or was removed by `checkpoint.keep` after Tune's last
         snapshot of the experiment, the next older one is tried. If no checkpoint is left, the trial
         starts from round 0, and everything that it had written is set aside.
 
         The noted checkpoint may be another trial's, from which PBT wants this trial to continue. If
-        the trial has done so with its present settings and has saved since, its own checkpoint is
-        the newer one.
+        the trial has already done so with its present settings and has saved a checkpoint since,
+        its own checkpoint is the newer one.
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
@@ -157,9 +157,9 @@ class TrialStorage:
             rows_follow: As for `remove_older`.
 
         Returns:
-            The choice and any problems with newer checkpoints, in one line, if a checkpoint other
-            than the noted one was chosen or if a trial that had trained starts again from round 0.
-            Otherwise an empty list.
+            One line with the choice and any problems with newer checkpoints. An empty list if the
+            noted checkpoint was chosen without a problem, or if the trial starts for the first
+            time.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has
@@ -252,8 +252,9 @@ class TrialStorage:
     def _last_round(self, rows_follow: bool) -> float:
         """Return the last round whose row would survive a kill.
 
-        If the trial is in an object store, this is the round of the last row in the store. After a
-        kill, the store may contain a checkpoint without the rows up to the checkpoint's round.
+        If the trial is stored in an object store, this is the round of the last row in the store.
+        After a kill, the store may contain a checkpoint without the rows up to the checkpoint's
+        round.
         """
         directory = self._directory
         if rows_follow and isinstance(directory, StoredPath):

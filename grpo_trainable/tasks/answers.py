@@ -25,7 +25,7 @@ def tagged_answer(response: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last box, or None if there is no box or it is not closed.
+    r"""Return the content of the last box, or None if that box is missing or not closed.
 
     A box is `\boxed{…}`, `\fbox{…}` or `\boxed 5`.
     """
@@ -108,8 +108,9 @@ def form_note(settings: TaskSettings) -> str | None:
     if asks:
         return None
     return (
-        f"note: task.template={settings.template} does not ask for an answer in {wanted}: a model "
-        "that does not put its answer there unasked earns nothing (docs/howto/math.md)"
+        f"note: task.template={settings.template} does not ask for an answer in {wanted}, so a "
+        "model earns nothing unless it puts its answer there without being asked "
+        "(docs/howto/math.md)"
     )
 
 

@@ -16,8 +16,8 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
 class _Game:
     """All specifications of a game, in a different order in each pass.
 
-    Evaluation uses the same specifications as training. So it measures how well the policy plays
-    the game, not whether it generalises to other specifications.
+    Evaluation uses the same specifications as training. So evaluation measures how well the policy
+    plays the game, not whether the policy generalises to other specifications.
     """
 
     stop = ("\n",)

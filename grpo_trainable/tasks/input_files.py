@@ -247,7 +247,7 @@ def refuse_changed(key: str, path: Path, digest: str, before: Mapping[str, str])
     if before.get(f"{key} {path}", before.get(key, digest)) == digest:
         return
     ships = Input(path, digest).ships
-    old = "install the version of grpo-trainable" if ships else "put the file back"
+    old = "install the version of grpo-trainable" if ships else "put back the file"
     raise InputChanged(
         f"{key}: {path} has changed since this run started; {old} that the run started with, or "
         "start a new run"

@@ -30,7 +30,7 @@ HELD_OUT_WORDS = 0.25  # share of the words in a keyword file
 def keyword_prompt(keywords: Sequence[str]) -> str:
     """Return the prompt for some keywords. The story begins after the prompt's final newline.
 
-    The shipped policy was pretrained on exactly these characters.
+    The shipped policy was pretrained on prompts with exactly these characters.
     """
     noun = "word" if len(keywords) == 1 else "words"
     return f"Write a story that includes the {noun}: {', '.join(keywords)}\n"
@@ -184,8 +184,8 @@ class KeywordTask:
 
     `split_of` splits words into training and held-out words. `train_file` replaces all of these
     prompts, and a hash of each prompt splits the file. `eval_file` replaces the held-out prompts,
-    and is held out as a whole. With `strict`, a malformed row raises an error; otherwise it is
-    skipped.
+    and all prompts in it are held out. With `strict`, a malformed row raises an error; otherwise it
+    is skipped.
 
     Raises:
         ValueError: If a file is missing, empty or malformed. The message is one line.
@@ -257,6 +257,7 @@ def _words_of(split: str, settings: TaskSettings) -> _Words:
         use = {"train": "training", "heldout": "evaluation"}[split]
         raise ValueError(
             f"task.keywords_file={path}: too few words; the hash assigns {len(chosen)} of "
-            f"{len(words)} to {use}, which needs task.keywords_per_prompt={per_prompt}; add words"
+            f"{len(words)} to {use}, but each prompt needs task.keywords_per_prompt={per_prompt}; "
+            "add words"
         )
     return _Words(chosen, per_prompt)

@@ -17,7 +17,7 @@ from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# The shipped problems are calculations in words whose answers are whole numbers.
+# The shipped problems are calculations in words. Their answers are whole numbers.
 ARITHMETIC = Path(__file__).parents[1] / "assets" / "arithmetic"
 SHIPPED_PROBLEMS = {
     "train_file": str(ARITHMETIC / "train.jsonl"),
@@ -114,7 +114,8 @@ def _final_answer(worked: str) -> str | None:
 class MathTask:
     """Problems from data files, or the shipped problems.
 
-    `eval_file` is held out as a whole. Without it, a hash of each question splits `train_file`.
+    All problems in `eval_file` are held out. Without it, a hash of each question splits
+    `train_file`.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or if math-verify is needed but not

@@ -62,7 +62,7 @@ def _score(
     """Score a response by its answer.
 
     `spell` is called only for formulas that `decide` has already compared, because `spell` may use
-    a parser. Not every answer needs the parser, and it may never finish a formula that a policy
+    a parser. Not every answer needs the parser, and the parser may hang on a formula that a policy
     wrote.
     """
     given = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth

@@ -35,7 +35,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
         strict: Raise an error for the first bad row instead of skipping it.
 
     Raises:
-        ValueError: If the file cannot be read or contains no example, or, with `strict`, if a row
+        ValueError: If the file cannot be read or contains no example. With `strict`, also if a row
             is bad.
     """
     examples, mistakes = [], []
@@ -85,7 +85,7 @@ def split_files(
 ) -> tuple[Rows, Rows]:
     """Return the training examples and the held-out examples.
 
-    `eval_file` is held out as a whole. Without it, a hash of each prompt splits `train_file`.
+    All prompts in `eval_file` are held out. Without it, a hash of each prompt splits `train_file`.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or too small to split.
@@ -120,7 +120,7 @@ def sources_in_files(
         return None
     train = otherwise if train_file is None else f"from {Path(train_file).name}"
     if eval_file is None:
-        return train, "by a hash of each prompt; task.eval_file=FILE holds out a file as a whole"
+        return train, "by a hash of each prompt; task.eval_file=FILE holds out a whole file"
     return train, f"all of {Path(eval_file).name}"
 
 

@@ -1,9 +1,9 @@
-"""A user's reward function behind one interface, in whichever accepted form it is written.
+"""A user's reward function, written in any accepted form, behind one interface.
 
 The names of its parameters tell which form a function has:
 
-- the form of this package, `f(response, ground_truth)`, which scores one response,
-- the form of TRL, `f(completions, **kwargs)`, which scores all responses to a prompt in one call,
+- the form of this package, `f(response, ground_truth)`, which scores one response;
+- the form of TRL, `f(completions, **kwargs)`, which scores all responses to a prompt in one call;
 - the form of verl, `f(data_source, solution_str, ground_truth, extra_info)`, which scores one
   response.
 
@@ -72,8 +72,9 @@ def as_reward(function: Any) -> RewardFunction:
     """Put a function, or a list of functions, behind the interface of `RewardFunction`.
 
     Raises:
-        ValueError: The parameters fit no form, or a list is not a list of functions with different
-            names. The message completes a sentence that begins with the function's name.
+        ValueError: The parameters fit no form, or a list contains something other than functions
+            with different names. The message completes a sentence that begins with the function's
+            name.
     """
     if isinstance(function, list | tuple):
         return _sum_of(function)
@@ -218,7 +219,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _sum_of(functions: Sequence[Any]) -> RewardFunction:
-    """Combine functions to one whose reward is the sum, with a part for each function."""
+    """Combine functions into one that sums their rewards, with a part for each function."""
     if not functions or not all(map(callable, functions)):
         raise ValueError("must be a function or a list of functions")
     names = [getattr(function, "__name__", type(function).__name__) for function in functions]

@@ -23,7 +23,8 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
     asked = tuple(task.stop) if given is None else given
     special = [text for text in asked if text in tokenizer.special_tokens]
     if special and given is None:
-        # The learner does not know the task but must know every token that cannot be sampled early.
+        # The learner does not know the task, but it must know every token that cannot be sampled
+        # before `rollout.min_new_tokens`.
         raise ValueError(
             f"task.name={config.task.name}: asks to stop at the special token {shown(special[0])}; "
             "set this token in rollout.stop"

@@ -57,5 +57,5 @@ def prompt_of(template: str, question: str) -> str:
 
 
 def asks_for_tags(template: str) -> bool:
-    """Return True if a template requests the answer between tags, or False if in a box."""
+    """Return True if a template requests the answer between tags, not in a box."""
     return template.endswith("<think>") or "<answer>" in template

@@ -6,10 +6,10 @@ that the trial's own processes and Ray's services used. The rest of the busy tim
 work. Other work includes processes that this process cannot see: inside a container, `/proc/stat`
 still shows the whole host.
 
-Other work cannot take more from the trial than the time that the trial's threads waited for a core
-plus the time that the hypervisor stole. The kernel reports the waiting time of each thread. On a
-machine with idle cores, no thread waits. The time in which a CPU quota stopped the trial is added
-to the time that other work took.
+Other work takes at most this much time from the trial: the time that the trial's threads waited for
+a core, plus the time that the hypervisor stole. The kernel reports the waiting time of each thread.
+On a machine with idle cores, no thread waits. The time in which a CPU quota stopped the trial is
+added to the time that other work took.
 
 The trial's own usage comes from the CPU clocks of its processes, in nanoseconds. Idle time has the
 kernel's resolution of 10 ms. Other trials of the same Ray cluster count as other work.
@@ -43,7 +43,7 @@ PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")
 RUNS = ("-m", "-jar")
 FILE_NAME = re.compile(r"[\w.+-]*\w\.[A-Za-z]{1,4}")
 
-# Children of the raylet that belong to no trial, by their names as the kernel truncates them. A
+# Children of the raylet that belong to no trial, by their names, which the kernel truncates. A
 # child without a `ray::` name is a worker that is starting.
 RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 
@@ -54,7 +54,7 @@ class MachineProcess:
 
     machine: str
     pid: int
-    # 0 for an ordinary process. A process with 15, Ray's default for actors, yields to all others.
+    # 0 for an ordinary process. At 15, Ray's default for actors, a process yields to all others.
     niceness: int = 0
 
 
@@ -217,7 +217,7 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the sum of the core-seconds that the trial waited and those that were stolen."""
+    """Return the core-seconds that the trial waited, plus those that were stolen."""
     if before.waited_s is None or after.waited_s is None:
         return None
     # When a thread ends, its waiting time leaves the sum of its process, so the sum may fall.

@@ -37,8 +37,8 @@ CRITIC = (
     *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
 )
 
-# Entry of a row that is no metric. If a trial continues from the checkpoint of another trial, as it
-# does with PBT, the first row that follows has the name of the other trial's directory.
+# Entry of a row that is not a metric. If a trial continues from the checkpoint of another trial, as
+# it does with PBT, this entry of the next row is the name of the other trial's directory.
 COPIED_FROM = "copied_from"
 
 # Metrics that a round omits if a feature is off or if the round has nothing to measure.

@@ -60,7 +60,7 @@ class StageClock:
 
     @contextmanager
     def call(self, stage: str = IDLE, since: float = math.inf) -> Iterator[float]:
-        """Time one call to the actor, and yield the seconds that the actor waited for it.
+        """Time one call to the actor, and yield how many seconds the actor waited for the call.
 
         Args:
             stage: the stage of the time from `since` until the call starts.

@@ -62,7 +62,7 @@ def export(source: AnyPath, out: Path, dtype: torch.dtype | None = None) -> Expo
     """Write a policy to the new directory `out`. The directory appears only when it is complete.
 
     Args:
-        source: A checkpoint, the directory of a trial (its newest whole checkpoint is used), or a
+        source: A checkpoint, the directory of a trial (its newest intact checkpoint is used), or a
             policy of this package.
         out: Directory to create. It may exist if it is empty.
         dtype: Type of the stored weights. By default weights keep the type that training used.
@@ -96,7 +96,7 @@ def _checkpoint(source: AnyPath) -> AnyPath:
         return source
     newest = newest_whole(source)
     if newest is None:
-        raise ExportError(f"{source}: none of its checkpoints is whole")
+        raise ExportError(f"{source}: none of its checkpoints is intact")
     return newest[0]
 
 
@@ -125,7 +125,7 @@ def export_adapters(source: AnyPath, out: Path, dtype: torch.dtype | None = None
     """Write only the LoRA adapters of a checkpoint, in the format of `peft`.
 
     Args:
-        source: A checkpoint, or the directory of a trial (its newest whole checkpoint is used).
+        source: A checkpoint, or the directory of a trial (its newest intact checkpoint is used).
         out: Directory to create. It may exist if it is empty.
         dtype: Type of the stored adapters, by default float32.
 

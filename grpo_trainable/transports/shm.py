@@ -2,8 +2,8 @@
 
 A slot is an anonymous file (`memfd_create`). Other processes of the same user open it through the
 sender's `/proc/<pid>/fd`. The file has no name in any file system, so nothing can be left behind.
-The file's memory is freed when the last process that has the file open or mapped ends, for whatever
-reason. The size of `/dev/shm`, 64 MB in many containers, does not limit the size of the file.
+Once no running process has the file open or mapped, the system frees the file's memory. The size of
+`/dev/shm`, 64 MB in many containers, does not limit the size of the file.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     assert running.trial.config.to_dict() == GRPOConfig.from_dict(config).to_dict()
     with words.open("a") as file:
         file.write("one more\n")
-    refused = rf"^task\.keywords_file: {words} has changed .*put the file back"
+    refused = rf"^task\.keywords_file: {words} has changed .*put back the file"
     # A clone of PBT starts in the existing actors.
     with pytest.raises(InputChanged, match=refused):
         running.reset_config({**config, "k": 2})

@@ -27,7 +27,7 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-# Maximum number of training prompts to measure. Measuring this number takes a few seconds.
+# Maximum number of training prompts to measure. That many take a few seconds.
 MAX_PROMPTS = 1 << 16
 
 

@@ -25,7 +25,7 @@ Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with the embedding added as the head if they have no head.
+    """Return the tensors. If they have no head, add the embedding as the head.
 
     vLLM packs the head for its matrix product, and does not update the packed copy of a tied head
     (vLLM 0.32). vLLM therefore gets an untied model.

@@ -25,7 +25,7 @@ PICKLE = "adapter_model.bin"  # older versions of peft write this file instead o
 # The name of a matrix in WEIGHTS, and its name among the parameters of a model with adapters.
 STORED = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 LIVE = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
-# Values of `init_lora_weights` with which the weights of the model itself stay as they are.
+# Values of `init_lora_weights` that leave the weights of the model itself unchanged.
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -64,15 +64,15 @@ def check_adapter(
         own = shapes.get(f"{layer}{MATRIX}", shape)
         if own != shape:
             raise ValueError(
-                f"{directory}: the adapter of {layer} is for a matrix of the shape {shape}, but in "
-                f"the model it has the shape {own}; set model.path to the adapters' own model"
+                f"{directory}: the adapter of {layer} is for a matrix of the shape {shape}, but "
+                f"the model's matrix has the shape {own}; set model.path to the adapters' own model"
             )
     named = layers_named(targets, shapes)
     without = [layer for layer in named if layer not in adapted]
     if without and adapted.keys() <= set(named):
         raise ValueError(
-            f"{directory}: has no adapter for {without[0]}; only adapters on all layers that their "
-            "target_modules name can be trained"
+            f"{directory}: has no adapter for {without[0]}; adapters can be trained only if they "
+            "cover all layers that their target_modules name"
         )
 
 
@@ -97,7 +97,7 @@ def _refuse_other_kinds(directory: Path) -> None:
 
 
 def _refuse_other_alpha(directory: Path, alpha: float) -> None:
-    """Check that the adapters were trained with this alpha, and so with the scale of a trial."""
+    """Check that the adapters were trained with this alpha, which sets their scale in a trial."""
     own = lora_alpha(read_json(directory / ADAPTER_CONFIG))
     if own is None:
         raise ValueError(f"{directory}: {ADAPTER_CONFIG} must give r and lora_alpha")

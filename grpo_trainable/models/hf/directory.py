@@ -83,9 +83,9 @@ def refuse_unusable(directory: Path) -> None:
         )
     if (directory / ADAPTER_CONFIG).exists():
         raise ValueError(
-            f"{directory}: holds a whole model and {ADAPTER_CONFIG}; if the model is whole, "
-            "remove that file; if not, give the model as model.path and the adapters, in a "
-            "directory without the model, as model.adapter"
+            f"{directory}: holds both a model and {ADAPTER_CONFIG}; if the model needs no "
+            "adapters, remove that file; otherwise set model.path to the model, and model.adapter "
+            "to a directory that holds only the adapters"
         )
     if "quantization_config" in config:
         raise ValueError(f"{directory}: the weights are quantized and cannot be trained")

@@ -74,7 +74,7 @@ def _is_complete(directory: Path, *, weights: bool) -> bool:
     """Return True if an earlier download has the wanted files.
 
     Small files are downloaded together with the weights, or alone before them. So they are complete
-    if the weights are here. The weights also tell this of a model without tokenizer_config.json.
+    if the weights are here, even if the model has no tokenizer_config.json.
     """
     small = ("config.json", "tokenizer_config.json")
     if not weights and all((directory / name).is_file() for name in small):

@@ -1,4 +1,4 @@
-"""The small JSON files of a Hugging Face model, and the facts in them on which defaults depend.
+"""The small JSON files of a Hugging Face model, and the facts in them that defaults depend on.
 
 This module imports only the standard library, because the config reads these facts.
 """
@@ -27,7 +27,7 @@ JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a Hugging Face model. A model that is not on this machine has the defaults."""
+    """Facts about a Hugging Face model. A model that is not on this machine gets the defaults."""
 
     has_chat_template: bool = False
     context_length: int | None = None  # maximum tokens of a prompt plus its response
@@ -131,7 +131,7 @@ def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, An
 
 
 def lora_alpha(adapter_config: Mapping[str, Any]) -> float | None:
-    """Return the alpha with which the scale of LoRA adapters is alpha / rank.
+    """Return the alpha for which the scale of LoRA adapters is alpha / rank.
 
     Return None if the rank or alpha is missing or invalid.
 

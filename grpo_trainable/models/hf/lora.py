@@ -50,8 +50,8 @@ class LoraPolicy(Policy):
             seed: Seed of A.
             start: Adapters to start from, under the names of `trained`. None: A is drawn at random,
                 and B is zero.
-            apart: Make `weights` return the adapters beside the model's weights, instead of merging
-                the adapters into those weights.
+            apart: Make `weights` return the adapters as separate tensors, instead of merging them
+                into the model's weights.
 
         Raises:
             ValueError: A target does not exist, or is not a linear layer of the body; or the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from grpo_trainable.tasks import JSONValue
 
 # The three categories of the course CSE 599-O: name in files -> rewards of format and answer. A
-# reward that does not judge the format has the first two.
+# reward that does not judge the format has only the first two.
 CATEGORIES = {
     "correct": "format 1, answer 1",
     "wrong_answer": "format 1, answer 0",
@@ -38,7 +38,7 @@ class Generation:
 
     @property
     def category(self) -> str | None:
-        """Return a key of `CATEGORIES`, or None if the rewards are of no category."""
+        """Return a key of `CATEGORIES`, or None if the rewards fit no category."""
         match self.format_reward, self.answer_reward:
             case ((1.0 | None), 1.0):
                 return "correct"

@@ -67,8 +67,9 @@ def evaluation_config(
         directory: Directory against which relative paths in these values are resolved.
 
     Raises:
-        ConfigError: If a key is unknown or not read, if the settings contradict each other, if a
-            model cannot be downloaded, or if the checkpoint names code that the user does not name.
+        ConfigError: If a key is unknown or has no effect, if the settings contradict each other, if
+            a model cannot be downloaded, or if the checkpoint names code that the user does not
+            name.
         PluginError: If a user's task cannot be loaded.
         ValueError: If a file that the trial used can no longer be read.
         InputChanged: If a file that the trial read has changed.
@@ -156,7 +157,7 @@ def _given(
         if not is_among(key, READ):
             read = ", ".join(f"{name}…" if name.endswith(".") else name for name in READ)
             raise ConfigError(
-                f"{key}={shown(value)}: an evaluation does not read this setting; it reads {read}"
+                f"{key}={shown(value)}: has no effect on an evaluation, which reads {read}"
             )
         if key in asked and asked[key] != value:
             option = next(name for name, own in OPTIONS.items() if own == key)
@@ -174,7 +175,7 @@ def _refuse_changed(
     given: Mapping[str, Any],
     checks: Mapping[str, Check],
 ) -> None:
-    """Check that the files that both the trial and the evaluation read have not changed.
+    """Check that files read by both the trial and the evaluation have not changed.
 
     Data that the user names is exempt. A policy at another path must have the same content, and so
     must code that the user had to name.

@@ -42,8 +42,8 @@ class Corpus:
     shuffle: bool = False  # True: train on the documents in random order
     places: Mapping[str, Document] = field(default_factory=dict)  # "FILE:LINE" -> document
     files: Mapping[str, str] = field(default_factory=dict)  # files beside the policy: name -> text
-    # Settings of a trial that starts from the policy, besides model.path. {out} is the directory of
-    # the policy.
+    # Settings of a trial that starts from the policy, in addition to model.path. {out} is the
+    # directory of the policy.
     settings: Mapping[str, str] = field(default_factory=dict)
     # Measures a policy, given its tokenizer and a seed.
     measure: Callable[[TransformerLM, Tokenizer, int], Measurements]

@@ -135,8 +135,8 @@ class Storyteller:
     def story(self, keywords: Sequence[str], *, include: bool) -> str:
         """Write a story about the keywords, or about the same number of other nouns.
 
-        Both kinds of stories are drawn in the same way, so only the nouns tell them apart, not the
-        length.
+        Both kinds of stories are drawn in the same way, so they differ only in their nouns, not in
+        their length.
 
         Raises:
             ValueError: If no story is short enough because the nouns are too long.

@@ -19,7 +19,8 @@ from grpo_trainable.tools.prompt_sets.keyword import MOST_ATTEMPTS, Item
 class LocalWriter:
     """A writer that samples with an engine of this package.
 
-    Every random draw is keyed by (seed, attempt, item), so a repeated command writes the same set.
+    Every random draw is a function of (seed, attempt, item), so a repeated command writes the same
+    set.
 
     Raises:
         ValueError: If the model cannot be used, or if `chat` needs a chat template that the model

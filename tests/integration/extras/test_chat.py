@@ -263,7 +263,7 @@ def test_the_file_of_a_template_is_an_input_of_the_trial(path, tmp_path, monkeyp
     [
         ({"chat_template": "true"}, "must be one of off, on, or the path of a jinja file"),
         ({"chat_template": ""}, "must be one of off, on, or the path of a jinja file"),
-        ({"system": "Be brief."}, "not read with model.chat_template=off; needs model.chat_templ"),
+        ({"system": "Be brief."}, "has no effect with model.chat_template=off; needs model"),
         ({"chat_template": "on", "system": " "}, "must be none or text that is not blank"),
     ],
 )

@@ -146,10 +146,10 @@ def unread() -> dict[str, AlgorithmConfig]:
 
     new = GRPOAlgorithmConfig
     return {
-        "gamma: is not read": new().training(gamma=0.9),
+        "gamma: has no effect": new().training(gamma=0.9),
         "train_batch_size_per_learner: .*rollout": new().training(train_batch_size_per_learner=9),
-        "num_envs_per_env_runner: is not read": new().env_runners(num_envs_per_env_runner=4),
-        "env: is not read by GRPO; use .*task": new().environment("CartPole-v1"),
+        "num_envs_per_env_runner: has no effect": new().env_runners(num_envs_per_env_runner=4),
+        "env: has no effect with GRPO; use .*task": new().environment("CartPole-v1"),
         "evaluation_num_env_runners: ": new().evaluation(evaluation_num_env_runners=1),
         "rl_module_spec: ": new().rl_module(rl_module_spec=object()),
         "callbacks_on_episode_end: ": new().callbacks(on_episode_end=print),

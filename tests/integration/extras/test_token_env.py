@@ -108,8 +108,8 @@ def test_prompts_are_drawn_by_the_seed_and_then_go_on() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"rollout": {"prompts": 4}}, r"rollout\.prompts: is not read by TokenEnv"),
-        ({"lag": 1}, "lag: is not read by TokenEnv; it reads only model"),
+        ({"rollout": {"prompts": 4}}, r"rollout\.prompts: has no effect in TokenEnv"),
+        ({"lag": 1}, "lag: has no effect in TokenEnv, which reads only model"),
         ({"task": {"nam": "math"}}, r"task\.nam.*did you mean task\.name"),
     ],
 )

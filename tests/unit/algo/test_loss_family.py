@@ -70,7 +70,7 @@ def is_read(key: str, name: str) -> bool:
     try:
         GRPOConfig.from_dict({"loss": {"type": name, key: 0.123}})
     except ConfigError as error:  # ppo needs a critic, too
-        return f"loss.{key}=0.123: not read" not in str(error)
+        return f"loss.{key}=0.123: has no effect" not in str(error)
     return True
 
 

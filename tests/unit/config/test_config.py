@@ -558,16 +558,16 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(weight_update="in_flight"),
-            "weight_update=in_flight: not read with placement=colocated and lag=0; needs "
+            "weight_update=in_flight: has no effect with placement=colocated and lag=0; needs "
             "placement=disaggregated and lag >= 1",
         ),
         (
             APART | nested(weight_update="interrupt_recompute"),
-            "weight_update=interrupt_recompute: not read with lag=0; needs lag >= 1",
+            "weight_update=interrupt_recompute: has no effect with lag=0; needs lag >= 1",
         ),
         (
             nested(resources__num_generators=2),
-            "resources.num_generators=2: not read with placement=colocated; needs "
+            "resources.num_generators=2: has no effect with placement=colocated; needs "
             "placement=disaggregated",
         ),
         (
@@ -616,8 +616,9 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART
             | nested(resources__num_learners=2, resources__learner_gpus=1, resources__elastic=True),
-            "resources.elastic=true: must be false with resources.learner_gpus=1: learners on GPUs "
-            "use NCCL, with which continuing after the loss of a learner has not been tested",
+            "resources.elastic=true: must be false with resources.learner_gpus=1: learners on "
+            "GPUs use NCCL, and continuing after the loss of a learner has not been tested with "
+            "NCCL",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -667,8 +668,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(loss__type="ppo"),
-            "loss.type=ppo: needs loss.advantage=gae or vine, got group_std; with that advantage, "
-            "use loss.type=grpo_clip, which computes the same loss",
+            "loss.type=ppo: needs loss.advantage=gae or vine, got group_std; with group_std, use "
+            "loss.type=grpo_clip, which computes the same loss",
         ),
         *(
             (
@@ -769,22 +770,22 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(rollout__slots=8, env__name="guess"),
-            "rollout.slots=8: not read with env.name=guess; needs env.name=off",
+            "rollout.slots=8: has no effect with env.name=guess; needs env.name=off",
         ),
         (
             APART | nested(rollout__unit_prompts=8, resources__num_generators=3),
-            "resources.num_generators=3: only 2 generators can work at the same time, on one "
+            "resources.num_generators=3: at most 2 generators can have work at any time, one "
             "chunk each; set resources.num_generators to 2, or set rollout.unit_prompts to none, "
             "which shares each round evenly",
         ),
         (
             APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
-            "resources.num_generators=5: only 4 generators can work at the same time, on one "
+            "resources.num_generators=5: at most 4 generators can have work at any time, one "
             "chunk each; set resources.num_generators to 4, or raise rollout.prompts",
         ),
         (
             nested(optim__epochs=2, k=2),
-            "optim.epochs=2: not read with k_mode=same_batch; needs k_mode=minibatches",
+            "optim.epochs=2: has no effect with k_mode=same_batch; needs k_mode=minibatches",
         ),
         (
             nested(optim__epochs=2, k=3, k_mode="minibatches"),
@@ -802,7 +803,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(buffer__sample_batches=2),
-            "buffer.sample_batches=2: not read with buffer_capacity=1; needs buffer_capacity >= 2",
+            "buffer.sample_batches=2: has no effect with buffer_capacity=1; needs buffer_capacity "
+            ">= 2",
         ),
         (
             nested(buffer__sample_batches=3, buffer_capacity=2),
@@ -836,23 +838,23 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(callbacks__kl_stop=3, loss__kl_monitor=False),
-            "callbacks.kl_stop=3.0: not read with loss.kl_monitor=false; needs "
+            "callbacks.kl_stop=3.0: has no effect with loss.kl_monitor=false; needs "
             "loss.kl_monitor=true, which measures the KL",
         ),
         (
             nested(callbacks__kl_band=[0, 9], loss__kl_monitor=False, loss__kl_coef=0.1),
-            "callbacks.kl_band=[0.0, 9.0]: not read with loss.kl_monitor=false; needs "
+            "callbacks.kl_band=[0.0, 9.0]: has no effect with loss.kl_monitor=false; needs "
             "loss.kl_monitor=true, which measures the KL",
         ),
         (
             nested(resources__reward_workers=8),
-            "resources.reward_workers=8: not read with task.reward=none and task.name=keyword "
+            "resources.reward_workers=8: has no effect with task.reward=none and task.name=keyword "
             "and task.equality=auto and task.mix=none; needs task.reward, a task of your own, "
             "task.name=reasoning_gym or task.equality=math_verify",
         ),
         (
             nested(resources__reward_cpus=1),
-            "resources.reward_cpus=1.0: not read with env.name=off and task.reward=none and "
+            "resources.reward_cpus=1.0: has no effect with env.name=off and task.reward=none and "
             "task.name=keyword and task.equality=auto and task.mix=none; needs env.name, "
             "task.reward, a task of your own, task.name=reasoning_gym or "
             "task.equality=math_verify",
@@ -886,7 +888,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             APART | nested(lag=2, buffer__max_age=2),
-            "buffer.max_age=2: not read with buffer_capacity=1; needs buffer_capacity >= 2",
+            "buffer.max_age=2: has no effect with buffer_capacity=1; needs buffer_capacity >= 2",
         ),
         (
             APART | nested(lag=2, buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=1),
@@ -894,7 +896,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(task__keywords_file="w", task__train_file="t"),
-            "task.keywords_file=w: not read with task.train_file=t; needs task.train_file=none",
+            "task.keywords_file=w: has no effect with task.train_file=t; needs "
+            "task.train_file=none",
         ),
     ],
 )
@@ -1331,7 +1334,7 @@ def test_what_is_verified_apart_has_a_deadline_within_that_of_its_generator():
         "resources.deadline_s=600.0: must be >= 602, twice task.reward_deadline_s=301"
     )
     assert error(nested(task__name="math", task__reward_deadline_s=301)) == (
-        "task.reward_deadline_s=301.0: not read with task.reward=none and task.name=math and "
+        "task.reward_deadline_s=301.0: has no effect with task.reward=none and task.name=math and "
         "task.equality=exact and task.mix=none; needs task.reward, a task of your own, "
         "task.name=reasoning_gym or task.equality=math_verify"
     )
@@ -1559,7 +1562,8 @@ def test_the_reference_has_a_row_for_every_key():
         "number",
         "`0.5`",
         "a number > 0 and <= 1",
-        "Share of the drawn groups that have not been trained on before.",
+        "Share of each draw that consists of fresh groups, which have not been used in training "
+        "before.",
         "buffer_capacity >= 2, and buffer_sampling=mixed |",
     ]
 

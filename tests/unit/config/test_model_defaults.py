@@ -236,7 +236,7 @@ def test_settings_that_need_the_models_files_are_valid_once_these_are_fetched(
     hub = FakeHub(tmp_path, monkeypatch)
     hub.add("org/chat", chat_template=TEMPLATE)
     data = {"model": {"path": "org/chat", "system": "Be short."}}
-    with pytest.raises(ConfigError, match=r"^model\.system=.*: not read"):
+    with pytest.raises(ConfigError, match=r"^model\.system=.*: has no effect"):
         GRPOConfig.from_dict(data)
     assert GRPOConfig.from_dict(prepared(data)).model.chat_template == "on"
 

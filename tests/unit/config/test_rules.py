@@ -1,4 +1,4 @@
-"""Settings that a combination does not read are refused, and the error says when they are read."""
+"""Settings without effect are refused, and the error says when they have an effect."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ SCORED_APART = (
 
 HARMLESS = {key: check.harmless for key, check in CHECKS.items() if check.harmless}
 
-# Key -> a value other than the default, settings under which the key is not read, the setting that
-# the error blames, the requirement that the error states, settings under which the key is read.
+# Key -> a value other than the default, settings under which the key has no effect, the setting
+# that the error blames, the requirement that the error states, settings under which the key has an
+# effect.
 CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "weight_update": ("in_flight", APART, "lag=0", "lag >= 1", {**APART, "lag": 1}),
     "buffer_sampling": (
@@ -497,7 +498,7 @@ def test_a_key_that_is_not_read_is_refused_and_told_what_it_needs(key: str) -> N
         config_of(unread, {key: value})
     line = str(caught.value)
     assert line.startswith(f"{key}=")
-    assert line.endswith(f": not read with {blamed}; needs {needs}")
+    assert line.endswith(f": has no effect with {blamed}; needs {needs}")
     assert "\n" not in line
 
 
@@ -528,8 +529,8 @@ def test_several_conditions_are_named_together() -> None:
     with pytest.raises(ConfigError) as caught:
         config_of({"buffer.fresh_fraction": 0.25})
     assert str(caught.value) == (
-        "buffer.fresh_fraction=0.25: not read with buffer_capacity=1 and buffer_sampling=recency; "
-        "needs buffer_capacity >= 2 and buffer_sampling=mixed"
+        "buffer.fresh_fraction=0.25: has no effect with buffer_capacity=1 and "
+        "buffer_sampling=recency; needs buffer_capacity >= 2 and buffer_sampling=mixed"
     )
 
 
@@ -537,7 +538,7 @@ def test_several_conditions_are_named_together() -> None:
 def test_prompt_files_are_not_read_by_a_users_task(key: str) -> None:
     name = key.removeprefix("task.")
     with pytest.raises(
-        ConfigError, match=r"not read with task\.name=my:Task; needs task\.name=key"
+        ConfigError, match=r"has no effect with task\.name=my:Task; needs task\.name=key"
     ):
         GRPOConfig(task=TaskSettings(name="my:Task", **{name: "/t"}))
 

@@ -49,7 +49,7 @@ def test_a_given_value_goes_before_the_default_of_the_task():
 def test_a_directory_goes_before_the_preset_of_the_task(tmp_path):
     config = GRPOConfig.from_dict({**MATH, "model": {"path": str(tmp_path)}})
     assert policy_directory(config.model) == tmp_path
-    with pytest.raises(ConfigError, match=r"model\.preset=small: not read with model.path=/p"):
+    with pytest.raises(ConfigError, match=r"model\.preset=small: has no effect with model.path=/p"):
         GRPOConfig.from_dict({**MATH, "model": {"path": "/p", "preset": "small"}})
 
 

@@ -273,7 +273,7 @@ def test_a_made_up_microbatch_runs_through_the_policy(spaces: Spaces):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": {"env": "CartPole-v1"}}, "model.env=CartPole-v1: not read with"),
+        ({"model": {"env": "CartPole-v1"}}, "model.env=CartPole-v1: has no effect with"),
         ({"task": {"name": "control"}, "model": {"env": None}}, "needs an environment to act in"),
         ({"task": {"name": "control"}, "engine": "torch"}, "engine=torch: cannot sample actions"),
         ({"engine": "control"}, "engine=control: only acts in environments"),

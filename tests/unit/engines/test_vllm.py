@@ -87,5 +87,5 @@ def test_what_vllm_promises_is_less_than_what_our_own_engines_do():
     ours = dict.fromkeys(("torch", "hf", "control"), (True, 1e-4))
     assert promises == {**ours, "vllm": (False, None)}
     assert ENGINES["vllm"].promise == (
-        "other tokens after a resume, log-probs compared with the learner's at the start"
+        "different tokens after a resume, log-probs compared with the learner's at the start"
     )

@@ -155,7 +155,7 @@ def test_an_evaluation_begins_with_the_numbers_of_prompts(command, problems):
         (["--model", "nowhere"], ["model.path=", "nowhere: no such directory"]),
         (["--model", "a", "--checkpoint", "b"], ["not allowed with"]),
         (["--task", "maths"], ["task.name=maths"]),
-        (["--set", "optim.lr=1"], ["optim.lr=1: an evaluation does not read this setting"]),
+        (["--set", "optim.lr=1"], ["optim.lr=1: has no effect on an evaluation"]),
         (["--samples", "0"], ["--samples", "must be an integer >= 1"]),
         (["--samples", "9", "--batch", "8"], ["--batch 8: must be >= 9, because all responses"]),
         (["--prompts", "some"], ["--prompts", "must be an integer >= 1, got some; or all"]),

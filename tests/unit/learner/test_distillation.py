@@ -245,7 +245,7 @@ def test_a_tokenizer_is_part_of_one_with_more_tokens():
     ("loss", "line"),
     [
         ({"advantage": "zero"}, r"loss\.advantage=zero: needs loss\.teacher"),
-        ({"teacher_coef": 0.5}, r"loss\.teacher_coef=0\.5: not read with loss\.teacher=none"),
+        ({"teacher_coef": 0.5}, r"loss\.teacher_coef=0\.5: has no effect with loss\.teacher=none"),
     ],
 )
 def test_settings_that_need_a_teacher_are_refused_without_one(loss, line):

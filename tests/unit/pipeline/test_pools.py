@@ -151,7 +151,7 @@ def test_pools_go_on_from_a_state_as_they_would_have(stop: int) -> None:
             {"enabled": True, "hard_below": 0.6, "easy_above": 0.5},
             "pools.hard_below=0.6: must be <= pools.easy_above=0.5",
         ),
-        ({"hard": 0.5}, "pools.hard=0.5: not read with pools.enabled=false; needs "
+        ({"hard": 0.5}, "pools.hard=0.5: has no effect with pools.enabled=false; needs "
          "pools.enabled=true"),
     ],
 )  # fmt: skip

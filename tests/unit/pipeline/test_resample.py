@@ -94,7 +94,7 @@ def test_how_many_prompts_are_drawn_at_most() -> None:
         ),
         (
             {"rollout": rollout(zero_advantage="filter", redraws=3)},
-            "rollout.redraws=3: not read with rollout.zero_advantage=filter; needs "
+            "rollout.redraws=3: has no effect with rollout.zero_advantage=filter; needs "
             "rollout.zero_advantage=resample",
         ),
     ],

@@ -170,7 +170,7 @@ def test_a_checkpoint_keeps_the_parts_of_waiting_groups(policy_path, tmp_path: P
             {"name": "control", "reward_weights": '{"format": 1, "answer": 1}'},
             r"the reward of task.name=control has no part format; valid: answer$",
         ),
-        ({"normalize_parts": True}, "task.normalize_parts=true: not read with task.reward_weights"),
+        ({"normalize_parts": True}, "normalize_parts=true: has no effect with task.reward_weights"),
     ],
 )
 def test_wrong_weights_are_refused(task, line):

@@ -144,7 +144,7 @@ def test_a_resource_of_one_placement_is_fixed_in_the_arms_of_that_placement():
 def test_a_resource_that_no_arm_reserves_is_refused():
     fixed = {"arm": "sync", "resources.worker_gpus": 1}
     with pytest.raises(
-        ConfigError, match=r"worker_gpus=1\.0: not read with placement=disaggregated"
+        ConfigError, match=r"worker_gpus=1\.0: has no effect with placement=disaggregated"
     ):
         SPACE.trials(fixed, [0])
 

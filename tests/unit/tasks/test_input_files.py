@@ -88,7 +88,7 @@ def test_one_word_less_is_refused_by_the_files_name(tmp_path):
     refuse_changed_inputs(reads, input_digests(reads), before)
 
     words.write_text("apple\n")
-    with pytest.raises(InputChanged, match=rf"task\.keywords_file: {words} .*put the file back"):
+    with pytest.raises(InputChanged, match=rf"task\.keywords_file: {words} .*put back the file"):
         refuse_changed_inputs(reads, input_digests(reads), before)
 
 

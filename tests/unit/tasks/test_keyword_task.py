@@ -234,7 +234,7 @@ def test_a_training_file_is_split_by_prompt_and_an_eval_file_is_held_out_whole(t
     assert 25 < len(evaluated) < 55
     assert alone.sources == (
         "from a.jsonl",
-        "by a hash of each prompt; task.eval_file=FILE holds out a file as a whole",
+        "by a hash of each prompt; task.eval_file=FILE holds out a whole file",
     )
 
     other = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "One\n", "answer": "one"}])

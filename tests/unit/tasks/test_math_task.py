@@ -465,7 +465,7 @@ def test_a_template_that_does_not_ask_for_an_answer_is_told(settings, wanted, tm
     template = settings["template"]
     assert note is not None
     assert note.startswith(
-        f"note: task.template={template} does not ask for an answer in {wanted}: "
+        f"note: task.template={template} does not ask for an answer in {wanted}, so "
     )
     mine = tmp_path / "mine.txt"
     mine.write_text(r"{question} Put it in \boxed{}.")

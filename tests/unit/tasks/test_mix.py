@@ -174,7 +174,7 @@ MISTAKES = (
     ({"a.py:Task": 1, "b.py:Task": 1}, "each task under a different name"),
     ({"kyword": 1}, "task.mix, kyword: task.name=kyword: must be one of"),
     ({"math": {"weight": 1, "temlate": "x"}}, "task.mix, math: task.temlate: unknown key"),
-    ({"math": {"weight": 1, "match": "substring"}}, "task.mix, math: task.match=substring: not"),
+    ({"math": {"weight": 1, "match": "substring"}}, "task.mix, math: task.match=substring: has"),
     ({"math": {"weight": 1, "strict": True}}, "math: strict is the same for all tasks; set task."),
     ({"mix": 1}, "task.mix, mix: a mix cannot be part of another"),
 )
@@ -190,10 +190,10 @@ def test_a_mistake_in_a_mix_is_one_line_that_names_its_task() -> None:
 
 REFUSED = (
     ({"task": {"name": "mix"}}, "task.name=mix: needs task.mix"),
-    ({"task": {"mix": TWO, "name": "math"}}, "not read with task.name=math"),
+    ({"task": {"mix": TWO, "name": "math"}}, "has no effect with task.name=math"),
     ({"task": {"mix": TWO, "reward": "a:b"}}, "task.reward=a:b: must be none with task.mix"),
-    ({"task": {"mix": TWO, "match": "substring"}}, "task.match=substring: not read"),
-    ({"task": {"mix": TWO, "strict": True}}, "task.strict=true: not read"),
+    ({"task": {"mix": TWO, "match": "substring"}}, "task.match=substring: has no effect"),
+    ({"task": {"mix": TWO, "strict": True}}, "task.strict=true: has no effect"),
     ({"task": {"mix": TWO}, "pools": {"enabled": True}}, "pools.enabled=true: must be false"),
     (
         {"task": {"mix": TWO}, "loss": {"advantage": "batch"}},

@@ -85,7 +85,7 @@ def test_a_nucleus_of_a_trial_is_left_out_at_temperature_zero():
     of = trained(eval={"top_p": 0.9})
     assert settled(of=of).eval.top_p == 0.9
     assert settled(of=of, temperature=0.0).eval.top_p == 1.0
-    assert "eval.top_p=0.9: not read with eval.temperature=0.0" in refused(
+    assert "eval.top_p=0.9: has no effect with eval.temperature=0.0" in refused(
         "eval.top_p=0.9", temperature=0.0
     )
 
@@ -111,9 +111,9 @@ def test_another_task_begins_with_its_own_defaults(tmp_path):
     [
         (
             ["optim.lr=1"],
-            "optim.lr=1: an evaluation does not read this setting; it reads model.…, task.…",
+            "optim.lr=1: has no effect on an evaluation, which reads model.…, task.…",
         ),
-        (["rollout.temperature=1"], "rollout.temperature=1: an evaluation does not read this"),
+        (["rollout.temperature=1"], "rollout.temperature=1: has no effect on an evaluation"),
         (["eval.prompt=1"], "did you mean eval.prompts?"),
         (["task.name=maths"], "task.name=maths: must be"),
         (["nothing"], "must be KEY=VALUE"),

@@ -71,7 +71,7 @@ def test_the_split_of_a_file_is_told_in_numbers(sums, tmp_path):
     task = {"name": "math", "equality": "exact"}
     assert told(task={**task, "train_file": f"{tmp_path}/some.jsonl"}, eval={"prompts": 1}) == [
         "prompts: 11 to train on in several passes (from some.jsonl), 1 held out (by a hash of "
-        "each prompt; task.eval_file=FILE holds out a file as a whole)"
+        "each prompt; task.eval_file=FILE holds out a whole file)"
     ]
     assert told(task={**task, "eval_file": f"{tmp_path}/some.jsonl"}, eval={"prompts": 12}) == [
         "prompts: 4,096 to train on (from the problems that ship), 12 held out (all of some.jsonl)"

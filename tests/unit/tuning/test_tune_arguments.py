@@ -156,7 +156,7 @@ SPACE = ("--space", "async_vs_sync")
         ),
         (
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
-            ["loss.clip=0.3: not read with loss.type=cispo", "arm colocated_k1"],
+            ["loss.clip=0.3: has no effect with loss.type=cispo", "arm colocated_k1"],
         ),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
@@ -272,7 +272,7 @@ def test_a_resume_refuses_a_data_file_that_has_changed(started, command, tmp_pat
 
     words(tmp_path / "words.txt", "lamp")
     changed = command("--resume", "--name", "mine")
-    refused(changed, "task.keywords_file", str(tmp_path / "words.txt"), "put the file back")
+    refused(changed, "task.keywords_file", str(tmp_path / "words.txt"), "put back the file")
     (tmp_path / "words.txt").unlink()
     refused(command("--resume", "--name", "mine"), str(tmp_path / "words.txt"), "cannot be read")
 
@@ -333,7 +333,7 @@ def test_later_code_is_accepted_if_the_user_says_so_and_data_never_is(started, c
     resume = ("--resume", "--name", "mine")
     refused(
         command(*resume),
-        f"task.reward: {tmp_path}/rewards.py has changed since this run started; put the file back",
+        f"task.reward: {tmp_path}/rewards.py has changed since this run started; put back the file",
         "or continue with the changed file: add --accept-changed-code",
     )
     for option in (("--accept-changed-code",), ()):  # it is needed once
@@ -697,10 +697,12 @@ def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
         "; weight_update comes from --preset pipeline_rl, and --set weight_update=… overrides it"
     )
     refused(
-        command(*preset), "weight_update=in_flight: not read with placement=colocated", of_preset
+        command(*preset),
+        "weight_update=in_flight: has no effect with placement=colocated",
+        of_preset,
     )
     _, _, error = command(*preset, "--set", "weight_update=in_flight")
-    assert "weight_update=in_flight: not read" in error
+    assert "weight_update=in_flight: has no effect" in error
     assert "--preset" not in error
 
     # Where it is 4, shown as 4.0.
@@ -948,7 +950,7 @@ def test_a_resume_from_another_directory_reads_the_paths_of_its_arms(command, ar
     monkeypatch.chdir("/")
     assert command(*RESUME, "--dry-run")[0] == 0
     words(arms.with_name("words.txt"), "lamp")
-    refused(command(*RESUME), str(arms.with_name("words.txt")), "put the file back")
+    refused(command(*RESUME), str(arms.with_name("words.txt")), "put back the file")
 
 
 def test_a_file_that_an_arm_names_is_missed_with_the_arms_name(command, arms):
@@ -1092,7 +1094,7 @@ def test_a_resume_refuses_a_task_that_has_changed(started, command, mine):
     mine.write_text(TASK.replace("1.0", "0.0"))
     with_row(first.directory)
     resume = ("--resume", "--name", "mine")
-    refused(command(*resume), "--resume: task.name: ", str(mine), "put the file back")
+    refused(command(*resume), "--resume: task.name: ", str(mine), "put back the file")
     refused(command(*resume, "--set", "task.size=3"), "task.name", "--accept-changed-code")
     assert not mine.with_name("imported").exists(), "it was imported before it was compared"
     assert command(*resume, "--accept-changed-code", "--dry-run")[0] == 0

@@ -77,12 +77,12 @@ FIRST = f"base_model.model.{LAYERS[0]}"
         (
             {f"{FIRST}.lora_A.weight": (2, 5)},
             {},
-            r"for a matrix of the shape \(6, 5\), but in the model it has the shape \(6, 8\); set",
+            r"for a matrix of the shape \(6, 5\), but the model's matrix has the shape \(6, 8\)",
         ),
         (
             {f"{FIRST}.lora_A.weight": None, f"{FIRST}.lora_B.weight": None},
             {"layers_to_transform": [1]},
-            "has no adapter for model.layers.0.self_attn.q_proj; only adapters on all layers that",
+            "has no adapter for model.layers.0.self_attn.q_proj; adapters can be trained only",
         ),
     ],
 )

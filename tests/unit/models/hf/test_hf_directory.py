@@ -217,7 +217,7 @@ def test_an_index_cannot_lead_out_of_the_directory(tmp_path: Path):
         (
             {},
             ["model.safetensors", "adapter_config.json"],
-            "holds a whole model and adapter_config.json",
+            "holds both a model and adapter_config.json",
         ),
     ],
 )
