@@ -1,4 +1,4 @@
-"""Several learners, replicated or divided (FSDP2), train transformers models as one does."""
+"""Several learners, replicated or divided (FSDP2), train transformers models as one learner does."""
 
 from __future__ import annotations
 

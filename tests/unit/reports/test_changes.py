@@ -50,7 +50,7 @@ def few_are_enough(monkeypatch):
 def write_ends(
     experiment, before, after, arm="colocated_k1", seed=0, *, tokens=(20, 20), **metrics
 ):
-    """Write a trial of two rounds with held-out responses, tokens and metrics of both ends."""
+    """Write a trial of two rounds with held-out responses, tokens and metrics before and after."""
     rows = [
         row(n, eval__round=2.0 * (n > 1), **{name: ends[n - 1] for name, ends in metrics.items()})
         for n in (1, 2)

@@ -146,7 +146,7 @@ def test_no_round_is_left_out_where_the_trial_says_so(tmp_path):
 
 
 def counting(directory: Path, runs: Mapping[str, list[dict[str, Any]]]) -> ExperimentRecord:
-    """Write one trial per arm whose speed includes disturbed rounds because the user set that."""
+    """Write one trial per arm. Speeds include disturbed rounds because the settings request it."""
     asked = {"rounds": ROUNDS, "callbacks.leave_out_disturbed": False}
     experiments.write_experiment(directory)
     for arm, own in runs.items():
