@@ -288,7 +288,7 @@ class MirrorCallback(RoundWriter):
         return {**super().__getstate__(), "_mirrors": {}}  # threads belong to this process
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Start the mirror of a trial, and wait until a store that answers has all files."""
+        """Start the mirror of a trial, and wait for the store to have all files while it answers."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
         if not isinstance(place, StoredPath):

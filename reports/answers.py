@@ -170,7 +170,7 @@ def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 
 def _share_of(stage: str, trial: TrialRecord, files: TrialFiles) -> float | None:
-    """Return the median over the rounds of a stage's share of the work."""
+    """Return a stage's share of the work, as the median over the rounds."""
     return median(
         [
             shares_of_work(row, without="eval")[stage]

@@ -151,8 +151,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
 def alike(values: np.ndarray) -> bool:
     """Return True if all values are equal up to rounding.
 
-    Equal values do not show how far further values would scatter: Student's interval would have
-    zero width.
+    Equal values say nothing about the scatter of further values: Student's interval would have zero
+    width.
     """
     return float(np.ptp(values)) <= 1e-12 * float(np.abs(values).max())
 

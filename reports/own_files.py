@@ -43,7 +43,7 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
 
 
 def replaced(experiment: ExperimentRecord) -> int:
-    """Return how many changed files the resumes found, once trials had results.
+    """Return the number of files that had changed at a resume after trials had results.
 
     A file that changed before each of two resumes counts twice.
     """

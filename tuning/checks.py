@@ -107,7 +107,7 @@ def check_transport(trial: GRPOConfig) -> Sequence[str]:
 
 
 def check_inputs(trial: GRPOConfig) -> Sequence[str]:
-    """Read what a trial will read: model, tokenizer, task files and reward function.
+    """Read the inputs of a trial: model, tokenizer, task files and reward function.
 
     Returns:
         Lines about the prompts, with a note if not all of their lengths were checked.

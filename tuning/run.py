@@ -126,7 +126,7 @@ def fit(plan: Plan) -> list[Failure]:
             grpo-trainable cannot read the state that another version wrote.
     """
     if not plan.options.verbose:
-        # The traceback of a failed trial is in its error.txt. The last line is printed at the end.
+        # The traceback of a failed trial is in its error.txt, and its last line is printed.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Tune takes a snapshot once per second, and each can log a warning with a traceback.
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
