@@ -288,7 +288,7 @@ class MirrorCallback(RoundWriter):
         return {**super().__getstate__(), "_mirrors": {}}  # threads belong to this process
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Start the mirror of a trial, and wait for the store to have all files while it answers."""
+        """Start a trial's mirror, and wait until the store has all files or stops answering."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
         if not isinstance(place, StoredPath):

@@ -111,7 +111,7 @@ def _how_early(trials: Sequence[TrialRecord]) -> str:
     when = first if first == last else f"{first} to {last}"
     return (
         f"The early held-out reward comes from the evaluation nearest to {EARLY:.0%} of the "
-        f"rounds (here, after {when} of the rounds). "
+        f"rounds (here, after {when} of them). "
     )
 
 
