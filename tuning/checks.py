@@ -54,7 +54,7 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
     if perturbation_interval(trials[0]) is None:
         raise UsageError(
             "--scheduler pbt: trials copy each other according to their held-out rewards, but no "
-            f"round before the last one ({trials[0].rounds}) has an evaluation; lower eval.every "
+            f"round before the last round ({trials[0].rounds}) has an evaluation; lower eval.every "
             f"({trials[0].eval.every})"
         )
 
