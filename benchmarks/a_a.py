@@ -6,7 +6,7 @@
 a_a          Runs three arms in randomised blocks: `a`; `a_again`, which is as fast as `a`; and
              `slowed`, whose reward function sleeps so that a round takes 15 % longer. The
              comparison must tell `a` and `slowed` apart, but not `a` and `a_again`. By
-             construction, the comparison wrongly tells equal arms apart in one experiment of
+             construction, the comparison wrongly tells equal arms apart in one experiment out of
              twenty. The benchmark therefore also resamples the experiment `--resampled` times, and
              counts how often the arms are told apart. Resampling draws the rounds of every trial
              with replacement. For the equal arms, resampling also decides at random which of the

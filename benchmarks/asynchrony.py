@@ -19,9 +19,9 @@ than half of the rounds were disturbed, the run is repeated. Stage times are mea
 undisturbed rounds except the last, because an asynchronous run samples nothing in its last round.
 
 For each other arm, the result contains the speed-up of the asynchronous run in each repeat, and the
-geometric mean over the repeats with Student's interval. The result also contains the share of its
-maximum speed that the asynchronous run reaches, which is max(generator, learner) / wall-clock. In
-this formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
+geometric mean over the repeats with Student's interval. The result also contains max(generator,
+learner) / wall-clock, the share of the maximum speed that the asynchronous run reaches. In this
+formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
 unless the commit or the seed has changed.

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 
 # A band compares the mean of the latest rounds with that of the first rounds. Each mean covers at
-# least so many responses and rounds, because a few responses say little.
+# least this many responses and rounds, because a few responses say little.
 RESPONSES = 128
 ROUNDS = 2
 
@@ -36,7 +36,7 @@ ROUNDS = 2
 class Band:
     """The range in which a figure of a trial should stay.
 
-    Each limit is a function of the figure's mean over the first rounds, the start.
+    Each limit is a function of the start: the figure's mean over the first rounds.
     """
 
     figure: str  # in words
@@ -64,7 +64,7 @@ def _kl_per_token(row: Row) -> float | None:
 
 
 def _answers_once(config: GRPOConfig) -> bool:
-    """Return True unless responses are episodes, which learning a game may change completely."""
+    """Return True unless responses are episodes. Learning a game may change these completely."""
     return config.task.name != CONTROL and not config.env.plays
 
 
@@ -156,8 +156,8 @@ class BandsCallback(FailSafeCallback):
     - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
       falls below the band after having been inside. The callback prints a line when the KL is back
       in the band.
-    - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The callback does not end
-      the trial: the trial does so itself, after a last evaluation and a checkpoint.
+    - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The trial ends itself,
+      after a last evaluation and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class BandsCallback(FailSafeCallback):
 
 
 def _judge_kl(trial: str, config: GRPOConfig, round_: int, before: float, nats: float) -> None:
-    """Report that the KL has left or entered `callbacks.kl_band`, or ends the trial."""
+    """Report if the KL has left or entered `callbacks.kl_band`, or if it ends the trial."""
     band, limit = config.callbacks.kl_band, config.callbacks.kl_stop
     if band is not None and (place := _place(nats, *band)) != _place(before, *band):
         told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g} is"

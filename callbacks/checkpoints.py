@@ -1,4 +1,4 @@
-"""Follow the checkpoints of trials: those that they removed, and those of other trials."""
+"""Track checkpoints that trials have removed, and checkpoints copied from other trials."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckpointCallback(FailSafeCallback):
             print(f"{name}: its last checkpoint could not be written; the previous one remains")
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Find out whether the checkpoint that the trial starts from is another trial's."""
+        """Find out if the trial starts from another trial's checkpoint."""
         self._donors.pop(trial.trial_id, None)
         restored = trial.latest_checkpoint_result
         checkpoint = getattr(restored, "checkpoint", None)

@@ -149,7 +149,7 @@ def _line(trial: Any, text: str) -> str:
 
 
 def _disturbed_rounds(trial: Any) -> str:
-    """Return how many rounds of a trial were disturbed, and what follows; empty if none was."""
+    """Return how many rounds of a trial were disturbed, and the effect; empty if none was."""
     rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
     disturbed = sum(row.get("time/disturbed_fraction", 0.0) > DISTURBED_ABOVE for row in rows)
     if not disturbed:
@@ -157,7 +157,7 @@ def _disturbed_rounds(trial: Any) -> str:
     if not config_of(trial).callbacks.leave_out_disturbed:
         effect = "the trial's speed includes them"
     elif enough_undisturbed(len(rows), disturbed):
-        effect = "the trial's speed leaves them out"
+        effect = "the trial's speed excludes them"
     else:
         effect = "the trial's speed is not comparable"
     return f" · other work disturbed {disturbed} of {plural(len(rows), 'round')}: {effect}"
@@ -174,7 +174,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
     shares = " ".join(
         f"{stage} {share:.0%}"
         for stage, share in shares_of_work(result, without="eval").items()
-        # A stage that the trial does not have takes exactly 0 s.
+        # Hide optional stages that the trial does not use: their time is exactly 0.
         if share or not STAGES[stage].optional
     )
     kl = (
@@ -325,7 +325,7 @@ def _bar(row: Mapping[str, Any]) -> Text:
 
 
 def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
-    """Return the colours of the stages that took time in any row, and always that of `eval`."""
+    """Return the colours of `eval` and of the stages that took time in any row."""
     occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():

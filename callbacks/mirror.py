@@ -62,7 +62,7 @@ class Mirror:
             clock: Returns the time in seconds.
         """
         self.local = local
-        self.told_s = 0.0  # lag that the user was last told of; 0 once the store has caught up
+        self.told_s = 0.0  # lag last reported to the user; 0 once the store has caught up
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
@@ -85,7 +85,7 @@ class Mirror:
         """In the next pass, remove from the store the parts after `last` that this machine lacks.
 
         Args:
-            last: Last round of which all parts stay.
+            last: Last round whose parts all stay.
         """
         self._cut_after = last
 
@@ -288,7 +288,7 @@ class MirrorCallback(RoundWriter):
         return {**super().__getstate__(), "_mirrors": {}}  # threads belong to this process
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Start the mirror of a trial, and wait until a store that answers has all files."""
+        """Start a trial's mirror, and wait until the store has all files or stops answering."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
         if not isinstance(place, StoredPath):
@@ -297,8 +297,8 @@ class MirrorCallback(RoundWriter):
             try:
                 put_older_aside(trial_directory(trial), place)
             except OSError as error:
-                # An error does not prove which rows are older. The trial reads the same rows, so it
-                # fails too, unless the store answers again: then `cut` starts the mirror.
+                # The error leaves open which rows are older. The trial reads the same rows, so it
+                # fails too. If the store answers again, `cut` starts the mirror.
                 said = f"the rows in {place} cannot be read ({reason(error)})"
                 print(f"{label(trial)}: {said}", flush=True)
                 return

@@ -74,8 +74,8 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     """Writes `progress.csv` with a column for every metric, even those that the first row lacks.
 
-    If the first round trains on nothing, its row lacks most metrics. A number that an environment
-    reports for the first time gets a column at the end.
+    If the first round trains on nothing, its row lacks most metrics. When an environment reports a
+    new number, the file gets another column at the end.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class CheckpointOnInterrupt(FailSafeCallback):
 
     Trials of other Trainables cannot be asked. They run until Tune ends them, without saving.
 
-    If the first signal comes once all trials have ended, it only prints a line.
+    If the first signal comes after all trials have ended, the callback only prints a line.
 
     Tune's own handler of Ctrl-C, which this callback replaces, ends trials without saving them. If
     Tune does not run in the main thread, the callback cannot receive signals and does nothing.
@@ -55,8 +55,8 @@ class CheckpointOnInterrupt(FailSafeCallback):
         """Prepare to handle signals.
 
         Args:
-            not_copied: Returns a line for each of the given trials with files on this machine that
-                its object store lacks. None: no files are copied to a store.
+            not_copied: Returns a line for each given trial whose object store lacks files of this
+                machine. None: no files are copied to a store.
         """
         self._not_copied = not_copied
         self._former: dict[int, Any] = {}  # signal -> handler outside the experiment
@@ -157,7 +157,7 @@ class CheckpointOnInterrupt(FailSafeCallback):
             self._end()
 
     def _ask(self, trial: Any) -> None:
-        """Make the request unless it was made, and print the trial's newest answer."""
+        """Make the request unless it was already made, and print the trial's newest answer."""
         id_ = trial.trial_id
         if id_ not in self._asked:
             self._saved[id_] = saved_round(trial)
@@ -221,7 +221,7 @@ def noted_round(trial: Any) -> int:
 def saved_round(trial: Any) -> int:
     """Return the round of a trial's newest checkpoint, or 0 if it has none.
 
-    Tune has not noted a checkpoint that was written before this run for an earlier request. A
+    Tune does not know about a checkpoint that an earlier run wrote for a request to stop. A
     checkpoint that is being written or that cannot be read does not count. Checkpoints in an object
     store are not read, because the store may not answer.
     """
@@ -249,7 +249,7 @@ def finishing(answer: Finishing) -> str:
     if answer.left_s is None:
         return text + "no earlier round shows how long that takes"
     if answer.left_s == 0:
-        return text + "that already takes longer than in earlier rounds"
+        return text + "this has already taken longer than in earlier rounds"
     return text + f"about {math.ceil(answer.left_s)} s, judging by earlier rounds"
 
 

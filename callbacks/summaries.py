@@ -34,7 +34,8 @@ def histogram(tag: str, values: np.ndarray, bins: int) -> Any:
     """Return the message for a histogram of values (N,), N > 0, in equal bins from min to max."""
     counts, edges = np.histogram(values, bins=bins)
     filled = np.flatnonzero(counts)
-    first, last = filled[0], filled[-1]  # if all values are equal, numpy adds empty bins around
+    # If all values are equal, numpy adds empty bins on both sides.
+    first, last = filled[0], filled[-1]
     return binned(
         tag,
         edges[first : last + 2],

@@ -118,8 +118,8 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
 class EventFile:
     """TensorBoard event file whose records are on disk when `add` returns.
 
-    The writers of torch and of Tune (tensorboardX) pass records to a thread. Tune's writer does not
-    wait for this thread when it is flushed, so a killed driver loses the end of a round. Torch's
+    The writers of torch and of Tune (tensorboardX) pass records to a thread. A flush of Tune's
+    writer does not wait for this thread, so a killed driver loses the end of a round. Torch's
     writer stops for ever if the disk is full for a moment.
     """
 

@@ -28,7 +28,8 @@ DESCRIPTION = """\
 Play a few episodes of the environment ENV, named as in env.name, in separate processes, and report
 what would go wrong in training:
 
-  fails         the environment raises, returns no Turn or too much text, or its process dies
+  fails         the environment raises an error, returns no Turn or too much text, or its process
+                dies
   hangs         the environment does not answer within env.step_deadline_s
   prompt        the text that reset returns is not the prompt of the task
   differs       one specification leads to different episodes, so responses cannot be compared
@@ -187,7 +188,7 @@ def _told(env: str, specifications: Sequence[Specification], report: Report) -> 
     lines += ["", *(f"note: {note}" for note in report.notes)] if report.notes else []
     lines.append("")
     if not report.findings:
-        return "\n".join([*lines, "nothing found that would go wrong in training"])
+        return "\n".join([*lines, "found nothing that would go wrong in training"])
     for name in dict.fromkeys(finding.name for finding in report.findings):
         own = [finding for finding in report.findings if finding.name == name]
         more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""

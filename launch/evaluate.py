@@ -136,8 +136,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--against",
         metavar="DIR",
-        help="directory of another evaluation; the differences over the prompts that both "
-        "evaluations share are reported, with their intervals",
+        help="directory of another evaluation to compare with, over the prompts that both "
+        "evaluations share; the differences are reported with their intervals",
     )
     add(
         "--threads",
@@ -154,8 +154,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--batch",
         metavar="N",
         type=number(int, 1),
-        help="number of responses sampled together, not below --samples (default: as in the "
-        "trial, or 64)",
+        help="number of responses sampled together, at least --samples (default: as in the trial, "
+        "or 64)",
     )
     add("--dry-run", action="store_true", help="show the settings, then exit")
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Write a trained policy as a Hugging Face directory, or its adapters as a directory of peft.
+"""Write a trained policy as a Hugging Face directory, or its adapters as a peft directory.
 
 python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
 """

@@ -5,20 +5,21 @@
     python launch/pretrain.py --out DIR --corpus games         makes random moves (about 1 minute)
     python launch/pretrain.py --out DIR --corpus FILE          learns your own texts
 
-The order of the story corpus matters. In its first part, every document contains its keyword, which
-teaches copying. In the later part, only a share of the documents contain their keyword. That share
-sets the inclusion rate that GRPO starts from. Without the first part, the policy is fluent but
-never copies, and GRPO learns nothing. All documents have the same length, so stories with and
-without their keyword differ only in the keyword.
+The order of the story corpus matters. In the first part, every document contains its keyword, so
+the policy learns to copy. In the later part, only a share of the documents contain their keyword.
+That share sets the inclusion rate that GRPO starts from. Without the first part, the policy is
+fluent but never copies, and GRPO learns nothing. All documents have the same length, so stories
+with and without their keyword differ only in the keyword.
 
 The games corpus contains episodes with random legal moves: of a guessing game, and of questions
 that may be answered with a calculator. A share of the players use what the game or the calculator
 tells them.
 
 The arithmetic corpus consists of word problems, each with a step-by-step calculation and the
-answer. In its first part, every document is correct, which teaches calculating. In the later part,
-only a share of the calculations are correct, and only a share of the answers are marked as the
-reward requires. So the policy can calculate but does not always do so, and GRPO can change that.
+answer. In the first part, every document is correct, so the policy learns to calculate. In the
+later part, only a share of the calculations are correct, and only a share of the answers are marked
+as the reward requires. So the policy can calculate but does not always do so, and GRPO can change
+that.
 The problems for training and for evaluation are written to the policy's directory, as train.jsonl
 and heldout.jsonl.
 """
@@ -245,8 +246,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     for name in given.keys() - {item.name for item in fields(kind)}:
         corpora = " or ".join(corpus for corpus, names in known.items() if name in names)
         raise UsageError(
-            f"--{name.replace('_', '-')}: not read with --corpus {args.corpus}; needs --corpus "
-            f"{corpora}"
+            f"--{name.replace('_', '-')}: has no effect with --corpus {args.corpus}; needs "
+            f"--corpus {corpora}"
         )
     return kind(**given)
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Run the trials of a search space under Ray Tune and compare them. Each trial is a complete GRPO
 system that trains a language model and writes a row of metrics for every round. Trials run in
-randomised blocks: one seed after another, with the arms of each seed in an order that is random but
-depends only on the seed."""
+randomised blocks: all arms with the first seed, then all arms with the next seed, and so on. The
+order of the arms in a block is random and depends only on the seed."""
 
 EXAMPLES = """\
 examples:
@@ -112,7 +112,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--preset",
         metavar="PRESET",
-        help="named settings, which arms and --set override (--list describes the presets). "
+        help="named settings; arms and --set override them (--list describes the presets). "
         f"Without --space, one trial with these settings runs. One of {', '.join(PRESETS)}",
     )
     add(
@@ -121,18 +121,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
-        "only that arm; may be given many times; --settings lists the keys. A relative path is "
-        "relative to the current directory",
+        help="set a config key in every trial, for example optim.lr=2e-4; arm=async_k1 runs only "
+        "that arm. May be given many times. --settings lists the keys. A relative path is relative "
+        "to the current directory",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--samples",
         metavar="RESPONSES",
         type=number(int, 1),
-        help="length of a trial in responses, from which the number of rounds of each arm follows. "
-        "All arms are evaluated after equal numbers of responses. Not the same as --num-samples, "
-        "the number of seeds",
+        help="number of responses that every trial trains on; the number of rounds of each arm "
+        "follows from it. All arms are evaluated after equal numbers of responses. Not the same as "
+        "--num-samples, the number of seeds",
     )
     length.add_argument(
         "--iterations",
@@ -164,11 +164,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="must",
         choices=("auto", "never", "must"),
-        help="continue the experiment --name. must (also the bare option): refuse if there is no "
-        "such experiment. auto: start the experiment if there is none. never (the default): refuse "
-        "if the experiment exists. The experiment's state is a pickle, so a resume is refused if "
-        "other users own the state or can write to it. Settings and data files must be unchanged; "
-        "--max-failures and --max-concurrent may change",
+        help="continue the experiment that --name names. must (also --resume without a value): "
+        "fail if there is no such experiment. auto: start the experiment if there is none. never "
+        "(the default): fail if the experiment exists. The experiment's state is a pickle, so a "
+        "resume is refused if other users own the state or can write to it. Settings and data "
+        "files must be unchanged; --max-failures and --max-concurrent may change",
     )
     add(
         "--accept-changed-code",
@@ -230,9 +230,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="table",
         choices=("table", "json"),
-        help="run all checks that do not need Ray, show the trials, then exit. table (also the "
-        "bare option) shows how the trials differ; json prints the whole config of each trial as "
-        "one line of JSON",
+        help="run all checks that do not need Ray, show the trials, then exit. table (also "
+        "--dry-run without a value) shows how the trials differ; json prints the whole config of "
+        "each trial as one line of JSON",
     )
     defaults = asdict(Options())
     del defaults["assignments"]  # argparse needs a list for assignments

@@ -1,7 +1,7 @@
 """Table that answers the question of a search space: a row for each arm, a column for each figure.
 
-A cell is the median over the seeds, with the minimum and the maximum. A difference is taken between
-trials of the same seed.
+A cell is the median over the seeds, with the minimum and the maximum. A difference compares trials
+of the same seed.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def answer(
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
         note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
-        "with the minimum and the maximum below it. Differences are taken between trials of the "
-        f"same seed. {_how_early([trial for trials in arms.values() for trial in trials])}"
-        "A trial's figure in each of the other columns is computed as follows. "
+        "with the minimum and the maximum below it. A difference compares trials of the same seed. "
+        f"{_how_early([trial for trials in arms.values() for trial in trials])}"
+        "The figures of each trial in the other columns are computed as follows. "
         f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
     )
 
@@ -170,7 +170,7 @@ def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 
 def _share_of(stage: str, trial: TrialRecord, files: TrialFiles) -> float | None:
-    """Return the median over the rounds of a stage's share of the work."""
+    """Return a stage's share of the work, as the median over the rounds."""
     return median(
         [
             shares_of_work(row, without="eval")[stage]

@@ -1,6 +1,6 @@
 """Shared parts of all plots: themes, colours of arms, axes, panels, and PNG output.
 
-Figures are drawn without pyplot, because a library must not use its global state.
+Figures are drawn without pyplot, because a library must not use pyplot's global state.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def panels(
 
     Args:
         figure: The figure to draw on.
-        theme: Its colours.
+        theme: The colours.
         arms: arm -> value to draw.
         draw: Draws one panel, given the axes, the position of the arm and the arm's value.
         x_label: The label below all panels.
@@ -226,11 +226,11 @@ def axes_of(
     names: Sequence[str] = (),
     below: float = 0.0,
 ) -> Axes:
-    """Fill the figure with one pair of axes, and return it.
+    """Fill the figure with one pair of axes, and return the axes.
 
     Args:
         figure: The figure.
-        theme: Its colours.
+        theme: The colours.
         x_label: The label of the x axis. If it ends with "round", the ticks are integers.
         y_label: The label of the y axis.
         names: Row names, shown at the left from top to bottom.

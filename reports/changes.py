@@ -3,8 +3,8 @@
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
 sentence every time, or a loop. The reward does not show such changes. Each quantity here is
 measured before training and at the end. The report names each quantity that moved by more than its
-threshold in either direction. The reader decides whether the change is harmless. A figure of few
-responses has a wider threshold.
+threshold in either direction. The reader decides whether the change is harmless. A figure that
+rests on few responses has a wider threshold.
 
 A word is a run of letters and digits, in lower case, so the measures work for any language. In a
 language without spaces between words, a run is a whole phrase, so n-grams are longer than their
@@ -25,11 +25,11 @@ from grpo_trainable.config import schedule
 from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord
 
-# Number of responses at each end for which the thresholds hold. With fewer, chance alone moves
-# figures further, so the thresholds are wider.
+# The thresholds hold for this number of responses before and after training. With fewer responses,
+# chance alone moves figures further, so the thresholds are wider.
 ENOUGH = 64
-# Largest threshold of a relative change. A value falls by 100 % at most, so without this limit no
-# fall would be named if there are very few responses.
+# Largest threshold of a relative change. A value can fall by at most 100 %. Without this limit, the
+# threshold for very few responses would exceed 100 %, and the report would never name a fall.
 MAX_RELATIVE = 0.8
 REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
 WORDING_WORDS = 3  # length of the n-grams that several responses may share
@@ -105,7 +105,8 @@ TRUNCATED = Quantity(
 ENTROPY = Quantity(
     name="entropy_nats",
     title="entropy in nats per token",
-    measured="policy/entropy_nats in round 1, and its mean over the last eighth of the rounds",
+    measured="policy/entropy_nats in round 1, compared with its mean over the last eighth of the "
+    "rounds",
     form="{:.2f}",
     unit="nats per token",
     fell="the policy chooses among fewer tokens (entropy)",
@@ -117,8 +118,8 @@ ENTROPY = Quantity(
 REPEATED = Quantity(
     name="repeated_4grams_share",
     title="repeated 4-grams",
-    measured="share of a response's four-word runs that repeat an earlier run of the same "
-    "response; the mean of this share over the held-out responses with at least four words",
+    measured="share of four-word runs that repeat an earlier run of the same response, as a mean "
+    "over the held-out responses with at least four words",
     form="{:.1%}",
     unit="",
     fell="responses repeat themselves less (4-grams)",
@@ -130,8 +131,8 @@ REPEATED = Quantity(
 DISTINCT = Quantity(
     name="distinct_responses_share",
     title="distinct responses",
-    measured="number of different responses as a share of all held-out responses, with white space "
-    "normalised",
+    measured="share of distinct texts among the held-out responses, ignoring differences in white "
+    "space",
     form="{:.0%}",
     unit="",
     fell="fewer responses are distinct",
@@ -143,8 +144,8 @@ DISTINCT = Quantity(
 WORDING = Quantity(
     name="distinct_3grams_share",
     title="distinct 3-grams",
-    measured="number of different three-word runs as a share of all three-word runs in the "
-    "held-out responses; the same number of runs is compared before and after",
+    measured="share of distinct runs among the three-word runs of the held-out responses, computed "
+    "over the same number of runs before and after training",
     form="{:.0%}",
     unit="",
     fell="the wording of responses became more alike (3-grams)",
@@ -157,7 +158,7 @@ COMMONEST = Quantity(
     name="commonest_3gram_share",
     title="commonest 3-gram",
     measured="share of the held-out responses that contain the most common run of three words; "
-    "that run may differ between start and end",
+    "this run may be a different one after training",
     form="{:.0%}",
     unit="",
     fell="fewer responses share one phrase (3-gram)",
@@ -169,8 +170,8 @@ COMMONEST = Quantity(
 NLL = Quantity(
     name="reference_nll_nats",
     title="reference NLL",
-    measured="response/reference_nll_nats in round 1, and its mean over the last eighth of the "
-    "rounds",
+    measured="response/reference_nll_nats in round 1, compared with its mean over the last eighth "
+    "of the rounds",
     form="{:.2f}",
     unit="nats per token",
     fell="the initial policy finds the text more likely (reference NLL)",
@@ -190,7 +191,8 @@ class Change:
     quantity: Quantity
     before: Sequence[float | None]  # one entry per seed; None if unknown
     after: Sequence[float | None]
-    responses: Sequence[int] = ()  # behind each seed's values, at the end that has fewer
+    # Number of responses behind each seed's values: the smaller number of before and after.
+    responses: Sequence[int] = ()
 
     @property
     def name(self) -> str:
@@ -205,7 +207,7 @@ class Change:
 
     @property
     def widened(self) -> float:
-        """Factor by which the threshold is wider than that of `ENOUGH` responses.
+        """Factor by which the threshold is wider than with `ENOUGH` responses.
 
         The standard deviation of a mean over n responses is proportional to 1 / sqrt(n).
         """
@@ -270,8 +272,8 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
 def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
     """Return the values before training and at the latest round, and the responses behind them.
 
-    The third mapping has the number of responses of the end with fewer. After one round, there are
-    no later metrics to compare with those of round 1.
+    The third mapping has the number of responses before training or at the latest round, whichever
+    is smaller. After one round, there are no later metrics to compare with those of round 1.
     """
     ends = _held_out(trial)
     before, after = measure(*ends)
@@ -292,7 +294,7 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
     """Name the quantities that moved, with their arms, in one line."""
     if not any(change.known for own in changes.values() for change in own):
-        return "nothing was measured both before training and after it"
+        return "nothing was measured both before and after training"
     moved = {arm: [said for c in own for said in c.in_short()] for arm, own in changes.items()}
     named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
     unknown = [arm for arm, own in changes.items() if not_known(own)]

@@ -65,8 +65,9 @@ def lines(
         apart: Shift between the lines of neighbouring arms, in units of y, so that equal lines stay
             visible.
         whole: Show whole numbers on the y axis.
-        linear_within: If values exceed ten times this absolute value, make the y axis logarithmic
-            beyond it. The y axis covers only the solid lines; dotted lines may leave the plot.
+        linear_within: If any absolute value exceeds ten times this number, make the y axis
+            logarithmic beyond this number. The y axis then covers only the solid lines, so dotted
+            lines may leave the plot.
     """
     curves = {arm: curve(trials, series) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
@@ -214,7 +215,7 @@ def draw_stage_bars(
 
     Args:
         figure: The figure to draw on.
-        theme: Its colours.
+        theme: The colours.
         seconds: arm -> stage -> seconds, from `series.stage_seconds`.
     """
     axes = axes_of(figure, theme, x_label="seconds", y_label="", names=list(seconds), below=0.85)
@@ -282,8 +283,8 @@ def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles])
 
     Args:
         figure: The figure to draw on.
-        theme: Its colours.
-        files: arm -> the figures of one of its trials.
+        theme: The colours.
+        files: arm -> the figures of one of the arm's trials.
     """
 
     def draw(axes: Axes, i: int, read: TrialFiles) -> None:
@@ -296,8 +297,8 @@ def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles])
         for side, actor in sorted({(c.side, c.actor) for c in changes}):
             own = [(c.second, c.version) for c in changes if (c.side, c.actor) == (side, actor)]
             if side == "learner":
-                # The learner's first change is its first step. Before it, the learner has the
-                # version that the generators load first.
+                # The learner's first change is its first step. Before that step, the learner has
+                # the version that the generators load first.
                 own.insert(0, (0.0, min(change.version for change in changes)))
             own.append((end, own[-1][1]))
             axes.step(
@@ -325,7 +326,7 @@ def draw_lag_histogram(
 
     Args:
         figure: The figure to draw on.
-        theme: Its colours.
+        theme: The colours.
         shares: arm -> lag -> share of groups.
     """
     axes = axes_of(figure, theme, x_label="lag, rounds", y_label="share of groups")

@@ -1,7 +1,7 @@
 """Read an experiment from its directory: the trials, their rows, and what is missing or damaged.
 
 This module imports neither Ray nor torch, runs no code from the experiment and unpickles nothing.
-So it is safe to read an experiment from anyone, while it runs or after it was killed.
+So it is safe to read anyone's experiment, even while the experiment runs or after it was killed.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _not_begun(
 def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Give the members of a population one arm.
 
-    The settings of a member change when it copies another member, so no settings describe it.
+    The settings of a member change when it copies another member, so no single configuration
+    describes the member.
     """
     arms = " and ".join(dict.fromkeys(trial.config.arm for trial in trials))
     label = f"{arms} (population of {len(trials)})"
@@ -186,7 +187,7 @@ def _labels(arm: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _first_reported(trial: TrialRecord) -> float:
-    """Return when a trial reported its first round, in seconds since 1970."""
+    """Return the time of a trial's first row, in seconds since 1970."""
     return trial.rows[0].get("timestamp", math.inf) if trial.rows else math.inf
 
 
@@ -205,7 +206,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     rows, ended, begun, id_ = _read_rows(directory, own)
     stretches = _stretches(begun, f"{directory.name}/result.json", own)
     if stretches and begun[0][1].keys() >= {"arm", "seed"}:
-        # A trial that copies another one takes over its settings, seed included.
+        # A trial that copies another trial takes over that trial's settings, including the seed.
         first, latest = stretches[0].config, stretches[-1].config
         config = replace(latest, arm=first.arm, seed=first.seed)
     else:
@@ -285,10 +286,13 @@ def _finite(text: str) -> float:
 def _read_rows(
     directory: Path, problems: list[str]
 ) -> tuple[list[dict[str, float]], bool, list[Begun], str]:
-    """Return the rows of result.json, True if the last one ends the trial, stretches, and its id.
+    """Return the rows of result.json, and what they say about the trial.
 
     A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
-    row replaces all rows above it that are of the same round or of a later one.
+    row replaces the rows above it of the same or a later round.
+
+    Returns:
+        The rows, True if the last row ends the trial, the starts of its stretches, and its id.
     """
     where = f"{directory.name}/result.json"
     content = content_of(directory.parent, (directory.name, "result.json"), problems)
@@ -334,8 +338,8 @@ def _read_rows(
 def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:
     """Return the stretches of a trial; empty if the settings of one cannot be used.
 
-    A trial that was resumed with a later version may have rows with and without its defaults. Equal
-    settings make one stretch.
+    If a later version of this package resumed the trial, only later rows have the settings that
+    this version added. Consecutive rows with equal configs belong to one stretch.
     """
     stretches: list[Stretch] = []
     try:

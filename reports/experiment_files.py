@@ -3,11 +3,11 @@
 An experiment can come from anyone. A link in its directory could bring one of the reader's files
 into the report, or make the report overwrite one of them. A FIFO would block the report for ever.
 So every path is walked from the directory that the user named, one component at a time, through
-file descriptors. Links are refused anywhere on the way, and nothing can be replaced by a link
+file descriptors. A link anywhere on the path is refused, and nothing can be replaced by a link
 between check and use.
 
 The path to the user's directory is the user's choice and may contain links. A hard link cannot be
-distinguished from the file it shares. If the kernel protects hard links (Linux:
+distinguished from the original file. If the kernel protects hard links (Linux:
 `fs.protected_hardlinks`, on by default), only someone who owns a file or may write to it can make a
 hard link to it.
 
@@ -33,8 +33,7 @@ def read(root: Path, *names: str) -> bytes:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        OSError: The file or a directory above it is a link, or the file is not regular or larger
-            than `MAX_BYTES`.
+        OSError: The file is not a regular file or exceeds `MAX_BYTES`, or the path contains a link.
     """
     *directories, name = names
     with _entered(root, directories) as directory:
@@ -107,7 +106,7 @@ def make_directory(root: Path, name: str) -> None:
 
 
 def write(root: Path, *names: str, content: bytes) -> None:
-    """Replace a file as a whole, because a reader may have it open and the disk may be full."""
+    """Replace a file as a whole, because a reader may have it open and the disk may fill up."""
     *directories, name = names
     with _entered(root, directories) as directory:
         # Writing would replace a link, not follow it. Refuse links, so that the user notices them.

@@ -26,7 +26,7 @@ LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # quantile of the standard normal at POWER
 NORMAL = 1.959964  # quantile of the standard normal at 0.5 + LEVEL / 2
 MOST_SEEDS = 50  # advice to run more seeds than this would be useless
-BATCHES = 5  # batches of a run's rounds: few, so that each is long, but enough for a spread
+BATCHES = 5  # batches of a run's rounds: few enough that each is long, enough for a spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
 def alike(values: np.ndarray) -> bool:
     """Return True if all values are equal up to rounding.
 
-    From equal values, the scatter of other values cannot be estimated: Student's interval would
-    have zero width.
+    Equal values say nothing about the scatter of further values: Student's interval would have zero
+    width.
     """
     return float(np.ptp(values)) <= 1e-12 * float(np.abs(values).max())
 

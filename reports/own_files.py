@@ -14,7 +14,7 @@ SHORT = 12  # number of digits of a digest to show
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFile:
-    """A file as it was when the experiment started, or when it continued with changed code."""
+    """A file as it was when the experiment started, or last resumed with changed code."""
 
     key: str  # the setting that names the file, plus the path if arms name several files
     name: str  # file name without the directory
@@ -43,13 +43,16 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
 
 
 def replaced(experiment: ExperimentRecord) -> int:
-    """Return the number of the user's own files that have changed since trials had results."""
+    """Return the number of files that had changed at a resume after trials had results.
+
+    A file that changed before each of two resumes counts twice.
+    """
     found = experiment.description.get("replaced")
     return len(found) if isinstance(found, list) else 0
 
 
 def are_noted(experiment: ExperimentRecord) -> bool:
-    """Return True if the experiment recorded which files are the user's. Old versions did not."""
+    """Return True if the experiment recorded which files are the user's. Old ones did not."""
     return isinstance(experiment.description.get("own_files"), Mapping)
 
 

@@ -39,7 +39,7 @@ class Pace:
 
     @property
     def counts_disturbed(self) -> bool:
-        """Return True if the speed includes disturbed rounds because the user asked for it."""
+        """Return True if the speed includes disturbed rounds, as the trial's settings request."""
         return self.keeps_disturbed and self.disturbed > 0
 
     @property

@@ -134,7 +134,7 @@ def _all_done(experiment: ExperimentRecord) -> bool:
 def _warnings(comparison: Comparison) -> str:
     """Return the warnings for the first screen, as HTML.
 
-    They concern responses that were cut off, and quantities other than the reward that changed.
+    The warnings concern cut-off responses, and changes in quantities other than the reward.
     """
     found = [escaped(note) for note in comparison.truncated()]
     if any(change.moved for own in comparison.changes.values() for change in own):
@@ -148,13 +148,13 @@ def _warnings(comparison: Comparison) -> str:
 def _missing(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], damaged: Sequence[str]
 ) -> str:
-    """Return the gaps that make the figures less reliable, as HTML; empty if there are none."""
+    """List missing data that makes the figures less reliable, as HTML; empty if there is none."""
     items = []
     for trial in experiment.trials:
         if not trial.finished:
             items.append(f"{trial.label}: {trial.status}")
         elif trial.error is not None:
-            items.append(f"{trial.label}: finished after a retry; the earlier error: {trial.error}")
+            items.append(f"{trial.label}: finished after a retry; earlier error: {trial.error}")
     if experiment.not_begun:
         waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
         items.append(f"not started: {', '.join(waiting)}")
@@ -184,7 +184,7 @@ def _missing(
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
     lacking(
-        "no held-out responses from a round after round 0 were kept",
+        "no held-out responses after round 0 were kept",
         lambda trial: not files[trial.name].examples.round,
     )
     for key in ("packages", "machine", "started"):
@@ -210,12 +210,12 @@ def _some(names: Sequence[str], total: int) -> str:
 def _table_section(comparison: Comparison) -> str:
     several = len(comparison.arms) > 1
     title = "Comparison of the arms" if several else "The arm"
-    see = ' <a href="#settings">Settings</a> shows how the arms differ.' if several else ""
+    see = ' See <a href="#settings">Settings</a> for how the arms differ.' if several else ""
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
-        "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s show how "
-        f"fast the arm was, and device-hours show what it cost.{see}</p>\n"
+        "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s is the "
+        f"arm's speed, and device-hours are its cost.{see}</p>\n"
         f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
@@ -244,9 +244,9 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
         )
     return (
         '<section id="told">\n<h2>Which arms differ</h2>\n'
-        "<p>A difference is clear if its 95% interval excludes the value of two equal arms: 1 for "
-        "a ratio, 0 for a difference in reward. “No clear difference” does not mean that two arms "
-        "are equal, but that these runs cannot show which arm is better.</p>\n"
+        "<p>A difference is clear if its 95% interval excludes the value that two equal arms would "
+        "have: 1 for a ratio, 0 for a difference in reward. “No clear difference” does not mean "
+        "that two arms are equal. It means that these runs cannot show which arm is better.</p>\n"
         f"{html_list(told)}{every}</section>"
     )
 
@@ -257,7 +257,7 @@ def _why_marked(pairs: Sequence[ArmPair]) -> str:
     return (
         f'<p class="note">{MARK}: not comparable, because other processes used the machine while '
         'one of the two arms ran. The notes below the <a href="#arms">first table</a> say how much '
-        "of the machine they took.</p>\n"
+        "of the machine those processes took.</p>\n"
     )
 
 
@@ -302,7 +302,7 @@ def _changes_section(comparison: Comparison) -> str:
         f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
         f'<p class="note">If a figure rests on n &lt; {changes.ENOUGH} responses before or after '
-        f"training, its threshold is wider by the factor √({changes.ENOUGH} / n), because chance "
+        f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
         f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
         "A word is a run of letters and digits. Upper and lower case "
         "count as equal. In a language written without spaces, a run is a whole phrase.</p>"

@@ -175,7 +175,7 @@ def _lags(rollouts: pa.Table) -> Counter[int]:
 def _uses(rollouts: pa.Table) -> float | None:
     """Return the mean number of rounds that trained on a group.
 
-    A group has rows in each round that trained on the group.
+    A group has rows in each round that trained on it.
     """
     trained = rollouts.group_by(["round", "cursor"]).aggregate([]).num_rows
     groups = rollouts.group_by("cursor").aggregate([]).num_rows

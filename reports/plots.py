@@ -69,8 +69,9 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
         arms,
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
-        look="Compare arms here if the waiting time is what counts: a curve further to the left "
-        "learns faster. The clock starts with round 1 and excludes evaluation and checkpoints."
+        look="Compare arms here if waiting time matters most: an arm whose curve lies further to "
+        "the left learns faster. The clock starts with round 1 and excludes evaluation and "
+        "checkpoints."
         f"{_beware(comparison)}",
         x_label="wall-clock, seconds",
         y_label=reward,
@@ -107,8 +108,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="reward_train",
             title="Training reward",
             look="The mean reward of the round's responses. This training reward should rise "
-            "together with the held-out reward. If only the training reward rises, the policy "
-            "memorises its prompts.",
+            "together with the held-out reward. If only the training reward rises, the policy is "
+            "memorising its prompts.",
             x_label="round",
             y_label="mean reward of the round",
             series=metric("reward/train_mean"),
@@ -177,10 +178,10 @@ def _costs(comparison: Comparison) -> list[Plot]:
         {arm: _device_hours(comparison, arm) for arm in comparison.arms},
         name="device_hours",
         title="Device-hours",
-        look="The cost of the whole run: wall-clock time × reserved GPUs, or × the CPUs that the "
-        "actors reserve if the arm has no GPU. A shorter bar is cheaper. Compare only arms that "
-        "trained on the same number of samples. A question mark means that other processes used "
-        "the machine, so the total is not comparable.",
+        look="The cost of the whole run: wall-clock time × reserved GPUs. If the arm has no GPU, "
+        "the CPUs that its actors reserve count instead. A shorter bar is cheaper. Compare only "
+        "arms that trained on the same number of samples. A question mark means that other "
+        "processes used the machine, so the total is not comparable.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -263,10 +264,10 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Seconds for 100 responses, by stage",
             look="The typical time of each stage. The longest stage is the one to speed up. The "
             "vertical tick shows the time of a whole round without evaluation, so eval extends "
-            "beyond it. If other stages extend far beyond it too, stages overlap. A small "
-            "difference means nothing, because each figure is a separate median over the rounds. "
-            "Patterned bars show the time in which the generator or the learner waits. Checkpoints "
-            "are written between rounds, so only the table of arms shows their time."
+            "beyond the tick. If other stages extend far beyond it too, stages overlap. A small "
+            "excess means nothing, because each figure is a separate median over the rounds. "
+            "Patterned bars show how long the generator or the learner waits. Checkpoints are "
+            "written between rounds, so only the table of arms shows their time."
             f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
@@ -371,8 +372,8 @@ def _drift(arms: Arms) -> list[Plot]:
             name="reference_nll",
             title="Is it still language?",
             look="The reference NLL: how unlikely the initial policy finds each token of the "
-            "current responses. A steep rise means that the text falls apart, even if the reward "
-            "rises.",
+            "current responses. A steep rise means that the text is falling apart, even if the "
+            "reward rises.",
             x_label="round",
             y_label="nats per token",
             series=metric("response/reference_nll_nats"),
@@ -486,7 +487,7 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="step_clip",
             title="Clipped tokens, by gradient step",
             look="The share of tokens that no longer give a gradient, at each step of a round. If "
-            "the share climbs, each further step per round gains less.",
+            "the share climbs, each further step of a round gains less.",
             x_label="gradient step of the round",
             y_label="clip fraction",
             series=by_step(lambda point: point.clip_fraction),

@@ -1,7 +1,8 @@
 """The lineage of a population: the settings of each member, and which members they came from.
 
 PBT makes a member with a low reward copy the policy and the settings of a better member, and then
-change the settings. So members depend on each other, and a member is no run of one configuration.
+change the settings. So members depend on each other, and no single configuration describes a
+member.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from reports.records import Stretch, TrialRecord
 HEADER = ("member", "rounds", "settings", "copied from", "held-out reward")
 SAID = (
     "The members of a population copy each other: a member with a low held-out reward takes over "
-    "the policy and the settings of a better one, and changes the settings. So members are not "
+    "the policy and the settings of a better one, then changes the settings. So members are not "
     "independent, and no interval is computed."
 )
 
@@ -64,7 +65,7 @@ def short_value(value: Any) -> str:
 
 
 def _origin(stretch: Stretch, labels: Mapping[str, str]) -> str:
-    """Return the member that a stretch began with a copy of, or a dash for the first stretch."""
+    """Return the member copied at the start of a stretch, or a dash for the first stretch."""
     if stretch.first == 1:
         return "-"
     donor = labels.get(stretch.copied_from or "", "another member")

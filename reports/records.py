@@ -40,10 +40,10 @@ class TrialRecord:
     name: str
     directory: Path
     params: Mapping[str, Any]  # params.json as it was written
-    config: GRPOConfig  # the latest settings, but the arm and the seed that the trial began with
+    config: GRPOConfig  # the latest settings, but with the arm and the seed of the first round
     stretches: Sequence[Stretch]  # in order; empty if the rows do not have usable settings
     arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
-    tune_name: str | None = None  # the name that Tune gave it, if its settings name no arm
+    tune_name: str | None = None  # the name that Tune gave the trial, if its settings name no arm
     member: bool = False  # True if PBT may make the trial copy other trials of the experiment
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # the last row says that no round follows
@@ -56,7 +56,7 @@ class TrialRecord:
     def label(self) -> str:
         """The name of the trial in messages: `arm/seed`, or the name that Tune gave it.
 
-        A member has its own arm.
+        For a member of a population, `arm` is the arm in the member's own settings.
         """
         arm = self.config.arm if self.member else self.arm
         return self.tune_name or f"{arm}/{self.config.seed}"
@@ -127,7 +127,7 @@ class TrialRecord:
             return f"stopped by {self.stopped_by} after {reached}"
         if self.failed:
             return f"failed after {reached}: {self.error}"
-        before = f"; the earlier error: {self.error}" if self.error is not None else ""
+        before = f"; earlier error: {self.error}" if self.error is not None else ""
         return f"still running or interrupted: {reached}{before}" if self.rows else "no round yet"
 
     @cached_property
@@ -197,7 +197,8 @@ class ExperimentRecord:
     own_tuner: bool = False  # True without experiment.json: a user's own Tuner ran the trials
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
     question: Question | None  # None if the experiment asks no question
-    # Sorted by the question's arms, then by seeds; those of a user's own Tuner by their first rows.
+    # Sorted by the question's arms, then by seeds. The trials of a user's own Tuner are sorted by
+    # the times of their first rows.
     trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     problems: Sequence[str]

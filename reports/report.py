@@ -112,7 +112,7 @@ def _write_plots(directory: Path, sections: Sequence[Section], images: Mapping[s
     """Write the pictures, and remove old pictures that this report does not draw.
 
     Raises:
-        OSError: The experiment's directory is not writable, or a link is in the way.
+        OSError: The experiment's directory is not writable, or a path in it is a link.
     """
     experiment_files.make_directory(directory, "plots")
     for name in (*(plot.name for plot in _drawn(sections)), "legend"):

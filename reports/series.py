@@ -10,7 +10,7 @@ from grpo_trainable.config import schedule
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 from reports.records import TrialRecord
 
-# Evaluation comes last, because the wall-clock time by which trials are compared excludes it.
+# Evaluation comes last, because comparisons of wall-clock time exclude it.
 STAGE_COLOURS = {
     stage: STAGES[stage].figure for stage in sorted(STAGES, key=lambda stage: stage == "eval")
 }

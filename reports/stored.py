@@ -22,7 +22,7 @@ NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.js
 def at_hand(place: AnyPath) -> Iterator[Path]:
     """Yield the directory of an experiment, or a local copy if the experiment is in a store.
 
-    At the end, the report in the copy is written to the store.
+    At the end, write the report from the copy to the store.
 
     Raises:
         ReportError: The store cannot be read or written. A ReportError from inside the `with` block

@@ -30,8 +30,8 @@ ADVICE = (
     "callbacks.leave_out_disturbed=false, which includes disturbed rounds."
 )
 DEVICE = (
-    "A device is a GPU or, if the trial has no GPU, a CPU that its actors reserve (0.95 CPUs per "
-    "actor by default)."
+    "A device is a GPU. If a trial has no GPU, a device is a CPU that the trial's actors reserve "
+    "(0.95 CPUs per actor by default)."
 )
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs and "
@@ -75,13 +75,13 @@ class TrialSummary:
     last: float | None
     # Responses that the trial was to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
-    truncated: float | None  # share of the responses of the last rounds that the limit cut off
+    truncated: float | None  # share of responses in the last rounds that the limit cut off
     max_new_tokens: int
     reference_nll: float | None
     largest_lag: float | None
     niceness: float  # highest niceness of its actors; an ordinary process has 0
-    # Number of rounds in which no group had unequal rewards; 0 if the advantage can use such
-    # rounds.
+    # Number of rounds in which the rewards within each group were equal; 0 if the advantage can use
+    # such rounds.
     still: int
 
     @property
@@ -126,7 +126,10 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
 
 
 def has_limit(trial: TrialRecord) -> bool:
-    """Return True if a response that reaches the token limit is incomplete. Episodes are not."""
+    """Return True if a response that reaches the token limit is incomplete.
+
+    An episode, and a response of the control task, may use all its tokens and be complete.
+    """
     return trial.config.task.name != CONTROL and not trial.config.env.plays
 
 
@@ -157,7 +160,7 @@ class Comparison:
 
     @property
     def has_ratios(self) -> bool:
-        """Return True if another arm has a speed, even one that is not comparable."""
+        """Return True if an arm other than the baseline has a speed, comparable or not."""
         return bool(self.speed or self.not_comparable)
 
     @property
@@ -242,8 +245,7 @@ class Comparison:
                     stopped = found.setdefault(trial.stopped_by, [])
                     stopped.append(f"{arm}, seed {trial.seed} ({reached})")
         return [
-            f"Stopped by {cause}: {'; '.join(stopped)}. Comparisons of reward leave these trials "
-            "out."
+            f"Stopped by {cause}: {'; '.join(stopped)}. Comparisons of reward exclude these trials."
             for cause, stopped in found.items()
         ]
 
@@ -262,8 +264,8 @@ class Comparison:
         shared = set.intersection(*every) if len(evaluated) > 1 else set()
         if not shared:
             return [
-                f"{DIFFERENT}, and no evaluation was made after equal numbers, so their held-out "
-                "rewards cannot be compared."
+                f"{DIFFERENT}, and there is no number of samples at which all of them were "
+                "evaluated, so their held-out rewards cannot be compared."
             ]
         at = max(shared)
         rewards = [
@@ -271,8 +273,8 @@ class Comparison:
             for arm, own in evaluated.items()
         ]
         return [
-            f"{DIFFERENT}. Held-out rewards at the last evaluation after equal numbers, {at} "
-            f"responses: {', '.join(rewards)}."
+            f"{DIFFERENT}. Held-out rewards after {at} responses, the last point at which all "
+            f"trials were evaluated: {', '.join(rewards)}."
         ]
 
     def truncated(self) -> list[str]:
@@ -290,7 +292,7 @@ class Comparison:
         ]
 
     def _stood_still(self) -> list[str]:
-        """Return a line for each arm whose rewards taught nothing in most of its rounds."""
+        """Return a line for each arm that learned nothing in most of its rounds."""
         rounds = {
             arm: (sum(trial.still for trial in trials), sum(trial.rounds for trial in trials))
             for arm, trials in self.arms.items()
@@ -318,9 +320,9 @@ class Comparison:
         if not self.has_ratios:
             return ""
         return (
-            f"Speed-up: samples per second relative to {self.baseline}; use it if you have the "
-            f"devices anyway. At equal cost: samples per device-hour relative to {self.baseline}; "
-            "use it if the devices could do other work. "
+            f"Speed-up: samples per second relative to {self.baseline}; use this column if you "
+            "have the devices anyway. At equal cost: samples per device-hour relative to "
+            f"{self.baseline}; use this column if the devices could do other work. "
         )
 
     def _notes_on_other_work(self) -> list[str]:
@@ -348,9 +350,10 @@ class Comparison:
         if counted := self.counts_disturbed:
             notes.append(f"{COUNTED}: {counted}")
         if disturbed or left_out or counted:
-            marked = f"; totals marked {MARK} are not comparable" if disturbed else ""
+            marked = f" Totals marked {MARK} are not comparable." if disturbed else ""
             notes.append(
-                f"Wall-clock and device-hours count every round, disturbed ones included{marked}."
+                "Wall-clock and device-hours count every round, including disturbed "
+                f"rounds.{marked}"
             )
         return notes
 
@@ -362,8 +365,8 @@ class Comparison:
         }
         return [
             f"The actors of {arm} ran at niceness {niceness:g}, so any ordinary process on the "
-            "machine had priority over them. Start Ray with RAY_worker_niceness=0 to compare "
-            "speeds."
+            "machine had priority over them. To compare speeds, start Ray with "
+            "RAY_worker_niceness=0."
             for arm, niceness in nice.items()
         ]
 
@@ -513,9 +516,9 @@ def show(values: Sequence[float | None], form: str | Callable[[float], str]) -> 
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
-    """Return the medians before and after, as text: `0.366 -> 0.911 (0.902-0.915)`.
+    """Return the medians before and after training, as text: `0.366 -> 0.911 (0.902-0.915)`.
 
-    Once a trial has a value after, the medians leave out trials without one.
+    As soon as any trial has a value after training, the medians exclude trials without one.
     """
     measured = [b for b, a in zip(before, after, strict=True) if a is not None]
     first, last = show(measured or before, form), show(after, form)

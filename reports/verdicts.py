@@ -104,8 +104,8 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
 def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     """Return the clear differences in speed and in reward, one sentence each.
 
-    A sentence before them says if the planned baseline has not run yet, and a sentence after them
-    if every comparison rests on one seed. The list is empty if there is nothing to say.
+    If the planned baseline has not run yet, the first sentence says so. If every comparison rests
+    on one seed, the last sentence says so. The list is empty if there is nothing to say.
     """
     speed, reward = (
         next(own for own in found if own.key == key) for key in ("speed_up", "reward_difference")
@@ -114,7 +114,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
     if not (speed.contrasts or speed.not_comparable or reward.contrasts):
         return said
-    said += [] if awaited is None else [f"Until it has, arms are compared with {base}."]
+    said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
     faster = [(own.value, arm) for arm, own in speed.contrasts.items() if _clear(own, more=True)]
     if faster:
         value, arm = max(faster)
@@ -126,7 +126,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     elif speed.not_comparable:
         said.append(_all_disturbed(comparison))
     else:
-        said.append(f"No arm can be compared with {base} in speed.")
+        said.append(f"No arm's speed can be compared with that of {base}.")
     sides = (("higher", True), ("lower", False))
     clear = {
         side: [
@@ -142,11 +142,11 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     elif reward.contrasts:
         said.append(f"No arm's held-out reward clearly differs from that of {base}.")
     elif base in (done := _complete_arms(comparison)) and len(done) > 1:
-        said.append(f"No arm can be compared with {base} in held-out reward.")
+        said.append(f"No arm's held-out reward can be compared with that of {base}.")
     else:
         said.append(
-            f"Held-out rewards cannot be compared before trials of {base} and of another arm have "
-            "run all their rounds."
+            f"Held-out rewards can be compared once {base} and another arm each have a trial that "
+            "has run all its rounds."
         )
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
@@ -281,8 +281,8 @@ def _by_chance(arms: int) -> str:
             "two equal arms by chance alone."
         )
     return (
-        f"The level of {LEVEL:.0%} holds for a single comparison. If the {arms} arms with several "
-        "seeds were all equal to the baseline, any one quantity would still show at least one "
-        f"clear difference, by chance alone, in up to {1 - LEVEL**arms:.0%} of experiments. Before "
+        f"The level of {LEVEL:.0%} holds for a single comparison. Even if all {arms} arms with "
+        f"several seeds were equal to the baseline, up to {1 - LEVEL**arms:.0%} of experiments "
+        "would show at least one clear difference in a given quantity, purely by chance. Before "
         "you rely on an arm, run it again with other seeds (--seed)."
     )

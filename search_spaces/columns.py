@@ -22,8 +22,8 @@ SHOWN_STAGES = ("rollout", "optimize", "reference", "sync")
 # Figures of a whole trial that are not metrics of a round, each with its meaning.
 DERIVED = {
     "early_reward": "the held-out reward at the evaluation nearest to a quarter of the rounds",
-    "samples_per_s": "without the rounds that other processes disturbed, unless "
-    "callbacks.leave_out_disturbed=false includes them",
+    "samples_per_s": "responses per second, over the rounds that other processes did not disturb; "
+    "with callbacks.leave_out_disturbed=false, over all rounds",
     "lag_of_bound": "the mean lag as a share of the largest lag that the trial allows",
     "uses_per_group": "the number of rounds that trained on a group, averaged over the groups that "
     "were trained on",

@@ -92,7 +92,7 @@ def _checked(text: str, found: SearchSpace) -> SearchSpace:
     for column in found.columns:
         of_a_task = re.sub("/.*/", "/LABEL/", column.metric) in BY_TASK
         if column.metric not in known and not of_a_task:
-            hint = did_you_mean(column.metric, known) or "docs/metrics.md lists them"
+            hint = did_you_mean(column.metric, known) or "docs/metrics.md lists the metrics"
             raise ConfigError(
                 f"--space {text}: column {column.name}: metric={column.metric}: unknown; {hint}"
             )

@@ -24,7 +24,7 @@ from search_spaces.columns import ALWAYS, Column
 
 NAME = r"\w[\w.+-]*"  # names become parts of directory names
 MAX_LABEL = 64  # maximum number of characters in the label of a trial
-CHANGED = "+"  # begins the part of a label that tells a changed setting
+CHANGED = "+"  # begins the part of a label that names a changed setting
 LENGTH = ("rounds", "eval.every")  # settings that the label of an arm does not describe
 
 
@@ -112,7 +112,7 @@ class SearchSpace:
         return [self._labelled(equal, fixed) for equal in merged.values()]
 
     def _labelled(self, equal: Sequence[GRPOConfig], fixed: Mapping[str, Any]) -> GRPOConfig:
-        """Return one of equal trials, with a label that tells which settings of its arm changed."""
+        """Return one of equal trials, with a label that names the changed settings of its arm."""
         changed = {
             trial.arm: [
                 f"{CHANGED}{key.rpartition('.')[2]}_{_for_label(fixed[key])}"
@@ -178,7 +178,7 @@ def at_equal_samples(
     """Return the settings that give each trial `samples` responses.
 
     Args:
-        trials: The trials to cut.
+        trials: The trials whose lengths to set.
         samples: The number of responses in each trial.
         evaluate: Also evaluate all trials after equal numbers of responses. The number of
             evaluations stays the same, unless a round of some arm is longer than the interval

@@ -31,22 +31,24 @@ def system_space(
 
     - `set/actors`: colocated actors; or separate actors, with a lag of 0 or of `lags`, a point at
       which weights are updated, and a transport.
-    - `set/steps`: the number and kind of gradient steps, with the number of rounds. Every trial
-      trains on as many responses, and is evaluated as often.
+    - `set/steps`: the number and kind of gradient steps, with the number of rounds. All trials
+      train on the same number of responses, and are evaluated equally often.
     - `buffer_capacity`: rounds of rollouts that are kept for replay.
 
-    One parameter per setting would have invalid corners, because only separate actors read `lag`
-    and `transport`, and `weight_update` is read only with a lag. Tune has no form of such
-    conditions that every searcher takes: Optuna and HyperOpt refuse `tune.sample_from`, only Optuna
-    takes a function that draws values, and only HyperOpt takes nested choices. Here, every value of
-    a parameter is valid with every value of the others. So a grid, a random search, Optuna and
-    HyperOpt all work, and a searcher can learn about each parameter separately.
+    With one parameter per setting, some combinations would be invalid: `lag` and `transport` have
+    an effect only with separate actors, and `weight_update` only with a lag. Tune cannot express
+    such conditions in a form that every searcher accepts: Optuna and HyperOpt refuse
+    `tune.sample_from`, only Optuna accepts a function that draws values, and only HyperOpt accepts
+    nested choices. Here, every value of a parameter is valid with every value of the others. So a
+    grid, a random search, Optuna and HyperOpt all work, and a searcher can learn about each
+    parameter separately.
 
     Add other settings to the result, as in `{**system_space(), "optim": {"lr": …}}`. To fix a
     parameter, pass a single value.
 
     Args:
-        grid: Use `tune.grid_search` in place of `tune.choice`. The default space has 630 corners.
+        grid: Use `tune.grid_search` in place of `tune.choice`. The default space has 630
+            combinations.
         rounds: Number of rounds of trials with one rollout batch per round. A multiple of each k.
         lags: The lags above 0.
         weight_updates: Values of `weight_update`.
@@ -96,12 +98,12 @@ def _separate_actors(
 
 
 def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    ks = [GRPOConfig.from_dict({"k": k}).k for k in ks]  # refuses a k that is no k
+    ks = [GRPOConfig.from_dict({"k": k}).k for k in ks]  # refuses an invalid k
     common = math.lcm(*ks)
     if rounds % common:
         raise ConfigError(
-            f"rounds={rounds}: must be a multiple of {common}, so that trials with k rollout "
-            "batches per round train on as many responses"
+            f"rounds={rounds}: must be a multiple of {common}, so that trials with any k train on "
+            "the same number of responses"
         )
     every = max(1, rounds // EVALUATIONS // common) * common
     for k in ks:

@@ -1,4 +1,4 @@
-"""Check, before anything starts, that trials find what they need."""
+"""Check that trials find what they need, before anything starts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
         raise UsageError("--scheduler pbt: needs at least two trials; set --num-samples >= 2")
     if perturbation_interval(trials[0]) is None:
         raise UsageError(
-            "--scheduler pbt: trials copy each other by their held-out reward, but no round before "
-            f"the last one, {trials[0].rounds}, has an evaluation; lower eval.every "
+            "--scheduler pbt: trials copy each other according to their held-out rewards, but no "
+            f"round before the last round ({trials[0].rounds}) has an evaluation; lower eval.every "
             f"({trials[0].eval.every})"
         )
 
@@ -107,7 +107,7 @@ def check_transport(trial: GRPOConfig) -> Sequence[str]:
 
 
 def check_inputs(trial: GRPOConfig) -> Sequence[str]:
-    """Read what a trial will read: model, tokenizer, task files and reward function.
+    """Read the inputs of a trial: model, tokenizer, task files and reward function.
 
     Returns:
         Lines about the prompts, with a note if not all of their lengths were checked.

@@ -81,7 +81,9 @@ def refuse_state_of_others(directory: Path) -> None:
             remedy = f"if nobody else wrote to it: chmod -R go-w {shlex.quote(str(directory))}"
         else:
             continue
-        raise ValueError(f"{path} {problem}, and reading Tune's state runs code in it; {remedy}")
+        raise ValueError(
+            f"{path} {problem}, and reading Tune's state runs the code that it contains; {remedy}"
+        )
 
 
 def _state(directory: Path) -> Iterator[Path]:
@@ -96,7 +98,7 @@ def _state(directory: Path) -> Iterator[Path]:
 
 
 def refusal(directory: AnyPath) -> str | None:
-    """Return, in one line, why nothing can be stored in `directory`; None if it is usable."""
+    """Return a one-line reason why nothing can be stored in `directory`, or None."""
     if not isinstance(directory, Path):
         from grpo_trainable.storage import object_store
 

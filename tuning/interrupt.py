@@ -1,4 +1,4 @@
-"""Interrupts of the command while Tune does not run, and what an interrupted experiment left.
+"""Handle interrupts while Tune is not running, and describe an interrupted experiment.
 
 While Tune runs, `callbacks/save_on_interrupt.py` handles Ctrl-C and SIGTERM.
 """

@@ -140,9 +140,9 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """Return a Ray reference to a pair: a node's digest of our package, and `refuses()` there.
+    """Return a Ray reference to a pair: a node's digest of our package, and its `refuses()`.
 
-    The digest is None if the node does not have the package. `refuses` is called only if the
+    The digest is None if the node does not have the package. The node calls `refuses` only if the
     digests agree.
     """
     pickled, here = pickle.dumps(refuses), package_digest()

@@ -1,4 +1,4 @@
-"""Compare, before anything starts, the memory that trials need with the machine's memory."""
+"""Compare the memory that trials need with the machine's memory, before anything starts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
         needs: The trials with their estimates.
         together: Number of trials that run at the same time.
         available: Number of bytes of main memory where the trials run.
-        where: Name of the machine or cluster that they run on.
+        where: Name of the machine or cluster that the trials run on.
 
     Raises:
         DoesNotFit: The trials need more than `available`. The message is one line.
@@ -118,7 +118,7 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
 
 
 def machine_bytes() -> int:
-    """Return the size in bytes of main memory of this machine, or of its container if smaller."""
+    """Return the bytes of main memory of this machine, or of its container if that has less."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, LIMITS):
         text = path.read_text().strip() if path.is_file() else ""

@@ -1,4 +1,4 @@
-"""Estimate of the memory that a trial needs, from its config, before anything starts.
+"""Estimate a trial's memory from its config, before anything starts.
 
 docs/memory.md explains each formula. N is the number of parameters, T the number of trained
 parameters, and b the number of bytes per parameter of the body, 4 or 2.
@@ -119,7 +119,7 @@ def _of_ours(config: ModelConfig) -> Dimensions:
 def estimate(
     config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None = None
 ) -> Estimate:
-    """Estimate the peak memory of a trial with this policy and teacher, all actors together."""
+    """Estimate the peak memory of all actors of a trial with this policy and teacher."""
     trial = _Trial(config, dimensions, teacher)
     r = config.resources
     if config.placement == "colocated":
@@ -320,7 +320,7 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """Return the part for the checkpoint that a learner reads, less memory not used yet.
+        """Return the part for the checkpoint that a learner reads, minus memory not in use yet.
 
         While a learner loads, it has no gradients or moments yet. The learner reads the whole
         checkpoint, even if learners share the policy.

@@ -1,4 +1,4 @@
-"""Sizes of a policy's parts, which determine how much memory it needs.
+"""Sizes of a policy's parts, which determine how much memory the policy needs.
 
 This module imports neither torch nor transformers, so the launcher can use it before anything
 starts.

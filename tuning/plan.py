@@ -126,9 +126,9 @@ class Plan:
             self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.limits = self._limits()
         self.fixed = self._fixed()
-        # Arm -> what this machine lacks for it. A resumed experiment uses the stored mapping, which
-        # keeps its arms the same. For a new experiment on a cluster, the mapping is empty, because
-        # nothing is known yet about the cluster's machines.
+        # Arm -> what this machine lacks to run the arm. A resumed experiment uses the stored
+        # mapping, which keeps its arms the same. For a new experiment on a cluster, the mapping is
+        # empty, because nothing is known yet about the cluster's machines.
         here = self.space.not_available() if options.address is None else {}
         self.not_available: dict[str, str] = (
             self.stored.get("not_available", {}) if self.resuming else here
@@ -291,7 +291,8 @@ class Plan:
     def _files_to_compare(self) -> dict[str, str]:
         """Return the SHA-256 of each file that a resume must find unchanged, by key.
 
-        The user's code may change until a trial has results, and later if the user says so.
+        The user's code may change until a trial has results, and after that only with
+        `accept_changed_code`.
         """
         before = self.stored.get("inputs", {})
         if has_results(self.directory) and not self.options.accept_changed_code:
@@ -349,7 +350,7 @@ class Plan:
     def _task_defaults(self) -> dict[str, dict[str, Any]]:
         """Return the defaults of the settings that users' tasks declare, by task.
 
-        A report needs the defaults to show which settings differ, and never loads a user's code.
+        A report shows which settings differ from these defaults. It never loads a user's code.
         """
         names = {trial.task.name for trial in self.trials if trial.task.is_custom}
         return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
@@ -434,7 +435,7 @@ class Plan:
 
     @contextmanager
     def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
-        """Add the preset or the arm to an error that begins with one of its settings."""
+        """Name the preset or the arm in an error that begins with a setting of either."""
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
@@ -582,8 +583,8 @@ class Plan:
     def prepare_directory(self) -> None:
         """Write the description of the experiment.
 
-        A resume also writes the description. This shows, before Ray starts, that the directory is
-        writable.
+        A resume also writes the description. So a directory that is not writable is noticed before
+        Ray starts.
         """
         if self.inputs is None:
             self._read_inputs()
@@ -611,7 +612,7 @@ class Plan:
 
 
 def _told(error: Exception) -> str:
-    """Return, in one line, the problem with a file."""
+    """Return the problem with a file in one line."""
     if isinstance(error, OSError):
         from grpo_trainable.storage.object_store import reason
 

@@ -12,7 +12,10 @@ from grpo_trainable.text import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
-CPUS = "an actor uses one core with 0.95 CPUs, two with 1.9; the trial's own process reserves 0.1"
+CPUS = (
+    "an actor that reserves 0.95 CPUs uses one core, and an actor that reserves 1.9 CPUs uses two; "
+    "the trial's own process reserves 0.1"
+)
 MOST_CHARACTERS = 1200  # longest prompt or true answer that is shown in full
 
 

@@ -21,13 +21,14 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
     """Yield lines with the numbers of prompts, and notes about possible mistakes."""
     asked = _asked(trial, task)
     for label, part in _parts(task).items():
-        drawn = prompts.train_count if label is None else 0  # of a mix, the parts are not known
+        # For a mix, the number of prompts drawn from each part is not known.
+        drawn = prompts.train_count if label is None else 0
         yield from _numbers(part, asked[label], _of(label), drawn)
         yield from _repeats(part, asked[label], trial.eval.prompts, _of(label))
         yield from notes_of(part)
     if trial.model.chat_template != "off" and prompts.said("train", 0).endswith(OPEN_REASONING):
         yield (
-            f"note: prompts already begin the response, with {OPEN_REASONING}, but "
+            f"note: prompts end with {OPEN_REASONING}, which already begins the response, but "
             f"model.chat_template={shown(trial.model.chat_template)} turns prompts into messages, "
             "so each prompt ends up inside another prompt; choose another task.template, or "
             "model.chat_template=off (docs/howto/math.md)"
@@ -35,7 +36,7 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
 
 
 def numbers_of_prompts(trial: GRPOConfig, task: Task | MixTask) -> Iterator[str]:
-    """Yield a line with the numbers of prompts of each task that states them."""
+    """Yield a line with the numbers of prompts for each task that states these numbers."""
     asked = _asked(trial, task)
     for label, part in _parts(task).items():
         yield from _numbers(part, asked[label], _of(label))

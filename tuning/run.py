@@ -47,7 +47,7 @@ from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 
 @contextmanager
 def ray_started(plan: Plan) -> Iterator[Nodes]:
-    """Start Ray for the trials of a plan, yield its nodes, and shut Ray down at the end.
+    """Start Ray for the trials of a plan, yield Ray's nodes, and shut Ray down at the end.
 
     Raises:
         UsageError: The cluster cannot be joined, a trial finds no room in it, or a node cannot be
@@ -126,7 +126,7 @@ def fit(plan: Plan) -> list[Failure]:
             grpo-trainable cannot read the state that another version wrote.
     """
     if not plan.options.verbose:
-        # The traceback of a failed trial is in its error.txt. The last line is printed at the end.
+        # The traceback of a failed trial is in its error.txt, and its last line is printed.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Tune takes a snapshot once per second, and each can log a warning with a traceback.
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
@@ -258,7 +258,7 @@ def trial_name(trial: Any) -> str:
 
 
 def make_token(home: Path, environment: Mapping[str, str]) -> None:
-    """Write the token that Ray reads from a home directory, unless the file exists already.
+    """Write Ray's token file in a home directory, unless the file exists already.
 
     Nothing is written if the environment names another token. Ray would write the file too, but
     with the permissions that the umask allows, so others might read it.

@@ -1,11 +1,11 @@
 """FIFO, ASHA and PBT for GRPO trials: Tune's schedulers with limits that a resume can change.
 
 When an experiment starts, Tune stores two limits: each trial stores its number of retries, and the
-search stores the number of concurrent trials. A resume restores both limits, but every command
-creates a new scheduler. So these schedulers set both limits, once `limit` has been called. Nothing
-else sets them.
+search stores the number of concurrent trials. A resume restores both limits, so a later command
+could not change them. But every command creates a new scheduler. So these schedulers set both
+limits once `limit` has been called, and nothing else sets them.
 
-If you build a `tune.Tuner` yourself, these classes take the arguments of Tune's classes:
+If you build a `tune.Tuner` yourself, create these schedulers with the arguments of Tune's classes:
 
     PBT(time_attr="training_iteration", hyperparam_mutations={"optim": {"lr": ...}}, synch=True)
 """
@@ -72,7 +72,8 @@ class FIFO(Limited, schedulers.FIFOScheduler):
     """Scheduler that runs all trials to their end."""
 
 
-GROUPS = "groups"  # a time of `ASHA`: the groups that a trial's rounds so far were to train on
+# Time attribute of `ASHA`: number of groups that a trial's rounds so far were meant to train on.
+GROUPS = "groups"
 
 
 class ASHA(Limited, schedulers.ASHAScheduler):
@@ -151,10 +152,10 @@ def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
 def first_rung(trials: Sequence[GRPOConfig]) -> int | None:
     """Return the number of groups after which ASHA first compares the trials.
 
-    This is the first evaluation, after at least a quarter of the groups of the shortest trial, that
-    all trials make after the same number of groups. None if there is none before the end of the
-    shortest trial. ASHA compares the trials again after 4, 16, … times as many groups, where all
-    trials that last so long are evaluated too.
+    At this point, all trials are evaluated, and the shortest trial has trained on at least a
+    quarter of its groups. Return None if there is no such point before the end of the shortest
+    trial. ASHA compares the trials again after 4, 16, … times as many groups. All trials that run
+    that long are evaluated at these points too.
     """
     between = math.lcm(*(t.eval.every * schedule.prompts_per_round(t) for t in trials))
     shortest = min(map(groups_of, trials))
@@ -170,8 +171,8 @@ def groups_of(trial: GRPOConfig) -> int:
 def perturbation_interval(trial: GRPOConfig) -> int | None:
     """Return the number of rounds after which PBT compares trials: about an eighth of all rounds.
 
-    The trials are evaluated in the rounds in which PBT compares them. None if no round before the
-    last one has an evaluation.
+    The trials are evaluated in the rounds in which PBT compares them. Return None if no round
+    before the last one has an evaluation.
     """
     every = trial.eval.every
     interval = max(1, round(trial.rounds / 8 / every)) * every

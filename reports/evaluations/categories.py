@@ -107,7 +107,7 @@ def fenced(text: str) -> str:
 
 
 def categories_section(record: EvaluationRecord) -> str:
-    """Return the page's section, which says so if the rewards of some responses fit no category."""
+    """Return the section on categories. It says why if there are no categories."""
     found = record.categories
     if found is None:
         content = (

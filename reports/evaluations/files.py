@@ -238,7 +238,8 @@ def running_commit() -> str | None:
     Return None if this is not a checkout of the repository, for example in an installed package.
     """
     try:
-        # This directory may be inside a repository of the user, which does not track this file.
+        # This directory may be inside one of the user's repositories, which does not track this
+        # file.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "HEAD") + ("+" if changed else "")

@@ -120,7 +120,7 @@ class Machine:
         subprocess.run(inside, check=True)
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens at a free port of this machine, for a server of ours."""
+        """Return a socket that listens at a free port of this machine, for one of our servers."""
 
         # A thread enters the namespace and leaves it by ending. The socket stays there.
         def enter() -> socket.socket:
@@ -133,7 +133,7 @@ class Machine:
             return thread.submit(enter).result()
 
     def seen(self, path: Path) -> Path:
-        """Return our path to an absolute path of this machine, its own disk included."""
+        """Return our path to an absolute path of this machine, including its own disk."""
         return Path(f"/proc/{self._keeper.pid}/root") / path.relative_to("/")
 
     def start(

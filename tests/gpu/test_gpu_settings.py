@@ -77,7 +77,7 @@ def worker_of(settings: Mapping[str, Any]) -> tuple[GRPOConfig, Colocated, Promp
 def trained(
     worker: Colocated, prompts: Prompts, config: GRPOConfig, round_: int
 ) -> tuple[list[RolloutGroup], Updated]:
-    """Run a round with made-up rewards, so that every group teaches something."""
+    """Run a round with made-up rewards, so that every group has a signal."""
     worker.load(worker.publish().handle)
     count = config.rollout.prompts
     unit = worker.generate([prompts.request("train", round_ * count + i) for i in range(count)])

@@ -1,7 +1,7 @@
 """Experiments that fail and finish after repairs.
 
-In the first, a trial fails because a file was edited, then because a service is away. In the
-second, a trial fails because of a mistake in its reward, which is mended.
+In the first, a trial fails because a file was edited, then because a service is unavailable. In the
+second, a trial fails because of a mistake in its reward, which is then fixed.
 """
 
 from __future__ import annotations

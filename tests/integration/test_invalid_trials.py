@@ -34,7 +34,7 @@ def outcomes(grid: tune.ResultGrid) -> dict[tuple[str, int], str | None]:
 
 @pytest.fixture(scope="module")
 def grid(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tune.ResultGrid:
-    """Run a grid over placement and lag, of which one corner is invalid, with retries."""
+    """Run a grid over placement and lag, with one invalid combination, with retries."""
     found = fit(
         {
             **trial_config(**SHORT),

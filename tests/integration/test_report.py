@@ -466,7 +466,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "the load from other processes was not measured, so speeds may be wrong: all trials",
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
-        "no held-out responses from a round after round 0 were kept: all trials",
+        "no held-out responses after round 0 were kept: all trials",
         "colocated_k1: not measured in every trial: tokens per response, cut off, entropy",
         "packages not recorded",
         "machine not recorded",
@@ -527,7 +527,7 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
         assert text in warning
         assert "\n" not in warning
     assert "sync/0: failed after round 3 of 4: ActorFailed: <gone>" in page.words
-    assert "finished after a retry; the earlier error: OSError: first time" in page.words
+    assert "finished after a retry; earlier error: OSError: first time" in page.words
     assert "2 arms × 1 seed: 2 trials, 1 finished, 1 failed" in page.words
 
 

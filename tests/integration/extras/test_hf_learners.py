@@ -1,4 +1,4 @@
-"""Several learners, replicated or divided (FSDP2), train transformers models as one does."""
+"""Several learners, replicated or divided (FSDP2), train transformers models like a single one."""
 
 from __future__ import annotations
 

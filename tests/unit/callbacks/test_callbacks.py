@@ -1126,7 +1126,7 @@ def test_a_stage_that_took_no_time_in_a_round_keeps_its_place_in_the_line():
     ("disturbed", "rounds", "kept", "told"),
     [
         (0, 8, False, ""),
-        (2, 8, False, " · other work disturbed 2 of 8 rounds: the trial's speed leaves them out"),
+        (2, 8, False, " · other work disturbed 2 of 8 rounds: the trial's speed excludes them"),
         (8, 8, False, " · other work disturbed 8 of 8 rounds: the trial's speed is not comparable"),
         (1, 1, True, " · other work disturbed 1 of 1 round: the trial's speed includes them"),
     ],

@@ -448,7 +448,7 @@ def test_messages_say_what_is_saved_and_what_is_lost():
     ("left_s", "told"),
     [
         (None, "no earlier round shows how long that takes"),
-        (0.0, "that already takes longer than in earlier rounds"),
+        (0.0, "this has already taken longer than in earlier rounds"),
         (0.1, "about 1 s, judging by earlier rounds"),
     ],
 )

@@ -64,7 +64,7 @@ def ends() -> None:
 
 
 def repeats(act: Callable[[], Any]) -> bool:
-    """Return what the error says that the process answers with when a reward calls `act`."""
+    """Return the text of the error that the process answers with when a reward calls `act`."""
 
     def reward(response: str, ground_truth: Any) -> Any:
         return act()

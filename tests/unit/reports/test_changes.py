@@ -50,7 +50,7 @@ def few_are_enough(monkeypatch):
 def write_ends(
     experiment, before, after, arm="colocated_k1", seed=0, *, tokens=(20, 20), **metrics
 ):
-    """Write a trial of two rounds with held-out responses, tokens and metrics of both ends."""
+    """Write a trial of two rounds with held-out responses, tokens and metrics before and after."""
     rows = [
         row(n, eval__round=2.0 * (n > 1), **{name: ends[n - 1] for name, ends in metrics.items()})
         for n in (1, 2)
@@ -309,7 +309,7 @@ def test_a_trial_without_a_later_evaluation_is_not_said_to_be_unchanged(experime
     trial = write_trial(experiment, config(rounds=16), [row(1), row(2)])
     write_part(trial, "evaluations", 1, [evaluation(0, 0, STORY, 1.0)])
     comparison = compare(read_experiment(experiment).trials)
-    assert moved_in(comparison.changes) == "nothing was measured both before training and after it"
+    assert moved_in(comparison.changes) == "nothing was measured both before and after training"
 
 
 def test_one_round_is_not_compared_with_itself(experiment):

@@ -146,7 +146,7 @@ def test_no_round_is_left_out_where_the_trial_says_so(tmp_path):
 
 
 def counting(directory: Path, runs: Mapping[str, list[dict[str, Any]]]) -> ExperimentRecord:
-    """Write one trial per arm whose speed includes disturbed rounds because the user set that."""
+    """Write one trial per arm. Speeds include disturbed rounds because the settings request it."""
     asked = {"rounds": ROUNDS, "callbacks.leave_out_disturbed": False}
     experiments.write_experiment(directory)
     for arm, own in runs.items():
@@ -234,7 +234,7 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     shared = "because other processes took too much of the machine"
     seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
     assert f"Trials excluded from speeds and speed-ups {shared}: {seeds}. The percentage" in words
-    assert "Wall-clock and device-hours count every round, disturbed ones included; totals" in words
+    assert "device-hours count every round, including disturbed rounds. Totals marked" in words
     said = told(record)
     assert f"Not comparable with {BASE} in speed (samples per second): {OTHER} ({reason})." in said
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
@@ -529,8 +529,8 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     runs = {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)}
     said = told(write(tmp_path / "e", runs))
 
-    assert "If the 2 arms with several seeds were all equal" in said[-1]
-    assert "by chance alone, in up to 10% of experiments" in said[-1]  # 1 - 0.95²
+    assert "Even if all 2 arms with several seeds were equal" in said[-1]
+    assert "up to 10% of experiments would show at least one clear" in said[-1]  # 1 - 0.95²
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path):
@@ -656,10 +656,10 @@ def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path)
 
     assert answered(record, {})[:4] == [
         f"The baseline {BASE} has not finished a round yet.",
-        f"Until it has, arms are compared with {OTHER}.",
+        f"Until it does, arms are compared with {OTHER}.",
         f"No arm is clearly faster than {OTHER}.",
-        f"Held-out rewards cannot be compared before trials of {OTHER} and of another arm have run "
-        "all their rounds.",
+        f"Held-out rewards can be compared once {OTHER} and another arm each have a trial that has "
+        "run all its rounds.",
     ]
     alone = replace(record, trials=record.trials[:1])
     assert answered(alone, {}) == [f"The baseline {BASE} has not finished a round yet."]

@@ -247,7 +247,7 @@ def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):
         write_trial(experiment, config(arm, rounds=4), rows, error=text)
     status = {t.config.arm: t.status for t in read_experiment(experiment).trials}
     assert status == {
-        "sync": "still running or interrupted: round 3 of 4; the earlier error: ActorFailed: once",
+        "sync": "still running or interrupted: round 3 of 4; earlier error: ActorFailed: once",
         "async_k1": "failed after round 3 of 4: ActorFailed: once",
     }
 
@@ -620,11 +620,11 @@ def test_trials_that_ended_early_are_compared_after_equal_numbers_of_samples(exp
 
     assert (
         "Stopped by the scheduler: async_k1, seed 0 (after round 4 of 8). Comparisons of reward "
-        "leave these trials out." in text
+        "exclude these trials." in text
     )
     assert (
-        "Held-out rewards at the last evaluation after equal numbers, 256 responses: colocated_k1 "
-        "0.600, sync 0.450, async_k1 0.350." in text
+        "Held-out rewards after 256 responses, the last point at which all trials were evaluated: "
+        "colocated_k1 0.600, sync 0.450, async_k1 0.350." in text
     )
 
 

@@ -171,7 +171,7 @@ def test_trials_that_a_fixed_key_makes_equal_are_merged():
     [
         ({"arm": "colocated_k1", "k": 4}, ["colocated_k1+k_4"]),
         ({"arm": "async_k1", "k": 4, "lag": 2}, ["async_k1+lag_2+k_4"]),
-        # The number of rounds is no part of what an arm is.
+        # The number of rounds is not part of an arm's identity.
         ({"arm": "colocated_k1", "rounds": 5, "eval.every": 5}, ["colocated_k1"]),
         # A setting that the arm does not make.
         ({"arm": "colocated_k1", "optim.lr": 1e-3}, ["colocated_k1"]),

@@ -1,4 +1,4 @@
-"""The space of whole systems has no invalid corner, and every corner costs as many samples."""
+"""All combinations in the space of whole systems are valid and use equal numbers of samples."""
 
 from __future__ import annotations
 

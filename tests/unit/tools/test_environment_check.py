@@ -156,7 +156,7 @@ def test_the_command_plays_the_examples_of_a_task(capsys: Any):
     said = capsys.readouterr().out
     assert said.startswith("guess: 2 specifications, 12 episodes, ")
     assert 'reads  "Guess 0-9\\n"' in said
-    assert said.endswith("nothing found that would go wrong in training\n")
+    assert said.endswith("found nothing that would go wrong in training\n")
 
 
 @pytest.mark.parametrize(

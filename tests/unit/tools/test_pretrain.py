@@ -371,8 +371,11 @@ def test_documents_are_problems_of_the_train_side_only(one_layer: None):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--corpus", "arithmetic", "--keyword-share", "0.5"], "--keyword-share: not read with "),
-        (["--largest", "30"], "--largest: not read with --corpus stories; needs --corpus arith"),
+        (
+            ["--corpus", "arithmetic", "--keyword-share", "0.5"],
+            "--keyword-share: has no effect with ",
+        ),
+        (["--largest", "30"], "--largest: has no effect with --corpus stories; needs --corpus ar"),
         (["--corpus", "x.jsonl", "--front-share", "1"], "needs --corpus stories or arithmetic"),
         (
             ["--corpus", "arithmetic", "--largest", "5"],

@@ -148,7 +148,7 @@ SPACE = ("--space", "async_vs_sync")
                 *(*SPACE, "--scheduler", "pbt", "--num-samples", "2", "--set", "arm=sync"),
                 *("--iterations", "8"),
             ],
-            ["--scheduler pbt", "no round before the last one, 8,", "lower eval.every (16)"],
+            ["--scheduler pbt", "no round before the last round (8) has", "lower eval.every (16)"],
         ),
         (
             [*SPACE, "--scheduler", "asha", "--iterations", "4"],
