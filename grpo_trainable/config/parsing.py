@@ -170,7 +170,7 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{SET}={shown(texts)}: must be a mapping of texts, {example}")
     assignments: list[tuple[str, str]] = []
     for name, text in texts.items():
-        where = f"{SET}.{name}"
+        where = f"{SET}.{shown(name)}"
         if not isinstance(text, str):
             raise ConfigError(f"{where}={shown(text)}: must be a text, {example}")
         # A comma before a key separates two settings; other commas belong to a value.

@@ -1454,6 +1454,7 @@ def test_texts_below_set_may_name_settings_of_a_users_task():
     [
         ({"set": 3}, "set=3: must be a mapping of texts, such as "),
         ({"set": {"x": 3}}, "set.x=3: must be a text, such as "),
+        ({"set": {"\r": None}}, 'set."\\r"=none: must be a text, such as '),
         ({"set": {"x": ""}}, '"": must be KEY=VALUE, for example optim.lr=1e-4 (in set.x)'),
         ({"set": {"x": "lagg=1"}}, "lagg: unknown key; did you mean lag? (in set.x)"),
         ({"set": {"x": "k=2"}, "k": 4}, "k=2 (in set.x): k is given twice"),
