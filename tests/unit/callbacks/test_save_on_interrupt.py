@@ -49,6 +49,7 @@ class Experiment:
         self.callback = CheckpointOnInterrupt()
         self.ended = 0
         self._before_tune = signal.getsignal(signal.SIGINT)
+        self._on_sigterm = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGINT, self._tunes_handler)
         signal.signal(signal.SIGUSR1, self._tunes_handler)
         self.callback.setup()
@@ -375,10 +376,10 @@ def test_a_checkpoint_that_cannot_be_read_does_not_keep_trials_from_being_asked(
 
 
 def test_the_handlers_from_before_come_back_at_the_end(experiment):
-    before = experiment._tunes_handler, signal.getsignal(signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGTERM) == experiment.callback._handle
     experiment.end()
-    assert signal.getsignal(signal.SIGINT) == before[0]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == experiment._tunes_handler
+    assert signal.getsignal(signal.SIGTERM) == experiment._on_sigterm
     assert not requested.is_set()
 
 
