@@ -26,6 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray gives actors a low priority. While a test computes, they would get no CPU until a deadline.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# By default Ray starts a process for each of the 16 CPUs below, whether or not it is used.
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 
 HERE = Path(__file__).parent

@@ -44,6 +44,6 @@ def peak_bytes(*rows: int) -> list[int]:
 def test_the_memory_of_the_head_does_not_grow_with_rows_times_vocabulary() -> None:
     few, many = peak_bytes(2048, 8192)
     held = 4 * 2048 * 32768  # bytes of the probabilities of 2048 rows, all in memory together
-    assert few < 1.3 * held
-    # The probabilities of 8192 rows would take 768 MiB more.
-    assert many < few + 0.2 * held
+    assert few < 1.5 * held
+    # Two blocks in memory together would take 256 MiB more, and all four of them 768 MiB.
+    assert many < few + 0.6 * held

@@ -76,7 +76,7 @@ def test_a_slippery_lake_is_sound_and_trained_on(
     path.write_text(LAKE)
     words = [word for action in WAY for word in ("--action", action)]
     assert check_env.main([f"{path}:Lake", "--task", f"{path}:Lakes", *words]) == 0
-    assert "nothing found" in capsys.readouterr().out
+    assert "found nothing" in capsys.readouterr().out
     rows = two_rounds(trainable, f"{path}:Lakes", f"{path}:Lake", 40)
     assert all(row["response/turns_mean"] >= 1 for row in rows)
 
@@ -89,7 +89,7 @@ def test_what_was_written_for_trl_is_sound_and_trained_on(
     actions = ("add(step=1)", "add(step=3)", "add('a')", "done")
     words = [word for action in actions for word in ("--action", action)]
     assert check_env.main([f"{path}:Counting", "--task", f"{path}:Counts", *words]) == 0
-    assert "nothing found" in capsys.readouterr().out
+    assert "found nothing" in capsys.readouterr().out
     two_rounds(trainable, f"{path}:Counts", f"{path}:Counting", 40, preset="tiny")
 
 
