@@ -20,7 +20,6 @@ from grpo_trainable.storage.checkpointing import TrialState, checkpoint_round
 from grpo_trainable.trainable import DetailedGRPO
 from reports.experiment import read_experiment
 from reports.summary import compare, table
-from tuning.schedulers import FIFO
 
 # The module `checkpoints` belongs to the unit tests, so the actors' processes cannot import it.
 cloudpickle.register_pickle_by_value(checkpoints)
@@ -118,61 +117,6 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     found = {path.name: checkpoint_round(path) for path in trial.glob("checkpoint_*")}
     assert found == {"checkpoint_000000": 2, "checkpoint_000004": 0, "checkpoint_000005": 5}
     assert "could not be written (No space left on device)" in capsys.readouterr().out
-
-
-def test_trial_that_cannot_save_its_last_policy_has_failed_and_a_resume_trains_it_again(
-    ray_session: None, tmp_path: Path
-) -> None:
-    full = tmp_path / "is_full"
-
-    class FullDisk(DetailedGRPO):
-        """A disk without space for checkpoints from round 4 on."""
-
-        last_pauses_s = (0.0, 0.0)
-
-        def save_checkpoint(self, checkpoint_dir: str) -> None:
-            if self.iteration >= 4 and full.exists():
-                with full.open("a") as attempts:
-                    attempts.write(f"{self.iteration} ")
-                raise OSError(errno.ENOSPC, "a library's own words")
-            super().save_checkpoint(checkpoint_dir)
-
-    def limited() -> FIFO:
-        scheduler = FIFO()
-        scheduler.limit(max_failures=0, max_concurrent=0)
-        return scheduler
-
-    full.touch()
-    (result,) = tune.Tuner(
-        FullDisk,
-        param_space=trial_config(placement="colocated", rounds=6, checkpoint={"every": 2}),
-        tune_config=tune.TuneConfig(scheduler=limited()),
-        run_config=tune.RunConfig(
-            name="full",
-            storage_path=str(tmp_path),
-            verbose=0,
-            callbacks=grpo_callbacks(console=False),
-        ),
-    ).fit()
-    # A checkpoint before the end is retried after the next round, the last one immediately.
-    assert full.read_text().split() == ["4", "5", "6", "6", "6"]
-    assert "the last policy, of round 6, was not saved (No space left on device)" in str(
-        result.error
-    )
-    (trial,) = read_experiment(tmp_path / "full").trials
-    assert (trial.round, trial.done, trial.failed) == (6, False, True)
-
-    full.unlink()
-    tuner = tune.Tuner.restore(str(tmp_path / "full"), trainable=FullDisk, resume_errored=True)
-    restored: Any = tuner._local_tuner
-    restored._tune_config = tune.TuneConfig(scheduler=limited())  # tuning.run does the same
-    (result,) = tuner.fit()
-    assert not result.error
-    found = {path.name: checkpoint_round(path) for path in Path(result.path).glob("checkpoint_*")}
-    assert found == {"checkpoint_000000": 2, "checkpoint_000001": 4, "checkpoint_000002": 6}
-    lines = rows(result.path)
-    assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert [line["iterations_since_restore"] for line in lines] == [1, 2, 1, 2, 3, 4]
 
 
 def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_on(

@@ -20,9 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_trainable.storage.checkpointing import checkpoint_round
 from reports.experiment import read_experiment
 
-ROUNDS = 28
+ROUNDS = 20
 BETWEEN = 4  # rounds from one checkpoint to the next
-EVALUATED = [0, 7, 14, 21, 28]
+EVALUATED = [0, 5, 10, 15, 20]
 RESUME = ["--resume", "must", "--name", "cut"]
 ROLES = ("Generator", "Learner", "DetailedGRPO")
 
@@ -204,16 +204,3 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
     for record in records:
         assert [row["training_iteration"] for row in record.rows] == every
         assert [round_ for round_, _, _ in record.evaluated()] == EVALUATED
-
-
-def test_an_interrupt_that_ends_the_reader_of_the_output_saves_all_the_same(start, tmp_path):
-    """With `2>&1 | tee log`, Ctrl-C also ends `tee`."""
-    argv = ["--space", "async_vs_sync", "--name", "piped", "--set", "arm=sync", *SMALL]
-    process = start(*argv, "--iterations", "1000", "--checkpoint-every", "1000", storage=tmp_path)
-    wait_for(lambda: any(map(rows, trial_directories(tmp_path / "piped"))), 120)
-    process.stdout.close()
-    process.stderr.close()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 130
-    (trial,) = trial_directories(tmp_path / "piped")
-    assert checkpoint_round(max(trial.glob("checkpoint_*"))) == len(rows(trial))

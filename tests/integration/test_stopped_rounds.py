@@ -13,16 +13,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from commands import ROOT, SMALL, trial_directories, tune, tune_command
-from conftest import checkpoints, rows, untimed, wait_for
+from commands import ROOT, SMALL, trial_directories, tune_command
+from commands import tune as tune_to_its_end
+from conftest import checkpoints, fit, rows, untimed, wait_for
+from ray import tune
 
 from grpo_trainable.storage.checkpointing import MANIFEST, STATE, checkpoint_round
+from launch.tune import parse_arguments, plan_of
 
-ROUNDS = 20
+ROUNDS = 12
 ENOUGH_S = 180.0  # much more than a start takes, and much less than the hang
 
 # While the file NAME exists, `hang` does not return. After 1 s, which is long enough to be reported
@@ -117,12 +119,12 @@ class Experiment:
         command = tune_command(*self.arguments(arm), storage=self.directory)
         return self.start(command)
 
-    @staticmethod
-    def arguments(arm: str) -> list[str]:
+    def arguments(self, arm: str) -> list[str]:
+        file = self.directory / "own.py"
         own = {
-            "engine": "own.py:Engine",
-            "loss.type": "own.py:double_clip",
-            "task.reward": "own.py:score",
+            "engine": f"{file}:Engine",
+            "loss.type": f"{file}:double_clip",
+            "task.reward": f"{file}:score",
             "task.reward_deadline_s": "300",
             "eval.every": "1000",  # before the first round and after the last one
         }
@@ -173,22 +175,17 @@ def results(trial: Path) -> tuple[list[dict[str, float]], dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    """Return an experiment of a colocated trial that ran to its end."""
+def uninterrupted(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tune.Result:
+    """Run the trial of the experiment to its end, in this session's Ray."""
     experiment = Experiment(tmp_path_factory.mktemp("uninterrupted"))
-    done = tune(*experiment.arguments("colocated_k1"), storage=experiment.directory)
-    assert done.returncode == 0, done.stderr
-    return experiment
-
-
-def config_of(experiment: Experiment, directory: Path) -> dict[str, Any]:
-    """Return the config of the experiment's trial, with the user's file in another directory."""
-    text = (experiment.trial / "params.json").read_text()
-    return json.loads(text.replace(str(experiment.directory), str(directory)))
+    plan = plan_of(parse_arguments(experiment.arguments("colocated_k1")))
+    (result,) = fit(plan.trials[0].to_dict(), experiment.directory)
+    assert result.error is None
+    return result
 
 
 def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
-    experiment: Experiment, uninterrupted: Experiment
+    experiment: Experiment, uninterrupted: tune.Result
 ) -> None:
     """The worker samples and trains in turn, and writes the checkpoint while it samples."""
     experiment.start_command("colocated_k1")
@@ -206,21 +203,22 @@ def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
     assert checkpoint_round(checkpoint) == finished
 
     (experiment.directory / "engine").unlink()
-    resumed = tune("--resume", "must", "--name", "own", storage=experiment.directory)
+    resumed = tune_to_its_end("--resume", "must", "--name", "own", storage=experiment.directory)
     assert resumed.returncode == 0, resumed.stderr
     assert f"continuing from {checkpoint.name} (round {finished})" in resumed.stdout
     assert rows(experiment.trial)[finished]["iterations_since_restore"] == 1
-    assert results(experiment.trial) == results(uninterrupted.trial)
+    assert results(experiment.trial) == results(Path(uninterrupted.path))
 
 
 def test_a_users_tuner_saves_too_although_nobody_reads_its_output(
-    experiment: Experiment, uninterrupted: Experiment
+    experiment: Experiment, uninterrupted: tune.Result
 ) -> None:
     """With `python my_tuner.py | tee log`, Ctrl-C also ends `tee`."""
     script, found = experiment.directory / "my_tuner.py", experiment.directory / "results.json"
     script.write_text(OWN_TUNER)
     config = experiment.directory / "config.json"
-    config.write_text(json.dumps(config_of(uninterrupted, experiment.directory)))
+    (trial,) = plan_of(parse_arguments(experiment.arguments("colocated_k1"))).trials
+    config.write_text(json.dumps(trial.to_dict()))
     command = [sys.executable, str(script), str(experiment.directory)]
     experiment.start([*command, str(config), str(found)])
     finished = experiment.hang_in("reward")
@@ -240,22 +238,24 @@ def test_a_users_tuner_saves_too_although_nobody_reads_its_output(
     status, _ = experiment.end()
     assert status == 0, experiment.errors.read_text()
     assert json.loads(found.read_text())["trial"] == str(experiment.trial)
-    assert results(experiment.trial) == results(uninterrupted.trial)
+    assert results(experiment.trial) == results(Path(uninterrupted.path))
 
 
 def test_gradient_steps_that_have_begun_are_finished_and_saved(experiment: Experiment) -> None:
+    """With `python launch/tune.py | tee log`, Ctrl-C also ends `tee`."""
     experiment.start_command("sync")
     finished = experiment.hang_in("loss")
+    assert experiment.process is not None
+    assert experiment.process.stdout is not None
+    experiment.process.stdout.close()
     experiment.signal(signal.SIGTERM)
     begun = f"sync/0: round {finished + 1} has begun its gradient steps and is finished first: "
     wait_for(lambda: begun in experiment.errors.read_text(), ENOUGH_S)
     (experiment.directory / "loss").unlink()
-    status, printed = experiment.end()
-    assert status == 130
+    assert experiment.process.wait(timeout=ENOUGH_S) == 130
     told = experiment.errors.read_text()
     assert told.startswith("SIGTERM: ")
     assert f"sync/0: saved after round {finished + 1} of {ROUNDS}\n" in told
-    assert f"saved after round {finished + 1} of {ROUNDS}" in printed
     assert len(rows(experiment.trial)) == finished + 1
     (checkpoint,) = checkpoints(experiment.trial)
     assert checkpoint_round(checkpoint) == finished + 1

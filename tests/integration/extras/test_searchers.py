@@ -52,18 +52,6 @@ def test_a_hundred_samples_are_valid_and_differ(name: str) -> None:
     assert sum(lags[-40:]) > sum(lags[:40])
 
 
-@pytest.mark.parametrize("name", ["optuna", "hyperopt"])
-def test_sampled_systems_train(ray_session: None, tmp_path: Path, name: str) -> None:
-    space = system_space(rounds=2, ks=[1, 2], lags=[1], buffer_capacities=[1, 2])
-    results = run({**SHORT, **space}, tmp_path, searcher(name), samples=2)
-
-    assert [str(error) for error in results.errors] == []
-    for result in results:
-        assert result.config is not None
-        assert result.metrics is not None
-        assert result.metrics["training_iteration"] == GRPOConfig.from_dict(result.config).rounds
-
-
 def test_exactly_the_planted_invalid_samples_fail_and_the_search_is_restored(
     ray_session: None, tmp_path: Path
 ) -> None:
@@ -73,11 +61,10 @@ def test_exactly_the_planted_invalid_samples_fail_and_the_search_is_restored(
         "lag": tune.choice([0, 1]),
     }
     planted = [{"placement": "colocated", "lag": lag} for lag in (1, 0, 1)]
-    results = run(space, tmp_path, OptunaSearch(points_to_evaluate=planted), samples=4)
+    results = run(space, tmp_path, OptunaSearch(points_to_evaluate=planted), samples=3)
 
     failed = [result.error is not None for result in results]
-    assert failed == list(map(invalid, results))
-    assert failed[:3] == [True, False, True]
+    assert failed == list(map(invalid, results)) == [True, False, True]
     assert all(isinstance(error, ConfigError) for error in results.errors)
     restored = tune.Tuner.restore(results.experiment_path, GRPOTrainable, resume_errored=True).fit()
     assert [result.error is not None for result in restored] == list(map(invalid, restored))
