@@ -156,7 +156,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 0),
         default=5,
-        help="--endpoint: number of retries after a temporary failure, with growing waits (5)",
+        help="--endpoint: number of retries after a temporary failure, with increasing delays (5)",
     )
     return parser.parse_args(argv)
 

@@ -92,7 +92,7 @@ class StoppableRounds:
         """Surround a round.
 
         Raises:
-            RoundAbandoned: A stop is requested already.
+            RoundAbandoned: A stop has already been requested.
         """
         self._round, self._start = number, self._clock()
         self._training_since, self._answered = None, False

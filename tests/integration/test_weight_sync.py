@@ -103,7 +103,7 @@ def grown(*held: Held) -> list[str]:
     ]
 
 
-# The actors' processes cannot import this module, which has the class below.
+# The actors' processes cannot import this module, which defines the class below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

@@ -38,7 +38,7 @@ def policy(*, tied_head: bool = True, seed: int = 0) -> TransformerLM:
 
 @pytest.fixture
 def batch() -> TrainBatch:
-    """Return seven rows with different prompts and responses: a hole, an empty row, padding."""
+    """Return seven rows, which include a hole, an empty response and padding."""
     generator = torch.Generator().manual_seed(0)
     rows, width = 7, 13
     starts, lengths = [2, 0, 5, 3, 1, 4, 6], [9, 5, 8, 0, 1, 6, 7]
