@@ -88,7 +88,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 0, 2**32 - 1),
         default=0,
-        help="seed of the order of the keywords and of sampling (0)",
+        help="seed for the order of the keywords and for sampling (0)",
     )
     add(
         "--temperature",
