@@ -153,9 +153,9 @@ class PromptSet:
         ]
         if differing:
             raise ValueError(
-                f"{self._directory}: contains a set with different settings: {'; '.join(differing)}. "
-                "A set cannot be changed or enlarged: repeat the original command to continue it, "
-                "or choose a new directory"
+                f"{self._directory}: contains a set with different settings: "
+                f"{'; '.join(differing)}. A set cannot be changed or enlarged: repeat the original "
+                "command to continue it, or choose a new directory"
             )
 
     def _read(self) -> dict[int, str | None]:

@@ -187,7 +187,7 @@ def test_targets_off_the_mask_and_ids_after_it_never_change_loss_or_gradient(bat
         loss, grads = loss_of(model, dirty, aggregation, WHOLE)
         assert loss == clean[0]
         for name, grad in grads.items():
-            # The row without a response now has other ids, which must not affect any parameter.
+            # The row without a response now has different ids, which must not affect any parameter.
             assert torch.equal(grad, clean[1][name]), name
 
 
