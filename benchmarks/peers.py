@@ -189,7 +189,7 @@ def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
     prompts = Prompts(config, task, policy_tokenizer(config.model))
     requests = [prompts.request("train", index) for index in range(len(job["prompts"]))]
     said = [str(task.train_example(index).prompt) for index in range(len(requests))]
-    assert said == job["prompts"], "TRL was given other prompts"
+    assert said == job["prompts"], "TRL was given different prompts"
     return requests
 
 

@@ -236,7 +236,7 @@ def check_rounds(experiment: Experiment) -> None:
     """Check that each file contains every round once and in order.
 
     Raises:
-        Lost: A file lacks a round, repeats one, or contains rounds in another order.
+        Lost: A file lacks a round, repeats one, or contains rounds in a different order.
     """
     every = list(range(1, experiment.rounds + 1))
     for name, found in rounds_on_disk(experiment.trial).items():

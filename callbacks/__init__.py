@@ -25,7 +25,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     Leave it out of the list to keep your own handlers.
 
     Args:
-        verbose: Print more lines, such as every change of version.
+        verbose: Print more lines, such as version changes.
         console: Include the callback that shows the trials on the console.
     """
     from callbacks.bands import BandsCallback

@@ -64,7 +64,7 @@ def _kl_per_token(row: Row) -> float | None:
 
 
 def _answers_once(config: GRPOConfig) -> bool:
-    """Return True unless responses are episodes. Learning a game may change these completely."""
+    """Return True unless responses are episodes, which may change completely in training."""
     return config.task.name != CONTROL and not config.env.plays
 
 

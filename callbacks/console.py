@@ -155,9 +155,9 @@ def _disturbed_rounds(trial: Any) -> str:
     if not disturbed:
         return ""
     if not config_of(trial).callbacks.leave_out_disturbed:
-        effect = "the trial's speed includes them"
+        effect = "the trial's speed includes disturbed rounds"
     elif enough_undisturbed(len(rows), disturbed):
-        effect = "the trial's speed excludes them"
+        effect = "the trial's speed excludes disturbed rounds"
     else:
         effect = "the trial's speed is not comparable"
     return f" · other work disturbed {disturbed} of {plural(len(rows), 'round')}: {effect}"

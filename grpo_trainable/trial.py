@@ -472,7 +472,7 @@ class Trial:
         trial.
 
         Raises:
-            ConfigError: The trial runs under Tune, and has not reserved the resources of the new
+            ConfigError: The trial runs under Tune, and has not reserved resources for the new
                 actors.
         """
         old = self.config

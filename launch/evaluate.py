@@ -103,7 +103,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="N",
         type=_prompts,
         help="number of held-out prompts of the task, or all (default: the trial's, or 128; with "
-        "--set task.eval_file=…, not more than that file has)",
+        "--set task.eval_file=…, at most as many as that file has)",
     )
     add(
         "--samples",
@@ -130,7 +130,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--seed",
         metavar="N",
         type=number(int, 0, 2**32 - 1),
-        help="seed of sampling (default: the trial's, or 0)",
+        help="seed for sampling (default: the trial's, or 0)",
     )
     add("--out", metavar="OUT", help="new or empty output directory (evaluation-DATE-TIME)")
     add(

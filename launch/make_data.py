@@ -88,7 +88,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 0, 2**32 - 1),
         default=0,
-        help="seed of the order of the keywords and of sampling (0)",
+        help="seed for the order of the keywords and for sampling (0)",
     )
     add(
         "--temperature",
@@ -156,7 +156,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 0),
         default=5,
-        help="--endpoint: number of retries after a temporary failure, with growing waits (5)",
+        help="--endpoint: number of retries after a temporary failure, with increasing delays (5)",
     )
     return parser.parse_args(argv)
 

@@ -124,7 +124,7 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=number(int, 0, 2**32 - 1),
         metavar="N",
-        help="seed of the corpus, the weights and the order: the same seed and number of threads "
+        help="seed for the corpus, the weights and the order: the same seed and number of threads "
         f"give the same bits on one machine ({_defaults('seed')})",
     )
 
@@ -186,7 +186,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(setting: str) -> str:
-    """Return the default of a setting, and the defaults of those corpora that have another one."""
+    """Return the default of a setting, and the different defaults of some corpora."""
     stories = getattr(StoryRecipe(), setting)
     others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
     own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)

@@ -378,7 +378,7 @@ def repeated_share(words: Sequence[str]) -> float | None:
 
 def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
     """Return the responses before training, and those of the latest evaluation after round 0."""
-    table, _ = read_parts(trial, "evaluations")  # `read_files` reports damaged parts
+    table, _ = read_parts(trial, "evaluations")  # `read_files` has reported damaged parts
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():
         if is_whole(row):

@@ -267,7 +267,7 @@ def _answer_section(found: Answer | None) -> str:
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
         "<p>These columns help to answer the question of the search space. The figures have no "
-        "intervals, so do not read much into small differences.</p>\n"
+        "intervals, so do not read too much into small differences.</p>\n"
         f"{html_list(found.said)}"
         f"{html_table(found.header, found.rows(), figures=True)}\n"
         f'<p class="note">{escaped(found.note)}</p>\n</section>'

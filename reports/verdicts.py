@@ -280,8 +280,9 @@ def _by_chance(arms: int) -> str:
             f"For each quantity, {1 - LEVEL:.0%} of experiments show a clear difference between "
             "two equal arms by chance alone."
         )
+    compared = "both" if arms == 2 else f"all {arms}"
     return (
-        f"The level of {LEVEL:.0%} holds for a single comparison. Even if all {arms} arms with "
+        f"The level of {LEVEL:.0%} holds for a single comparison. Even if {compared} arms with "
         f"several seeds were equal to the baseline, up to {1 - LEVEL**arms:.0%} of experiments "
         "would show at least one clear difference in a given quantity, purely by chance. Before "
         "you rely on an arm, run it again with other seeds (--seed)."

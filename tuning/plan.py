@@ -86,7 +86,7 @@ class Plan:
 
     Raises:
         UsageError, ConfigError: The options contradict each other, a trial is invalid, or a resumed
-            experiment was started with other settings.
+            experiment was started with different settings.
     """
 
     def __init__(self, options: Options) -> None:
@@ -421,7 +421,7 @@ class Plan:
             return ""
         value = self.preset.settings[key]
         if any(self.space.arms[arm][key] != value for arm in arms):
-            return ""  # an arm has another value
+            return ""  # an arm has a different value
         return f"; {key} comes from --preset {self.preset.name}, and --set {key}=… overrides it"
 
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:

@@ -69,7 +69,7 @@ class OwnRandomness:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use this user's state of `random`, and restore the others' state at the end."""
+        """Use this object's state of `random`, and restore the previous state at the end."""
         others = random.getstate()
         random.setstate(self._state)
         try:

@@ -171,7 +171,7 @@ class ReasoningGymSettings(AnswerSettings):
     size: int = integer(
         20000,
         "Number of problems in the data set. A fifth of them are held out. After one pass, the "
-        "problems repeat in another order.",
+        "problems repeat in a different order.",
         minimum=1,
         read_if=_REASONING_GYM,
     )

@@ -131,7 +131,7 @@ class CallbackSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between settings of evaluations."""
+    """Yield conflicts between evaluation settings."""
     yield (
         config.eval.temperature == 0 and config.eval.samples > 1,
         "eval.samples",

@@ -320,8 +320,8 @@ class GRPOConfig(TrialSettings):
 def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
     """Return a copy of nested plain data with every implicit setting of the user made explicit.
 
-    Settings below `set` get their own keys, relative paths become absolute, and a directory of LoRA
-    adapters as `model.path` becomes `model.adapter`.
+    Settings below `set` get their own keys, and relative paths become absolute. If `model.path` is
+    a directory of LoRA adapters, it becomes `model.adapter`.
 
     Args:
         data: Nested settings, as the user gives them.

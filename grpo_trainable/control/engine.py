@@ -123,7 +123,7 @@ class ControlEngine(LoadedWeights):
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Return, for each request, a group with a reward per action, and a score per episode."""
+        """Return a group with one reward per action for each request, and a score per episode."""
         limits = common_limits(requests)
         episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
         for step in range(limits.max_new_tokens):

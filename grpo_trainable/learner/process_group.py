@@ -14,8 +14,8 @@ from torch import Tensor
 
 # Maximum time that a rank waits for another in a sum, as a multiple of `resources.deadline_s`. The
 # pipeline gives up on a silent actor after one deadline, which must happen before the sum fails. In
-# an elastic group, waiting for a lost rank must end well before the deadline, because other ranks
-# may be waiting for the rank that waits.
+# an elastic group, a rank must give up on a lost rank well before the deadline, because other ranks
+# may be waiting for it.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 

@@ -16,7 +16,7 @@ from grpo_trainable.protocol.rollout import Request
 from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.text import plural
 
-# Maximum number of chunks per generator that are submitted and not yet scored. While one chunk is
+# Maximum number of chunks per generator that are submitted but not yet scored. While one chunk is
 # sampled, another waits or is scored, so the generator is never idle. A third chunk would only be
 # sampled with older weights than necessary. If scoring takes longer than sampling, generators wait
 # for the scores.
@@ -75,10 +75,10 @@ class FleetGenerator:
     """A generator as the pipeline sees it. Its actor changes when the generator is replaced."""
 
     actor: Actor
-    chunks: int = 0  # number of chunks submitted and not yet scored
+    chunks: int = 0  # number of chunks submitted but not yet scored
     version: int = 0  # version of the weights that the generator last reported
     weights_round: int = 0  # a chunk submitted now starts with weights of this round or newer
-    fetching: int = 0  # number of loads and deposits submitted and not yet answered
+    fetching: int = 0  # number of loads and deposits submitted but not yet answered
     needs_from: int = 0  # round of the oldest weights that the generator may still use or fetch
     replaced: int = 0  # number of replacements since the generator's last chunk came back
     joining: bool = False  # True if the actor is a replacement that has not answered yet

@@ -97,7 +97,7 @@ class Pipeline:
             runtime: Waits for calls.
             clock: Returns seconds since 1970, by the clock of the trial's process.
             spawn: Starts a generator in place of a lost one. None: any loss of a generator ends the
-                trial. Pass None if a generator is never lost without the learner.
+                trial. Pass None if the loss of a generator always means the loss of the learner.
         """
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))

@@ -1,4 +1,4 @@
-"""The calls that a pipeline has submitted and not yet collected."""
+"""The calls that a pipeline has submitted but not yet collected."""
 
 from __future__ import annotations
 

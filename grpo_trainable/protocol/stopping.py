@@ -92,7 +92,7 @@ class StoppableRounds:
         """Surround a round.
 
         Raises:
-            RoundAbandoned: A stop is requested already.
+            RoundAbandoned: A stop has already been requested.
         """
         self._round, self._start = number, self._clock()
         self._training_since, self._answered = None, False
@@ -106,7 +106,7 @@ class StoppableRounds:
         """Obey a request. Call this often while a round waits for its actors.
 
         Raises:
-            RoundAbandoned: A stop is requested, and the gradient steps have not begun.
+            RoundAbandoned: A stop has been requested, and the gradient steps have not begun.
         """
         if self._round is None or self.request is None or self._answered or not self.request.made:
             return

@@ -80,7 +80,7 @@ def virtual_trial(
     Args:
         config: settings of the trial.
         durations: returns the seconds of a call; by default one tick.
-        seed: seed of the order in which answers arrive.
+        seed: seed for the order in which answers arrive.
         latency: seconds from the submission of a call to its earliest start.
         max_waits: number of waits after which the pipeline is assumed to wait forever.
         reward_fails: `reward_fails(stream, prompt_index)` is True if the reward function fails.
@@ -177,7 +177,7 @@ def simulate(
         durations: returns the seconds of a call.
         hop_s: seconds from the submission of a call to its start.
         gap_s: seconds from the end of one `step()` to the start of the next.
-        seed: seed of the order in which answers arrive.
+        seed: seed for the order in which answers arrive.
     """
     simulated = virtual_trial(
         config, durations=durations, seed=seed, latency=hop_s, max_waits=10**9

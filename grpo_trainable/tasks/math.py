@@ -17,7 +17,7 @@ from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# The shipped problems are calculations in words. Their answers are whole numbers.
+# The shipped problems are arithmetic word problems. Their answers are whole numbers.
 ARITHMETIC = Path(__file__).parents[1] / "assets" / "arithmetic"
 SHIPPED_PROBLEMS = {
     "train_file": str(ARITHMETIC / "train.jsonl"),

@@ -112,8 +112,8 @@ def sources_in_files(
     Return None if neither file is set.
 
     Args:
-        train_file: The setting of this name.
-        eval_file: The setting of this name.
+        train_file: The setting with this name.
+        eval_file: The setting with this name.
         otherwise: Source of the training examples without `train_file`.
     """
     if train_file is None and eval_file is None:

@@ -148,8 +148,8 @@ class Task(Protocol):
 def train_size(task: object) -> int | None:
     """Return the number of training examples in one pass, or None if the task does not state it.
 
-    The next pass repeats these examples in another order. A task states the number in its attribute
-    `train_size`.
+    The next pass repeats these examples in a different order. A task states the number in its
+    attribute `train_size`.
     """
     return getattr(task, "train_size", None)
 

@@ -71,8 +71,9 @@ class Usage:
 class Disturbance:
     """The CPU time that other work took from the trial between two readings."""
 
-    foreign_s: float  # core-seconds that other work used, steal included
-    # Core-seconds that the trial's threads waited for a core, steal included. None: not reported.
+    foreign_s: float  # core-seconds that other work used, including stolen time
+    # Core-seconds for which threads of the trial waited for a core, including stolen time.
+    # None: not reported.
     waited_s: float | None
     denied_s: float  # core-seconds for which a CPU quota stopped this container
     cores: int  # number of cores that the trial can run on

@@ -111,8 +111,8 @@ def _figures_section(measured: Mapping[str, Measure]) -> str:
         "Each figure is a mean over the prompts. Its 95% interval says how much the mean would "
         "vary with other prompts of the same kind, answered by the same policy. The interval does "
         "not cover another training run. If every value is between 0 and 1, the interval is "
-        "Wilson's interval. Its sample size is the effective one: the number of independent trials "
-        "that would give the mean the same variance. Otherwise, the interval is Student's."
+        "Wilson's interval. Its sample size is the effective sample size: that many independent "
+        "trials would give a mean with the same variance. Otherwise, the interval is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'

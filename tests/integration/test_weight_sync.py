@@ -103,7 +103,7 @@ def grown(*held: Held) -> list[str]:
     ]
 
 
-# The actors' processes cannot import this module, which has the class below.
+# The actors' processes cannot import this module, which defines the class below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -357,7 +357,7 @@ def test_actors_killed_in_mid_transfer_leave_an_error_or_whole_weights(
             if failed or (victim == "learner" and mapped):
                 break
         else:
-            pytest.fail(f"{victim} was never killed in mid-transfer")
+            pytest.fail(f"{victim} was never killed during a transfer")
     assert way.sync(0)
 
 

@@ -1,8 +1,8 @@
 """Matrix products as another BLAS might round them.
 
-The instructions and the order of sums in a BLAS depend on the processor, the shapes and the number
-of threads. Here, the same properties decide the error in the last bits of each sum. Only the same
-call gives the same bits.
+A BLAS chooses its instructions and the order of its sums by the processor, the shapes and the
+number of threads. Here, the same properties decide the error in the last bits of each sum. Only the
+same call gives the same bits.
 """
 
 from __future__ import annotations

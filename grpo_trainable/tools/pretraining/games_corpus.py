@@ -156,7 +156,7 @@ def _settings(game: str, seed: int) -> dict[str, Any]:
 
 
 def _play(config: GRPOConfig, model: TransformerLM, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Play episodes of a game, and return each as a sample for a card."""
+    """Play episodes of a game, and return them as samples for the model card."""
     prompts = Prompts(config, build_task(config), tokenizer)
     engine = TorchEngine(model, tokenizer, seed=config.seed)
     player = EpisodePlayer(config.env, prompts, tokenizer)

@@ -55,7 +55,7 @@ def is_held_out_word(word: str) -> bool:
 
 
 def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iterator[Item]:
-    """Yield the first `wanted` prompts to write, in passes over the words.
+    """Yield the first `wanted` prompts, in passes over the words.
 
     Each pass has a different order. The words of a prompt are all training words or all held-out
     words.

@@ -51,7 +51,7 @@ class PromptSet:
     """The directory of a new or interrupted prompt set.
 
     Raises:
-        ValueError: If the directory contains something else, or a set with other settings. The
+        ValueError: If the directory contains something else, or a set with different settings. The
             message is one line.
         OSError: If the directory cannot be written.
     """
@@ -153,9 +153,9 @@ class PromptSet:
         ]
         if differing:
             raise ValueError(
-                f"{self._directory}: contains a set with other settings: {'; '.join(differing)}. A "
-                "set cannot be changed or enlarged: repeat the original command to continue it, "
-                "or choose a new directory"
+                f"{self._directory}: contains a set with different settings: "
+                f"{'; '.join(differing)}. A set cannot be changed or enlarged: repeat the original "
+                "command to continue it, or choose a new directory"
             )
 
     def _read(self) -> dict[int, str | None]:

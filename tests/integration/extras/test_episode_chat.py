@@ -191,7 +191,7 @@ def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -
     assert len(groups) * GROUP_SIZE == 1000
     assert retokenised == 0
     assert whole > 300
-    # The test would notice a new rendering: conversations rendered again have other tokens.
+    # Rendering these conversations again gives different tokens, so the test would notice it.
     assert otherwise > 100
 
     batch = collate(groups, [torch.zeros(GROUP_SIZE)] * GROUPS, tokenizer.pad_id)

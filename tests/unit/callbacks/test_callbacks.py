@@ -1126,9 +1126,19 @@ def test_a_stage_that_took_no_time_in_a_round_keeps_its_place_in_the_line():
     ("disturbed", "rounds", "kept", "told"),
     [
         (0, 8, False, ""),
-        (2, 8, False, " · other work disturbed 2 of 8 rounds: the trial's speed excludes them"),
+        (
+            2,
+            8,
+            False,
+            " · other work disturbed 2 of 8 rounds: the trial's speed excludes disturbed rounds",
+        ),
         (8, 8, False, " · other work disturbed 8 of 8 rounds: the trial's speed is not comparable"),
-        (1, 1, True, " · other work disturbed 1 of 1 round: the trial's speed includes them"),
+        (
+            1,
+            1,
+            True,
+            " · other work disturbed 1 of 1 round: the trial's speed includes disturbed rounds",
+        ),
     ],
 )
 def test_the_end_of_a_trial_counts_its_disturbed_rounds(

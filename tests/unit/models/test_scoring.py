@@ -38,7 +38,7 @@ def policy(*, tied_head: bool = True, seed: int = 0) -> TransformerLM:
 
 @pytest.fixture
 def batch() -> TrainBatch:
-    """Return seven rows with different prompts and responses: a hole, an empty row, padding."""
+    """Return seven rows, which include a hole, an empty response and padding."""
     generator = torch.Generator().manual_seed(0)
     rows, width = 7, 13
     starts, lengths = [2, 0, 5, 3, 1, 4, 6], [9, 5, 8, 0, 1, 6, 7]
@@ -187,7 +187,7 @@ def test_targets_off_the_mask_and_ids_after_it_never_change_loss_or_gradient(bat
         loss, grads = loss_of(model, dirty, aggregation, WHOLE)
         assert loss == clean[0]
         for name, grad in grads.items():
-            # The row without a response now has other ids, which must not affect any parameter.
+            # The row without a response now has different ids, which must not affect any parameter.
             assert torch.equal(grad, clean[1][name]), name
 
 

@@ -115,7 +115,7 @@ def test_where_a_batch_ends_by_hand() -> None:
     # 11 and 12 are left out, so 14 and 15 are drawn. 15 is left out, so 16 is drawn. Indices before
     # 10 do not count.
     assert rule.end(10, [8, 9, 11, 12, 15]) == 17
-    # At most one redraw: 14 and 15. At most 5 prompts: 14.
+    # With at most one redraw, 14 and 15 are drawn. With at most 5 prompts, only 14 is drawn.
     assert BatchRule(4, 100, 1).end(10, [11, 12, 15]) == 16
     assert BatchRule(4, 5, 9).end(10, [11, 12, 15]) == 15
     assert BatchRule(4, 100, 0).end(10, [10, 11, 12, 13]) == 14

@@ -529,7 +529,7 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     runs = {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)}
     said = told(write(tmp_path / "e", runs))
 
-    assert "Even if all 2 arms with several seeds were equal" in said[-1]
+    assert "Even if both arms with several seeds were equal" in said[-1]
     assert "up to 10% of experiments would show at least one clear" in said[-1]  # 1 - 0.95²
 
 

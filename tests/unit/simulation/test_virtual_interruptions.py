@@ -65,7 +65,7 @@ def test_groups_that_are_used_again_count_each_time():
     found = [report.metrics[FRACTION] for report in trial.run(8)]
     assert found == by_hand(trial)
     assert any(len(all_prompt_indices(call)) == 4 for call in trial.trained)
-    # The two fresh prompts of each round would give other shares.
+    # The two fresh prompts of each round would give different shares.
     fresh = [0.25, 0.5, 0.25, 0.25, 0.5, 0.25, 0.25, 0.5]
     assert found != fresh
 

@@ -192,7 +192,7 @@ def test_a_clone_that_has_saved_since_goes_on_from_its_own_checkpoint(clone):
     [
         (None, {}),
         ("donor/checkpoint_000005", {}),
-        # PBT has chosen the same checkpoint once more, with other settings.
+        # PBT has chosen the same checkpoint once more, with different settings.
         ("donor/checkpoint_000007", {"k": 2}),
     ],
 )

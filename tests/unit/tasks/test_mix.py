@@ -1,6 +1,6 @@
-"""A mix of tasks: the task of each prompt, and each task treated as if it were alone.
+"""A mix of tasks gives each prompt to one task, and treats each task as if it were alone.
 
-This includes prompts, scores, metrics and refused settings.
+The tests cover prompts, scores, metrics and refused settings.
 """
 
 from __future__ import annotations

@@ -705,7 +705,7 @@ def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
     assert "weight_update=in_flight: has no effect" in error
     assert "--preset" not in error
 
-    # Where it is 4, shown as 4.0.
+    # The preset sets 4, which is shown as 4.0.
     of_preset = "; loss.clip_high comes from --preset pipeline_rl"
     refused(
         command("--preset", "pipeline_rl", "--set", "loss.type=sapo"), "loss.clip_high", of_preset
