@@ -17,6 +17,19 @@ from grpo_trainable.models.store import build_policy, build_trained_policy
 
 pytestmark = pytest.mark.numerics
 
+# Kind of RoPE -> its parameters.
+ROPE: dict[str, dict[str, float]] = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+}
+
 
 def both(path: str, **model: object) -> tuple[Policy, Policy]:
     """Return the policy without and with packing."""
@@ -64,20 +77,6 @@ def test_the_tests_cover_every_architecture_that_packs_by_default():
 @pytest.mark.parametrize(("family", "tied"), FAMILIES)
 def test_these_architectures_pack_by_default(family: str, tied: bool, tmp_path: Path):
     assert config_of(write_hf_model(tmp_path, family, tied=tied)).model.packing
-
-
-# Kind of RoPE -> its parameters.
-ROPE = {
-    "default": {},
-    "linear": {"factor": 2.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
-}
 
 
 @pytest.mark.parametrize("kind", ROPE)
