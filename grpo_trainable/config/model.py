@@ -135,7 +135,9 @@ class ModelSettings(Settings):
     packing: bool = flag(
         True,
         "Avoid repeated work in the learner: compute each prompt once for all responses of its "
-        "group, and skip padding. Log-probs and gradients differ only by rounding.",
+        "group, and skip padding. Log-probs and gradients differ only by rounding. A model has to "
+        "support packing. The default is `false` if no test compares packed with padded rows of "
+        "this kind of model.",
         read_if=OF_TEXT,
         harmless=(False,),
         default_by=(
