@@ -39,7 +39,7 @@ SHORT = [
     *("--iterations", "5", "--checkpoint-every", "2"),
     *("--set", "rollout.prompts=4", "--set", "rollout.max_new_tokens=24"),
     *("--set", "eval.every=3", "--set", "eval.prompts=16"),
-    *("--set", "optim.lr=2e-4"),  # checkouts may have different defaults
+    *("--set", "optim.lr=2e-4", "--set", "model.packing=true"),  # defaults may differ
 ]
 # Label -> arm of async_vs_sync, settings.
 RUNS: dict[str, tuple[str, list[str]]] = {

@@ -29,6 +29,9 @@ from measure import GROUP_SIZE, MICROBATCH, NEW_TOKENS, PRESET, PROMPTS, THREADS
 from reports.evaluations.files import DATA
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from grpo_trainable.learner.learner import Learner
     from grpo_trainable.protocol.rollout import RolloutGroup
 
 SMALL = {
@@ -73,6 +76,7 @@ def packing(args: argparse.Namespace) -> dict[str, Any]:
             }
             rows.append(row)
             print(f"  {workload}, {threads} threads: {turns(row)}; {row['peak_resident_mb']} MB")
+            print(f"  difference: {row['difference']}")
     return {
         "workload": {**SMALL, "longest": LONGEST, "prompt_mean_sigma": LENGTHS},
         "results": rows,
@@ -80,18 +84,57 @@ def packing(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def packed_and_padded(workload: str, seed: int, repeats: int) -> dict[str, Any]:
-    works = {kind: gradient_step(workload, kind, seed) for kind in ("padded", "packed")}
-    return measure.in_turns(works, repeats=repeats)
+    padded, packed = (learner_and_groups(workload, kind, seed) for kind in ("padded", "packed"))
+    difference = difference_of(padded, packed)  # before the first step, so weights are equal
+    works = {"padded": gradient_step(*padded), "packed": gradient_step(*packed)}
+    return {**measure.in_turns(works, repeats=repeats), "difference": difference}
+
+
+def difference_of(
+    padded: tuple[Learner, list[RolloutGroup]], packed: tuple[Learner, list[RolloutGroup]]
+) -> dict[str, float]:
+    """Return the difference in log-probs, and that in the gradient of their sum."""
+    (log_probs, gradient), (packed_log_probs, packed_gradient) = map(scored, (padded, packed))
+    return {
+        "log_prob_max_nats": float((packed_log_probs - log_probs).abs().max()),
+        "gradient_relative": float((packed_gradient - gradient).norm() / gradient.norm()),
+    }
+
+
+def scored(pair: tuple[Learner, list[RolloutGroup]]) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of all responses, (B, S), and the gradient of their sum, flat."""
+    import torch
+
+    from grpo_trainable.models.policy import Policy
+    from grpo_trainable.models.scoring import response_log_probs
+    from grpo_trainable.protocol.rollout import collate
+
+    learner, groups = pair
+    policy = learner.policy
+    assert isinstance(policy, Policy)
+    batch = collate(groups, [torch.ones(GROUP_SIZE)] * len(groups), 0)
+    log_probs, _ = response_log_probs(
+        *(policy, batch.input_ids, batch.target_ids, batch.response_mask),
+        temperature=1.0,
+        min_new_tokens=1,
+        end_ids=[],
+    )
+    gradients = torch.autograd.grad(log_probs.sum(), list(policy.trained().values()))
+    return log_probs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def memory_of_steps(workload: str, kind: str, seed: int) -> float:
-    step = gradient_step(workload, kind, seed)
+    step = gradient_step(*learner_and_groups(workload, kind, seed))
     for _ in range(3):
         step()
     return measure.peak_resident_mb()
 
 
-def gradient_step(workload: str, kind: str, seed: int) -> Callable[[], object]:
+def gradient_step(learner: Learner, groups: list[RolloutGroup]) -> Callable[[], object]:
+    return lambda: learner.update([groups])
+
+
+def learner_and_groups(workload: str, kind: str, seed: int) -> tuple[Learner, list[RolloutGroup]]:
     import numpy as np
 
     from grpo_trainable.learner.learner import Learner
@@ -106,9 +149,7 @@ def gradient_step(workload: str, kind: str, seed: int) -> Callable[[], object]:
         # This loss has no ratio, so it clips no token of these random responses.
         loss={"type": "reinforce_with_baseline", "kl_monitor": False},
     )
-    learner = Learner(config, InProcess())
-    groups = random_groups([prompt] * PROMPTS, lengths, seed)
-    return lambda: learner.update([groups])
+    return Learner(config, InProcess()), random_groups([prompt] * PROMPTS, lengths, seed)
 
 
 def learner_config(seed: int, **changes: Any) -> Any:

@@ -31,7 +31,7 @@ from grpo_trainable.config.values import (
     text,
 )
 from grpo_trainable.config.values import path as directory  # a field below is called path
-from grpo_trainable.models.hf.json_files import ModelFacts
+from grpo_trainable.models.hf.json_files import PACKED, ModelFacts
 
 _HUGGING_FACE = given("model.path", "a Hugging Face model")
 _LORA = given("model.lora_rank")
@@ -133,10 +133,25 @@ class ModelSettings(Settings):
         also_called=(verl("model.enable_gradient_checkpointing"),),
     )
     packing: bool = flag(
-        False,
+        True,
         "Avoid repeated work in the learner: compute each prompt once for all responses of its "
-        "group, and skip padding. Gradients differ only by rounding.",
+        "group, and skip padding. Log-probs and gradients differ only by rounding. A model has to "
+        "support packing. The default is `false` if no test compares packed with padded rows of "
+        "this kind of model.",
         read_if=OF_TEXT,
+        harmless=(False,),
+        default_by=(
+            by_model(
+                "packing is tested with this kind of model",
+                lambda model: model.packs or None,
+                told=f"`true` for {', '.join(PACKED)} without sliding windows or dynamic RoPE",
+            ),
+            by_model(
+                "packing is not tested with this kind of model",
+                lambda model: False,
+                told="`false`",
+            ),
+        ),
         of_training=True,
         also_called=(verl("model.use_remove_padding"),),
     )

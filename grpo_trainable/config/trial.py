@@ -228,7 +228,9 @@ class GRPOConfig(TrialSettings):
         if self.loss.teacher is None:
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32
-        return ModelSettings(path=self.loss.teacher, dtype=dtype, head_fp32=head_fp32)
+        return ModelSettings(
+            path=self.loss.teacher, dtype=dtype, head_fp32=head_fp32, packing=False
+        )
 
     @property
     def kl_in_reward(self) -> bool:

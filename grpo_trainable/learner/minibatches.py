@@ -62,7 +62,7 @@ def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) ->
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
-    if config.model.packing:
+    if config.model.packing and config.reads("model.packing"):
         order = torch.arange(len(lengths), device=lengths.device)
     tokens, optim = (lengths + 1).tolist(), config.optim
     if optim.microbatch_tokens is None:

@@ -21,6 +21,10 @@ from grpo_trainable.plugins import one_line
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 # Keys of the maximum sequence length in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+# Values of model_type for which tests compare packed rows with padded ones.
+PACKED = ("llama", "qwen2", "qwen3")
+# Kinds of RoPE whose angles depend on nothing but the position. The same tests cover them.
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 ADAPTER_CONFIG = "adapter_config.json"  # peft writes this file next to LoRA adapters
 JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
@@ -31,6 +35,7 @@ class ModelFacts:
 
     has_chat_template: bool = False
     context_length: int | None = None  # maximum tokens of a prompt plus its response
+    packs: bool = False  # tests show that packed rows have the log-probs of padded ones
 
 
 def facts_of(path: str) -> ModelFacts | None:
@@ -54,6 +59,7 @@ def facts_of(path: str) -> ModelFacts | None:
     return ModelFacts(
         has_chat_template=has_chat_template(directory),
         context_length=context_length(text_config(directory)),
+        packs=packs(read_json(directory / "config.json")),
     )
 
 
@@ -103,6 +109,24 @@ def has_chat_template(directory: Path) -> bool:
 def context_length(config: Mapping[str, Any]) -> int | None:
     """Return the longest context that a config.json names, in tokens, or None."""
     return next((config[name] for name in CONTEXT_LENGTH if is_count(config.get(name))), None)
+
+
+def packs(config: Mapping[str, Any]) -> bool:
+    """Return True if tests show that a model with this config.json computes the same when packed.
+
+    Every layer has to attend to all earlier tokens, and the position alone has to decide how a
+    token is rotated.
+    """
+    kinds = config.get("layer_types") or []
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return (
+        config.get("model_type") in PACKED
+        and not config.get("use_sliding_window")
+        and isinstance(kinds, list)
+        and all(kind == "full_attention" for kind in kinds)
+        and isinstance(rope, dict)
+        and rope.get("rope_type", rope.get("type", "default")) in FIXED_ROPE
+    )
 
 
 def text_config(directory: Path) -> dict[str, Any]:

@@ -11,10 +11,24 @@ from hf_models import FAMILIES, VOCAB_SIZE, tokenizer, write_hf_model
 from test_hf_policy import batch_of, config_of, copy, disturb, gradients, made_up_groups, scored
 from torch import Tensor
 
+from grpo_trainable.models.hf.json_files import FIXED_ROPE, PACKED
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.store import build_policy, build_trained_policy
 
 pytestmark = pytest.mark.numerics
+
+# Kind of RoPE -> its parameters.
+ROPE: dict[str, dict[str, float]] = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+}
 
 
 def both(path: str, **model: object) -> tuple[Policy, Policy]:
@@ -55,6 +69,26 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(
         assert far(scored(packed, batch), wanted) > 1e-3
 
 
+def test_the_tests_cover_every_architecture_that_packs_by_default():
+    assert {family for family, _ in FAMILIES} == set(PACKED)
+    assert {*ROPE} == {*FIXED_ROPE}
+
+
+@pytest.mark.parametrize(("family", "tied"), FAMILIES)
+def test_these_architectures_pack_by_default(family: str, tied: bool, tmp_path: Path):
+    assert config_of(write_hf_model(tmp_path, family, tied=tied)).model.packing
+
+
+@pytest.mark.parametrize("kind", ROPE)
+def test_packed_rows_are_rotated_as_padded_ones(kind: str, tmp_path: Path):
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, **ROPE[kind]}
+    path = write_hf_model(tmp_path, rope_parameters=rope)
+    assert config_of(path).model.packing
+    padded, packed = both(path)
+    batch = batch_of(made_up_groups())
+    torch.testing.assert_close(scored(packed, batch), scored(padded, batch), rtol=0, atol=1e-5)
+
+
 def test_states_that_rows_share_add_up_their_gradients_in_float32(tmp_path: Path):
     path = write_hf_model(tmp_path)
     batch = batch_of(made_up_groups())
@@ -79,9 +113,19 @@ def test_an_architecture_whose_attention_slides_is_refused(tmp_path: Path):
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer().save(tmp_path / "tokenizer.json")
     path = str(tmp_path)
+    assert not config_of(path).model.packing
     build_policy(config_of(path).model, 0)
     with pytest.raises(
         ValueError, match="does not support it \\(its attention has sliding_window\\)"
     ) as error:
         build_policy(config_of(path, packing=True).model, 0)
     assert str(error.value).startswith(f"{path}: model.packing=true: MistralForCausalLM")
+
+
+def test_a_model_of_which_one_layer_slides_is_not_packed_by_default(tmp_path: Path):
+    sliding = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    path = write_hf_model(tmp_path, "qwen2", **sliding)
+    assert not config_of(path).model.packing
+    build_policy(config_of(path).model, 0)
+    with pytest.raises(ValueError, match="its attention has sliding_window"):
+        build_policy(config_of(path, packing=True).model, 0)

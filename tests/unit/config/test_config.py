@@ -85,7 +85,7 @@ DEFAULTS = {
         "head_fp32": True,
         "sampler_dtype": "float32",
         "gradient_checkpointing": False,
-        "packing": False,
+        "packing": True,
         "adapter": None,
         "lora_rank": None,
         "lora_alpha": None,

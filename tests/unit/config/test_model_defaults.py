@@ -95,7 +95,7 @@ def test_defaults_depend_on_the_model_and_the_task(model: Model, chat, data, def
     path = model(**({"chat_template": TEMPLATE} if chat else {}))
     config = config_of(path, **data)
     assert changed(config, **data) == defaults
-    assert follow_from_model(config).keys() == defaults.keys()
+    assert follow_from_model(config).keys() == {*defaults, "model.packing"}
     assert GRPOConfig.from_dict(config.to_dict()) == config
 
 
@@ -166,7 +166,9 @@ def test_given_values_go_before_those_of_the_model(model: Model):
         "task": {"name": "math", "template": "question_only"},
     }
     path = model(chat_template=TEMPLATE)
-    config = config_of(path, **given, model={"chat_template": "off"})
+    model = {"chat_template": "off", "packing": False}
+    config = config_of(path, **given, model=model)
+    assert config.model.packing is False
     assert (config.optim.lr, config.optim.warmup_rounds) == (1e-4, 0)
     assert config.callbacks.kl_band is None
     assert config.rollout.max_new_tokens == 100
@@ -205,7 +207,7 @@ def test_a_policy_of_this_package_keeps_the_defaults(tmp_path: Path):
 def test_a_model_that_is_not_on_this_machine_has_the_defaults_of_its_kind(monkeypatch):
     monkeypatch.setattr(json_files, "downloaded", lambda hub_id: None)
     assert facts_of("org/name") == ModelFacts()
-    assert changed(config_of("org/name")) == OF_TEXT
+    assert changed(config_of("org/name")) == {**OF_TEXT, "model.packing": False}
 
 
 def test_files_of_a_download_decide(model: Model, monkeypatch):
@@ -302,8 +304,72 @@ def test_where_a_chat_template_is_found(tmp_path: Path, files, has):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "n_positions": 128}')
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    facts = ModelFacts(has_chat_template=has, context_length=128)
+    facts = ModelFacts(has_chat_template=has, context_length=128, packs=True)
     assert facts_of(str(tmp_path)) == facts
+
+
+TESTED = "packing is tested with this kind of model"
+UNTESTED = "packing is not tested with this kind of model"
+
+
+@pytest.mark.parametrize(
+    ("config", "packs"),
+    [
+        ({"model_type": "llama"}, True),
+        ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096}, True),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096}, False),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"] * 2}, True),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, False),
+        ({"model_type": "qwen3", "layer_types": "full_attention"}, False),
+        ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}}, True),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}, True),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "dynamic"}}, False),
+        ({"model_type": "llama", "rope_scaling": [2]}, False),
+        ({"model_type": "mistral"}, False),
+        ({"model_type": ["llama"]}, False),
+        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, False),
+        ({"architectures": ["LlamaForCausalLM"]}, False),
+    ],
+    ids=str,
+)
+def test_a_model_packs_by_default_if_tests_compare_its_packed_rows(
+    tmp_path: Path, config: dict[str, Any], packs: bool
+):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = config_of(str(tmp_path))
+    assert found.model.packing is packs
+    assert follow_from_model(found)["model.packing"] == (TESTED if packs else UNTESTED)
+    for given in (False, True):
+        assert config_of(str(tmp_path), model={"packing": given}).model.packing is given
+
+
+def test_every_policy_of_this_package_packs_by_default(tmp_path: Path):
+    own = tmp_path / "own"
+    shutil.copytree(SHIPPED_POLICY, own)
+    assert config_of(str(own)).model.packing
+    for data in ({}, MATH, {"task": {"name": "guess"}}, {"model": {"preset": "course"}}):
+        config = GRPOConfig.from_dict(data)
+        assert config.model.packing
+        assert "model.packing" not in follow_from_model(config)
+        without = {**data, "model": {**data.get("model", {}), "packing": False}}
+        assert not GRPOConfig.from_dict(without).model.packing
+
+
+def test_a_stored_trial_keeps_the_packing_that_it_began_with(model: Model):
+    for data in ({}, {"model": {"path": model()}}, {"task": {"name": "control"}}):
+        stored = GRPOConfig.from_dict(data).to_dict()
+        for began in (False, True):
+            stored["model"]["packing"] = began
+            resumed = GRPOConfig.from_dict(json.loads(json.dumps(stored)))
+            assert resumed.model.packing is began
+
+
+def test_a_teacher_is_not_packed(model: Model):
+    loss = {"teacher": model(), "teacher_coef": 1.0}
+    config = GRPOConfig.from_dict({"loss": loss})
+    assert config.model.packing
+    assert config.teacher is not None
+    assert not config.teacher.packing
 
 
 @pytest.mark.parametrize("config", ["[1, 2", "{}", '{"vocab_size": 3}', None])
@@ -322,7 +388,7 @@ def test_the_reference_shows_them():
 
 def test_every_default_of_a_model_tells_its_reason_and_its_value():
     declared = [default for check in CHECKS.values() for default in check.of_models]
-    assert len(declared) == 7
+    assert len(declared) == 9
     for default in declared:
         assert default.told
         assert len(default.because) <= 60

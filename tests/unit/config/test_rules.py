@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             ("model.path", "/p", {}),
             ("model.chat_template", "on", {}),
             ("model.gradient_checkpointing", True, {}),
-            ("model.packing", True, {}),
+            ("model.packing", False, {}),
             ("model.sampler_dtype", "bfloat16", {"loss.importance_cap": 2.0}),
             ("rollout.stop", (".",), {}),
             ("loss.teacher", "/t", {}),

@@ -55,6 +55,13 @@ def test_packed_rows_keep_their_order():
     assert parts([3, 1, 2, 1], packing=True, microbatch_tokens=6) == [[0, 1], [2, 3]]
 
 
+def test_rows_of_a_policy_without_text_are_sorted_because_they_are_never_packed():
+    config = GRPOConfig.from_dict({"task": {"name": "control"}, "optim": {"microbatch": 2}})
+    assert config.model.packing  # the default, which has no effect
+    found = [rows.tolist() for rows in microbatches(batch_of([3, 1, 2, 3, 1]), config)]
+    assert found == [[1, 4], [2, 0], [3]]
+
+
 @pytest.mark.slow
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 80), st.booleans())
 def test_every_row_is_in_one_microbatch_that_fits(lengths: list[int], tokens: int, packing: bool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,24 @@ def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
 
     others = [resumed.next_trial() for _ in ORDER[1:]]
     assert [(t.config["arm"], t.config["seed"]) for t in others] == ORDER[1:]
+    assert resumed.next_trial() is None
+
+
+def test_trials_that_a_resumed_search_has_yet_to_start_keep_its_settings(experiment, tmp_path):
+    def search(packing: bool) -> OrderedGrid:
+        grid, own = OrderedGrid(ORDER), copy.copy(experiment)
+        own.spec = {**own.spec, "config": {**own.spec["config"], "model": {"packing": packing}}}
+        grid.add_configurations([own])
+        return grid
+
+    began = search(packing=False)
+    began.next_trial()
+    began.save_to_dir(str(tmp_path), "session")
+    resumed = search(packing=True)  # the default of a later version
+    resumed.restore_from_dir(str(tmp_path))
+
+    others = [resumed.next_trial() for _ in ORDER[1:]]
+    assert [trial.config["model"] for trial in others] == [{"packing": False}] * 3
     assert resumed.next_trial() is None
 
 

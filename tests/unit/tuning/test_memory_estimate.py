@@ -249,7 +249,10 @@ def test_adapters_are_counted_to_the_byte(targets, tmp_path):
 
 
 def kept_for_backward(policy: Policy, rows: int, length: int) -> int:
-    """Return the bytes that autograd keeps for one forward pass of the body."""
+    """Return the bytes that autograd keeps for one forward pass of the body.
+
+    The first tokens of the rows differ, so packed rows share nothing.
+    """
     own = {tensor.untyped_storage().data_ptr() for tensor in policy.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -258,9 +261,9 @@ def kept_for_backward(policy: Policy, rows: int, length: int) -> int:
             kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    ids = torch.zeros(rows, length, dtype=torch.int64)
+    ids = torch.arange(rows)[:, None].repeat(1, length)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        policy.hidden_states(ids)
+        policy.states_at(ids, torch.ones_like(ids, dtype=torch.bool))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -269,8 +272,11 @@ def test_activations_are_what_autograd_keeps_of_our_policy():
     trial = config(placement="disaggregated", model={"preset": "small"}, optim={"microbatch": 2})
     rows, length = 2, 256 - 1  # the estimate assumes that prompts fill the context
 
-    kept = kept_for_backward(TransformerLM(PRESETS["small"]), rows, length)
+    policy = TransformerLM(PRESETS["small"])
+    kept = kept_for_backward(policy, rows, length)
     assert kept == pytest.approx(parts(trial)["activations"], rel=0.03)
+    policy.pack_rows()
+    assert kept_for_backward(policy, rows, length) < 1.1 * parts(trial)["activations"]
 
 
 @pytest.mark.slow
@@ -281,14 +287,17 @@ def test_activations_are_what_autograd_keeps_of_hugging_face_models(family, tied
     path = write_hf_model(tmp_path / "model", family, tied=tied, **shape)
     trial = config(
         placement="disaggregated",
-        model={"path": path, "dtype": dtype},
+        model={"path": path, "dtype": dtype, "packing": False},
         rollout={"max_new_tokens": 24},
         optim={"microbatch": 2},
     )
     rows, length = 2, 64 - 1
 
-    kept = kept_for_backward(build_policy(trial.model, 0)[0], rows, length)
+    policy, _ = build_policy(trial.model, 0)
+    kept = kept_for_backward(policy, rows, length)
     assert kept == pytest.approx(parts(trial)["activations"], rel=0.05)
+    policy.pack_rows()
+    assert kept_for_backward(policy, rows, length) < 1.1 * parts(trial)["activations"]
 
 
 def test_the_cache_of_our_engine_is_counted_to_the_byte():

@@ -80,6 +80,7 @@ def test_defaults_of_a_model_stand_apart_with_their_reasons(tmp_path):
     assert of_model.splitlines() == [
         "defaults that follow from the model:",
         "  model.chat_template=on (the model has a chat template)",
+        "  model.packing=true (packing is tested with this kind of model)",
         "  optim.lr=5e-06 (all weights of a Hugging Face model)",
         "  optim.warmup_rounds (early AdamW steps can easily damage a pretrained model)",
         "  callbacks.kl_band=[0.0,12.0] (0.2 nats for each of rollout.max_new_tokens tokens)",
