@@ -35,6 +35,7 @@ from grpo_trainable.learner.user_functions import configured_selection
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.transports.in_process import InProcess
 
+OF_RESPONSES = ("gspo", "gmpo", "topr")  # losses with one ratio or weight per response
 CLIPS = {"gmpo": (0.4, 0.4), "dppo_tv": (0.15, 0.15), "dppo_kl": (0.05, 0.05)}
 
 
@@ -556,7 +557,7 @@ def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
     expected = {
         "no_baseline": {*advantages} - {"none"},
         "ppo": set(ADVANTAGES),
-        **{name: {"none", "zero", *of_tokens} for name in ("gspo", "gmpo", "topr")},
+        **{name: {"none", "zero", *of_tokens} for name in OF_RESPONSES},
     }
     # `group_to_go` is only for control episodes; test_control.py tests it.
     assert refused.keys() == expected.get(loss_type, {"none", "zero"}) | {"group_to_go"}
@@ -581,7 +582,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_learner_takes_a_finite_step_by_every_loss_and_advantage_or_they_are_refused(
     loss_type, taught, policy_path
 ):
-    of_rows = loss_type in ("gspo", "gmpo", "topr")
+    of_rows = loss_type in OF_RESPONSES
     refused = set()
     for advantage in (*ADVANTAGES, "gae", "vine"):
         loss = {"type": loss_type, "advantage": advantage, **TAUGHT[taught]}
