@@ -136,11 +136,17 @@ class ModelSettings(Settings):
         True,
         "Avoid repeated work in the learner: compute each prompt once for all responses of its "
         "group, and skip padding. Log-probs and gradients differ only by rounding. A model has to "
-        "support packing. The default is `false` if no test compares packed with padded rows of "
-        "this kind of model.",
+        "support packing. For a Hugging Face model, the default is `false` on a GPU, and if no test "
+        "compares packed with padded rows of this kind of model.",
         read_if=OF_TEXT,
         harmless=(False,),
         default_by=(
+            by_model(
+                "on a GPU, packing can take longer than padding",
+                lambda model, gpus: False if gpus else None,
+                keys=("resources.learner_gpus",),
+                told="`false` on a GPU",
+            ),
             by_model(
                 "packing is tested with this kind of model",
                 lambda model: model.packs or None,

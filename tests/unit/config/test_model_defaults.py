@@ -343,6 +343,15 @@ def test_a_model_packs_by_default_if_tests_compare_its_packed_rows(
         assert config_of(str(tmp_path), model={"packing": given}).model.packing is given
 
 
+def test_a_model_on_a_gpu_is_not_packed_by_default(model: Model):
+    gpu = {"placement": "disaggregated", "resources": {"learner_gpus": 1.0}}
+    found = config_of(model(), **gpu)
+    assert not found.model.packing
+    reason = "on a GPU, packing can take longer than padding"
+    assert follow_from_model(found)["model.packing"] == reason
+    assert config_of(model(), **gpu, model={"packing": True}).model.packing
+
+
 def test_every_policy_of_this_package_packs_by_default(tmp_path: Path):
     own = tmp_path / "own"
     shutil.copytree(SHIPPED_POLICY, own)
@@ -388,7 +397,7 @@ def test_the_reference_shows_them():
 
 def test_every_default_of_a_model_tells_its_reason_and_its_value():
     declared = [default for check in CHECKS.values() for default in check.of_models]
-    assert len(declared) == 9
+    assert len(declared) == 10
     for default in declared:
         assert default.told
         assert len(default.because) <= 60
