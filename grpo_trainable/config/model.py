@@ -136,8 +136,8 @@ class ModelSettings(Settings):
         True,
         "Avoid repeated work in the learner: compute each prompt once for all responses of its "
         "group, and skip padding. Log-probs and gradients differ only by rounding. A model has to "
-        "support packing. For a Hugging Face model, the default is `false` on a GPU, and if no test "
-        "compares packed with padded rows of this kind of model.",
+        "support packing. For a Hugging Face model, the default is `false` on a GPU, and also if "
+        "no test compares packed with padded rows of this kind of model.",
         read_if=OF_TEXT,
         harmless=(False,),
         default_by=(
