@@ -288,6 +288,9 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
         responses[quantity.name] = schedule.responses_per_round(trial.config)
+    # The reference NLL is measured on a sample of the responses.
+    measured = schedule.monitored_responses(trial.config) or responses[NLL.name]
+    responses[NLL.name] = min(measured, responses[NLL.name])
     return before, after, responses
 
 

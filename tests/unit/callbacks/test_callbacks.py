@@ -652,17 +652,17 @@ def test_earlier_rows_that_could_not_be_read_are_read_with_the_next_row(tmp_path
     monkeypatch.setattr("callbacks.bands.read_rows", lambda path: open(tmp_path / "none"))  # noqa: SIM115
     callback = BandsCallback()
     report([callback], trial, row(3))
-    assert callback._nats == callback._watches == {}
+    assert callback._places == callback._watches == {}
     monkeypatch.setattr("callbacks.bands.read_rows", lambda path: [row(1), row(2)])
     report([callback], trial, row(4, **{"kl/reference_nats": 2.5}))
-    assert callback._nats == {trial.trial_id: 2.5}
+    assert callback._places == {trial.trial_id: "inside"}
 
 
 def test_trials_without_kl_are_not_judged(tmp_path):
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     without = {name: value for name, value in row(1).items() if not name.startswith("kl/")}
     report([callback := BandsCallback()], trial, without)
-    assert callback._nats == {trial.trial_id: 0.0}
+    assert callback._places == {trial.trial_id: "below"}
 
 
 TEXT = {"kl/reference_nats": 1.0, "response/length_mean": 40.0, "response/truncated_fraction": 0.1}
