@@ -65,7 +65,7 @@ class Band:
 
 
 def _kl_per_token(row: Row) -> float | None:
-    """Return the lower end of the KL's interval, so that an error of the sample causes no warning.
+    """Return the lower end of the KL's interval, so a sampling error alone causes no warning.
 
     In a row of an earlier version, which has no standard error, all responses were measured.
     """
@@ -85,9 +85,9 @@ def _answers_once(config: GRPOConfig) -> bool:
 
 BANDS = (
     Band(
-        figure="lower end of the KL per token",
+        figure="KL per token",
         value=_kl_per_token,
-        form="{:.2g} nats",
+        form="of at least {:.2g} nats",
         high=lambda start: 0.5,
         told="at most 0.5 nats",
         advice="lower optim.lr or set loss.kl_coef",

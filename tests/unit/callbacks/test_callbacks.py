@@ -623,6 +623,17 @@ def test_band_from_0_does_not_mind_noise_around_0(caplog, capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
+def test_a_kl_within_two_standard_errors_of_the_band_causes_no_warning(caplog, tmp_path):
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [0.0, 20.0]})
+    callback = BandsCallback()
+    for round_, (nats, se) in enumerate([(21.0, 0.6), (23.0, 0.6)], start=1):
+        kl = {"kl/reference_nats": nats, "kl/reference_nats_se": se}
+        report([callback], trial, row(round_, **kl))
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0, round 2: kl/reference_nats 23 ± 1.2 is above callbacks.kl_band [0, 20]"
+    ]
+
+
 def test_reason_of_a_stop_is_told(caplog, tmp_path):
     follow([1.0, 7.5], tmp_path, kl_stop=7.0)
     assert [record.getMessage() for record in caplog.records] == [
@@ -684,8 +695,17 @@ LEFT = {
     # 24 nats for 40 tokens
     "KL": (
         {"kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0]},
-        "sync/0, round 5: KL per token 0.53 nats is outside its band, at most 0.5 nats; lower "
-        "optim.lr or set loss.kl_coef",
+        "sync/0, round 5: KL per token of at least 0.53 nats is outside its band, at most 0.5 "
+        "nats; lower optim.lr or set loss.kl_coef",
+    ),
+    # The same KL, less two standard errors of 3 nats, is within the band until the last round.
+    "KL of a sample": (
+        {
+            "kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0],
+            "kl/reference_nats_se": [0.0, 0.0, 3.0, 3.0, 3.0, 3.0],
+        },
+        "sync/0, round 6: KL per token of at least 0.9 nats is outside its band, at most 0.5 nats; "
+        "lower optim.lr or set loss.kl_coef",
     ),
     "short": (
         {"response/length_mean": [38.0, 42.0, 30.0, 12.0, 6.0, 6.0]},
