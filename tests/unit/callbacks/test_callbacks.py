@@ -815,7 +815,7 @@ def test_warning_is_not_repeated_by_a_new_driver(caplog, tmp_path, restart):
 def test_rows_of_a_running_trial_are_not_pickled(tmp_path):
     callback = BandsCallback()
     report([callback], FakeTrial(tmp_path / "trial"), row(1))
-    assert pickle.loads(pickle.dumps(callback)).__dict__ == {"_nats": {}, "_watches": {}}
+    assert pickle.loads(pickle.dumps(callback)).__dict__ == {"_places": {}, "_watches": {}}
 
 
 # ---- Stage timings -----------------------------------------------------------------------------
