@@ -345,8 +345,8 @@ class LossSettings(Settings):
         16,
         "Number of responses of each round, drawn at random, on which the KL and the reference NLL "
         "are measured. The metrics include standard errors. `all` measures every response. So do "
-        "the settings that act on the KL, loss.kl_coef and callbacks.kl_stop. The number is rounded "
-        "up to a multiple of resources.num_learners.",
+        "the settings that act on the KL, loss.kl_coef and callbacks.kl_stop. The number is "
+        "rounded up to a multiple of resources.num_learners.",
         minimum=2,
         read_if=(is_true("loss.kl_monitor"), zero("loss.kl_coef"), none_given("callbacks.kl_stop")),
         harmless=(ALL,),
