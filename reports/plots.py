@@ -407,15 +407,14 @@ def _drift(arms: Arms) -> list[Plot]:
 def _sampled(arms: Arms, *, band: bool = True) -> str:
     """Return a remark for plots of metrics that an arm measures on a sample of its responses."""
     measured = {
-        responses
+        schedule.monitored_responses(trial.config)
         for trials in arms.values()
         for trial in trials
-        if (responses := schedule.monitored_responses(trial.config)) is not None
-        and responses < schedule.responses_per_round(trial.config)
+        if any(trial.column(f"kl/reference_nats{SE}"))
     }
     if not measured:
         return ""
-    numbers = " or ".join(map(str, sorted(measured)))
+    numbers = " or ".join(sorted(map(str, measured)))
     shown = f" The band includes {STANDARD_ERRORS:g} standard errors." if band else ""
     return f" Measured on {numbers} responses of each round, drawn at random.{shown}"
 

@@ -1112,6 +1112,11 @@ def test_no_figure_is_a_negative_zero():
     assert "KL 0.00" in progress_line(row(1, **kl), rounds=8, left_s=1.0)
 
 
+def test_a_kl_that_a_sample_estimates_has_its_standard_error():
+    sampled = {"kl/reference_nats": 1.25, "kl/reference_nats_se": 0.3}
+    assert "KL 1.25 ± 0.30 ·" in progress_line(row(1, **sampled), rounds=8, left_s=1.0)
+
+
 def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
     slow = row(1, **{"throughput/samples_per_s": 0.089})
     assert "0.089 samples/s" in progress_line(slow, rounds=8, left_s=1.0)
