@@ -24,44 +24,50 @@ MONITOR = 4  # last element of the key of the draw
 # ---- The sample ----------------------------------------------------------------------------------
 
 
-def draw(groups: int, group_size: int, responses: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw responses without replacement, and return a mask of them, bool (groups, group_size).
+def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw responses without replacement, and return a mask of them, bool (N,).
 
-    The groups are strata: their shares of the sample differ by at most one response. So no group
-    gives a second response before every group has given one. Each response is equally likely to be
-    drawn.
+    This is a systematic sample: the groups and the responses of each group are put in random order,
+    and responses at equal distances are drawn. Each response is equally likely to be drawn. The
+    groups are strata: if they have equal sizes, their numbers of drawn responses differ by at most
+    one. So no group gives a second response before every group has given one.
 
     Args:
-        groups: Number of groups.
-        group_size: Number of responses in each group.
-        responses: Number of responses to draw, less than `groups * group_size`.
+        sizes: Number of responses in each group, N in all.
+        responses: Number of responses to draw, at most N.
         rng: Random number generator.
     """
-    each, rest = divmod(responses, groups)
-    share = np.full(groups, each)
-    share[rng.permutation(groups)[:rest]] += 1
-    place = rng.permuted(np.tile(np.arange(group_size), (groups, 1)), axis=1)
-    return place < share[:, None]
+    firsts = np.cumsum([0, *sizes])
+    order = [firsts[g] + rng.permutation(sizes[g]) for g in rng.permutation(len(sizes))]
+    mask = np.zeros(firsts[-1], dtype=bool)
+    # Integers, because rounding would change the odds. Distances alternate between two whole
+    # numbers if N / `responses` is not whole.
+    places = (rng.integers(len(mask)) + np.arange(responses) * len(mask)) // responses
+    mask[np.concatenate(order)[places]] = True
+    return mask
 
 
 def watched_rows(
-    batches: Sequence[TrainBatch], group_size: int, responses: int | None, seed: int, round_: int
+    batches: Sequence[TrainBatch],
+    sizes: Sequence[int],
+    responses: int | None,
+    *,
+    seed: int,
+    round_: int,
 ) -> list[Tensor | None]:
     """Return a mask (B,) of the watched rows of each batch, or None for a batch watched as a whole.
 
     Args:
-        batches: The round's batches. Each group occupies `group_size` consecutive rows.
-        group_size: Number of responses in each group.
+        batches: The round's batches.
+        sizes: Number of consecutive rows of each group, over all batches.
         responses: Number of rows to watch in all batches together. None: all.
         seed: Seed of the trial.
         round_: Number of rounds before this one.
     """
-    rows = [batch.num_rows for batch in batches]
-    if responses is None or responses >= sum(rows):
+    if responses is None or responses >= sum(sizes):
         return [None] * len(batches)
     rng = np.random.default_rng((seed, round_, 0, 0, MONITOR))
-    mask = torch.from_numpy(draw(sum(rows) // group_size, group_size, responses, rng))
-    masks = mask.flatten().split(rows)
+    masks = torch.from_numpy(draw(sizes, responses, rng)).split([b.num_rows for b in batches])
     return [own.to(b.response_mask.device) for own, b in zip(masks, batches, strict=True)]
 
 

@@ -128,10 +128,10 @@ class RoundBatches:
         config, rows = self._config, [batch.train_batch for batch in batches]
         watched = watched_rows(
             rows,
-            config.rollout.group_size,
+            [len(group.response_ids) for batch in batches for group in batch.groups],
             schedule.monitored_responses(config),
-            config.seed,
-            self._state.round,
+            seed=config.seed,
+            round_=self._state.round,
         )
         reference = self._reference_log_probs(batches, watched)
         found = [
