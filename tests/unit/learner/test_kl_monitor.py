@@ -25,7 +25,6 @@ from grpo_trainable.learner.kl_monitor import (
 )
 from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.pipeline.report import update_metrics
-from grpo_trainable.protocol.messages import Drift
 from grpo_trainable.protocol.rollout import TrainBatch
 
 
@@ -289,4 +288,4 @@ def test_the_reference_sees_only_the_drawn_rows(
     row = update_metrics(updated, [])
     assert row["kl/reference_nats_se"] == updated.kl["reference"].k1_se
     assert row["kl/previous_k3_nats_se"] == updated.kl["previous"].k3_se > 0
-    assert isinstance(updated.kl["previous"], Drift)
+    assert row["response/reference_nll_nats_se"] == updated.reference_nll_se
