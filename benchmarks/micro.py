@@ -363,15 +363,12 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
     """Compare two trials with equal weights: one measures 16 responses of each round, one all."""
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 
-    changes = {"rounds": args.rounds, "eval.every": args.rounds, "eval.prompts": 16}
-    rows = {
-        responses: measure.run_trial(
-            "colocated_k1",
-            seed=args.seed,
-            options=measure.assignments({**changes, "loss.kl_monitor_responses": responses}),
-        )
-        for responses in ("16", "all")
-    }
+    rows = {}
+    for responses in ("16", "all"):
+        changes = {"eval.every": args.rounds, "eval.prompts": 16}
+        changes["loss.kl_monitor_responses"] = responses
+        options = ["--iterations", str(args.rounds), *measure.assignments(changes)]
+        rows[responses] = measure.run_trial("colocated_k1", seed=args.seed, options=options)
     agreement = {}
     for name in SAMPLED:
         pairs = zip(rows["16"], rows["all"], strict=True)
