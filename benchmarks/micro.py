@@ -395,6 +395,40 @@ def greedy(args: argparse.Namespace) -> dict[str, Any]:
     return {"workload": workload, **found}
 
 
+# ---- monitor: the KL of a sample of the responses, and of all ---------------------------------
+
+ROUNDING = 1e-5  # nats by which two passes over equal rows may differ
+
+
+def monitor(args: argparse.Namespace) -> dict[str, Any]:
+    """Compare two trials with equal weights: one measures 16 responses of each round, one all."""
+    from grpo_trainable.telemetry.metrics import SAMPLED, SE
+
+    rows = {}
+    for responses in ("16", "all"):
+        changes = {"eval.every": args.rounds, "eval.prompts": 16}
+        changes["loss.kl_monitor_responses"] = responses
+        options = ["--iterations", str(args.rounds), *measure.assignments(changes)]
+        rows[responses] = measure.run_trial("colocated_k1", seed=args.seed, options=options)
+    agreement = {}
+    for name in SAMPLED:
+        pairs = zip(rows["16"], rows["all"], strict=True)
+        found = [(own[name] - full[name], own[f"{name}{SE}"]) for own, full in pairs]
+        agreement[name] = {
+            "within_two_se": statistics.mean(abs(e) <= 2 * se + ROUNDING for e, se in found),
+            "mean_error": statistics.mean(error for error, _ in found),
+            "mean_se": statistics.mean(se for _, se in found),
+        }
+        print(f"  {name}: {agreement[name]['within_two_se']:.1%} within two standard errors")
+    share = {
+        responses: measure.spread([row["time/reference_s"] / row["time/step_s"] for row in own])
+        for responses, own in rows.items()
+    }
+    for responses, found in share.items():
+        print(f"  {responses} responses: reference takes {found['median']:.1%} of a round")
+    return {"rounds": args.rounds, "agreement": agreement, "reference_share": share}
+
+
 # ---- The table --------------------------------------------------------------------------------
 
 
@@ -412,6 +446,7 @@ CLAIMS = {
         Claim("checkpoints take one or two percent of wall-clock", checkpoint_cost),
         Claim("weights travel for less than a hundredth of a round", sync_share),
         Claim("two learners take a step nearly twice as fast as one", learners),
+        Claim("the KL of 16 responses agrees with that of all, and takes less time", monitor),
         Claim("the arithmetic policy solves more problems greedily than with one sample", greedy),
     )
 }
@@ -423,7 +458,10 @@ def main() -> None:
         f"{__doc__}\n{table}",
         "micro.json",
         seed="seed of weights and random draws",
-        counts={"repeats": (7, "number of timed repeats")},
+        counts={
+            "repeats": (7, "number of timed repeats"),
+            "rounds": (12, "number of rounds of each trial of the claim monitor"),
+        },
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="claims to measure (all)")
     parser.add_argument("--inside", help=argparse.SUPPRESS)

@@ -18,6 +18,7 @@ from callbacks.trial_files import config_of, continued_file, label, read_rows
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
+from grpo_trainable.telemetry.metrics import SE
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,11 @@ Row = Mapping[str, Any]
 # least this many responses and rounds, because a few responses say little.
 RESPONSES = 128
 ROUNDS = 2
+
+# A sample of the responses estimates the KL. A KL is outside its band if its whole interval is:
+# the estimate, plus and minus this number of standard errors.
+STANDARD_ERRORS = 2.0
+KL = "kl/reference_nats"
 
 
 # ---- The bands of every trial ------------------------------------------------------------------
@@ -59,8 +65,17 @@ class Band:
 
 
 def _kl_per_token(row: Row) -> float | None:
-    nats, tokens = row.get("kl/reference_nats"), row.get("response/length_mean")
-    return None if nats is None or not tokens else nats / tokens
+    """Return the lower end of the KL's interval, so a sampling error alone causes no warning.
+
+    In a row of an earlier version, which has no standard error, all responses were measured.
+    """
+    nats, tokens = row.get(KL), row.get("response/length_mean")
+    return None if nats is None or not tokens else (nats - _margin(row)) / tokens
+
+
+def _margin(row: Row) -> float:
+    """Return half the width of the interval of the KL in a row."""
+    return STANDARD_ERRORS * row.get(f"{KL}{SE}", 0.0)
 
 
 def _answers_once(config: GRPOConfig) -> bool:
@@ -72,7 +87,7 @@ BANDS = (
     Band(
         figure="KL per token",
         value=_kl_per_token,
-        form="{:.2g} nats",
+        form="of at least {:.2g} nats",
         high=lambda start: 0.5,
         told="at most 0.5 nats",
         advice="lower optim.lr or set loss.kl_coef",
@@ -155,18 +170,19 @@ class BandsCallback(FailSafeCallback):
     - `BANDS`: the callback warns at most once for each band of a trial.
     - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
       falls below the band after having been inside. The callback prints a line when the KL is back
-      in the band.
+      in the band. The KL is outside only if two standard errors do not reach into the band.
     - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The trial ends itself,
       after a last evaluation and a checkpoint.
     """
 
     def __init__(self) -> None:
-        self._nats: dict[str, float] = {}  # trial -> kl/reference_nats of its last round
+        # Trial -> the position of its KL relative to `callbacks.kl_band` in its last round.
+        self._places: dict[str, str] = {}
         self._watches: dict[str, list[Watch]] = {}
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Forget all rows: the trial may start from an earlier round."""
-        self._nats.pop(trial.trial_id, None)
+        self._places.pop(trial.trial_id, None)
         self._watches.pop(trial.trial_id, None)
 
     def on_trial_result(
@@ -179,32 +195,35 @@ class BandsCallback(FailSafeCallback):
         for watch in self._watches[trial.trial_id]:
             if warning := watch.take(result):
                 logger.warning("%s, round %d: %s", label(trial), round_, warning)
-        if "kl/reference_nats" in result:
-            before, nats = self._nats[trial.trial_id], result["kl/reference_nats"]
-            self._nats[trial.trial_id] = nats
-            _judge_kl(label(trial), config, round_, before, nats)
+        if KL in result:
+            before, place = self._places[trial.trial_id], _place(config, result)
+            self._places[trial.trial_id] = place
+            _judge_kl(label(trial), config, result, before, place)
 
     def _take_earlier(self, trial: Any, config: GRPOConfig, round_: int) -> None:
         """Take the rows before `round_` from a trial's `result.json`, without warnings."""
         watches = watches_of(config)
-        nats = 0.0  # the KL of the initial policy
+        latest: Row = {KL: 0.0}  # the KL of the initial policy
         for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ():
             if row["training_iteration"] < round_:
                 for watch in watches:
                     watch.take(row)
-                nats = row.get("kl/reference_nats", nats)
-        self._watches[trial.trial_id], self._nats[trial.trial_id] = watches, nats
+                latest = row if KL in row else latest
+        self._watches[trial.trial_id] = watches
+        self._places[trial.trial_id] = _place(config, latest)
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment. After a resume, the rows are read again.
-        return {"_nats": {}, "_watches": {}}
+        return {"_places": {}, "_watches": {}}
 
 
-def _judge_kl(trial: str, config: GRPOConfig, round_: int, before: float, nats: float) -> None:
+def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str) -> None:
     """Report if the KL has left or entered `callbacks.kl_band`, or if it ends the trial."""
     band, limit = config.callbacks.kl_band, config.callbacks.kl_stop
-    if band is not None and (place := _place(nats, *band)) != _place(before, *band):
-        told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g} is"
+    round_, nats = row["training_iteration"], row[KL]
+    if band is not None and place != before:
+        margin = f" ± {_margin(row):.2g}" if _margin(row) else ""
+        told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g}{margin} is"
         named = f"callbacks.kl_band [{band[0]:g}, {band[1]:g}]"
         if place == "inside":
             print(f"{told} in {named}", flush=True)
@@ -217,9 +236,15 @@ def _judge_kl(trial: str, config: GRPOConfig, round_: int, before: float, nats: 
         )
 
 
-def _place(nats: float, low: float, high: float) -> str:
-    """Return "below", "above" or "inside", the position of a KL relative to its band.
+def _place(config: GRPOConfig, row: Row) -> str:
+    """Return "below", "above" or "inside", the position of a row's KL relative to its band.
 
-    The estimate of the KL can be negative, so no value counts as below if `low` is 0.
+    A KL counts as inside if its interval reaches into the band, or if there is no band. The
+    estimate of the KL can be negative, so no value counts as below if the band begins at 0.
     """
-    return "below" if low > 0 and nats < low else "above" if nats > high else "inside"
+    if config.callbacks.kl_band is None:
+        return "inside"
+    (low, high), nats, margin = config.callbacks.kl_band, row[KL], _margin(row)
+    if low > 0 and nats + margin < low:
+        return "below"
+    return "above" if nats - margin > high else "inside"

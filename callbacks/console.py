@@ -22,6 +22,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, enough_undisturbed
+from grpo_trainable.telemetry.metrics import SE
 from grpo_trainable.telemetry.stages import STAGES, shares_of_work
 from grpo_trainable.text import plural, rate, written
 
@@ -177,11 +178,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
         # Hide optional stages that the trial does not use: their time is exactly 0.
         if share or not STAGES[stage].optional
     )
-    kl = (
-        f"KL {_cell(result, 'kl/reference_nats', '.2f')} · "
-        if "kl/reference_nats" in result
-        else ""
-    )
+    kl = f"KL {_kl(result)} · " if "kl/reference_nats" in result else ""
     return (
         f"round {result['training_iteration']}/{rounds} · "
         f"held-out {_held_out(result)} · "
@@ -191,6 +188,13 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
         f"lag {_cell(result, 'lag/max', '.0f')} · {kl}"
         f"{shares} · {left_s:.0f} s left"
     )
+
+
+def _kl(row: Mapping[str, Any]) -> str:
+    """Return the KL to the reference, with its standard error if a sample estimates it."""
+    name = "kl/reference_nats"
+    se = row.get(f"{name}{SE}", 0.0)
+    return f"{_cell(row, name, '.2f')}{f' ± {se:.2f}' if se else ''}"
 
 
 def _held_out(result: Mapping[str, Any]) -> str:
@@ -291,7 +295,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             _cell(row, "response/length_mean", ".0f"),
             rate(row["throughput/samples_per_s"]),
             _cell(row, "lag/max", ".0f"),
-            _cell(row, "kl/reference_nats", ".2f"),
+            _kl(row),
             _bar(row),
             left,
         )

@@ -287,6 +287,8 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
         late = trial.late_mean(metric) if trial.round > 1 else None
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
+        # All of them count for the reference NLL too: a sample only estimates how far that is from
+        # the sampler's NLL, which is known for all responses.
         responses[quantity.name] = schedule.responses_per_round(trial.config)
     return before, after, responses
 

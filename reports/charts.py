@@ -44,12 +44,15 @@ def lines(
     series: Series,
     missing: str,
     dotted: Series | None = None,
+    margin: Series | None = None,
     legend_of: tuple[str, str] | None = None,
     apart: float = 0.0,
     whole: bool = False,
     linear_within: float | None = None,
 ) -> Plot:
-    """Return a plot with a line for each arm. With several seeds, a band shows their range.
+    """Return a plot with a line for each arm.
+
+    With several seeds, a band shows their range. A margin widens the band, also for a single seed.
 
     Args:
         arms: The trials by arm.
@@ -61,6 +64,7 @@ def lines(
         series: The points of a trial.
         missing: The reason to show if no arm has points.
         dotted: The points of a second, dotted line.
+        margin: The margins of error of the solid line.
         legend_of: The meaning of solid and of dotted lines.
         apart: Shift between the lines of neighbouring arms, in units of y, so that equal lines stay
             visible.
@@ -69,7 +73,7 @@ def lines(
             logarithmic beyond this number. The y axis then covers only the solid lines, so dotted
             lines may leave the plot.
     """
-    curves = {arm: curve(trials, series) for arm, trials in arms.items()}
+    curves = {arm: curve(trials, series, margin) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
     shifts = [apart * (i - (len(curves) - 1) / 2) for i in range(len(curves))]
 

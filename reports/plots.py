@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 
+from grpo_trainable.config import schedule
+from grpo_trainable.telemetry.metrics import SE
 from reports.canvas import HEIGHT, Plot, Section, panel_rows
 from reports.charts import (
     FIRST_ROUNDS,
@@ -22,6 +24,7 @@ from reports.records import ExperimentRecord, TrialRecord
 from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
 from reports.summary import DEVICE, MARK, Comparison
 
+STANDARD_ERRORS = 2.0  # half the width of the band around a metric that a sample estimates
 NO_WALL_CLOCK = "No wall-clock was recorded."
 NOT_KNOWN = "not known"
 NOT_COMPARABLE = f"{MARK} not comparable"
@@ -329,10 +332,12 @@ def _drift(arms: Arms) -> list[Plot]:
                 look=f"{look} Solid: the estimate k1{reversed_}, which can be negative. Dotted: "
                 "the estimate k3, which is never negative but jumps at a single unlikely token. "
                 "The y axis covers the range of k1, so k3 can leave the plot. If this range is "
-                "wide, the axis is linear near 0 and logarithmic beyond.",
+                "wide, the axis is linear near 0 and logarithmic beyond."
+                f"{_sampled(arms)}",
                 x_label="round",
                 y_label="nats per response",
                 series=metric(f"kl/{name}_nats", sign),
+                margin=metric(f"kl/{name}_nats{SE}", STANDARD_ERRORS),
                 dotted=metric(f"kl/{name}_k3_nats"),
                 legend_of=("k1", "k3"),
                 linear_within=1.0 if name == "reference" else 0.1,
@@ -345,7 +350,8 @@ def _drift(arms: Arms) -> list[Plot]:
             name="frontier",
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Up and to the left "
-            "is better: more held-out reward for less KL.",
+            "is better: more held-out reward for less KL."
+            f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
             series=frontier,
@@ -373,10 +379,12 @@ def _drift(arms: Arms) -> list[Plot]:
             title="Is it still language?",
             look="The reference NLL: how unlikely the initial policy finds each token of the "
             "current responses. A steep rise means that the text is falling apart, even if the "
-            "reward rises.",
+            "reward rises."
+            f"{_sampled(arms)}",
             x_label="round",
             y_label="nats per token",
             series=metric("response/reference_nll_nats"),
+            margin=metric(f"response/reference_nll_nats{SE}", STANDARD_ERRORS),
             missing="No row has response/reference_nll_nats." if monitored else no_kl,
         )
     )
@@ -394,6 +402,21 @@ def _drift(arms: Arms) -> list[Plot]:
         )
     )
     return plots
+
+
+def _sampled(arms: Arms, *, band: bool = True) -> str:
+    """Return a remark for plots of metrics that an arm measures on a sample of its responses."""
+    measured = {
+        schedule.monitored_responses(trial.config)
+        for trials in arms.values()
+        for trial in trials
+        if any(trial.column(f"kl/reference_nats{SE}"))
+    }
+    if not measured:
+        return ""
+    numbers = " or ".join(sorted(map(str, measured)))
+    shown = f" The band includes {STANDARD_ERRORS:g} standard errors." if band else ""
+    return f" Measured on {numbers} responses of each round, drawn at random.{shown}"
 
 
 def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:

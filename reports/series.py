@@ -19,7 +19,7 @@ WAITING = dict(zip(IDLE_SIDES, ("generator waits", "learner waits"), strict=True
 
 @dataclass(frozen=True)
 class Point:
-    """Median over the seeds, with the minimum and the maximum."""
+    """Median over the seeds, with the ends of a band around it."""
 
     x: float
     y: float
@@ -52,16 +52,29 @@ def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
             yield round_, row["kl/reference_nats"], reward
 
 
-def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
-    """Return a point per round: the medians over the trials that have a value in that round."""
-    at: dict[int, list[tuple[float, float]]] = {}
+def curve(
+    trials: Sequence[TrialRecord], series: Series, margin: Series | None = None
+) -> list[Point]:
+    """Return a point per round: the medians over the trials that have a value in that round.
+
+    The band covers the values of all trials, each widened by its margin on both sides.
+
+    Args:
+        trials: The trials of an arm.
+        series: The points of a trial.
+        margin: The margins of a trial's values, with the same rounds. None: 0.
+    """
+    at: dict[int, list[tuple[float, float, float]]] = {}
     for trial in trials:
+        margins = {round_: y for round_, _, y in margin(trial)} if margin else {}
         for round_, x, y in series(trial):
-            at.setdefault(round_, []).append((x, y))
+            at.setdefault(round_, []).append((x, y, margins.get(round_, 0.0)))
     points = []
     for round_ in sorted(at):
-        xs, ys = zip(*at[round_], strict=True)
-        points.append(Point(statistics.median(xs), statistics.median(ys), min(ys), max(ys)))
+        xs, ys, margins = zip(*at[round_], strict=True)
+        ends = [(y - m, y + m) for y, m in zip(ys, margins, strict=True)]
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
+        points.append(Point(statistics.median(xs), statistics.median(ys), low, high))
     return points
 
 

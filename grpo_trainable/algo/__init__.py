@@ -2,7 +2,15 @@
 
 from grpo_trainable.algo.advantages import ADVANTAGES, Advantage, compute_group_normalized_rewards
 from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator
-from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl, steered_coefficient
+from grpo_trainable.algo.kl import (
+    KL_ESTIMATORS,
+    k1,
+    k2,
+    k3,
+    response_kl,
+    sequence_kl,
+    steered_coefficient,
+)
 from grpo_trainable.algo.losses import (
     LOSSES,
     TokenLoss,
@@ -87,6 +95,7 @@ __all__ = [
     "masked_row_mean",
     "masked_sum",
     "overlong_penalty",
+    "response_kl",
     "response_ratio",
     "sequence_kl",
     "sequence_ratio",

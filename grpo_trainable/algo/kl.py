@@ -56,8 +56,16 @@ def sequence_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
     Sums over the tokens of each response, then averages over the non-empty responses. Returns 0 if
     every response is empty. `estimator` is a key of `KL_ESTIMATORS`.
     """
-    token_kl = KL_ESTIMATORS[estimator](log_probs, ref_log_probs, mask)
-    return token_kl.sum() / mask.bool().any(dim=-1).sum().clamp(min=1)
+    kl = response_kl(log_probs, ref_log_probs, mask, estimator)
+    return kl.sum() / mask.bool().any(dim=-1).sum().clamp(min=1)
+
+
+def response_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimator: str) -> Tensor:
+    """Return the KL of each response in nats, (B,): the sum over its tokens.
+
+    `estimator` is a key of `KL_ESTIMATORS`.
+    """
+    return KL_ESTIMATORS[estimator](log_probs, ref_log_probs, mask).sum(dim=-1)
 
 
 def steered_coefficient(coefficient: float, kl: float, target: float, gain: float) -> float:

@@ -69,6 +69,11 @@ def is_true(key: str, remark: str = "") -> Condition:
     return Condition(keys=(key,), needs=f"{key}=true{remark}", holds=bool)
 
 
+def zero(key: str) -> Condition:
+    """Require a value of 0."""
+    return Condition(keys=(key,), needs=f"{key}=0", holds=lambda value: value == 0)
+
+
 def given(key: str, what: str = "") -> Condition:
     """Require a value other than none."""
     needs = f"{what} as {key}" if what else f"a value for {key}"

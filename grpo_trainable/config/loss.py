@@ -13,17 +13,22 @@ from grpo_trainable.config.conditions import (
     Config,
     Conflict,
     given,
+    is_true,
+    none_given,
     one_of,
     one_of_or_own,
     positive,
+    zero,
 )
 from grpo_trainable.config.defaults import by_task, when_read, where_none
 from grpo_trainable.config.engine_catalog import engine_record
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import (
+    ALL,
     Settings,
     choice,
     choice_or_reference,
+    count_or_all,
     flag,
     number,
     pair,
@@ -335,6 +340,16 @@ class LossSettings(Settings):
         True,
         "Record the kl/… metrics, such as the KL to the reference after each round. Recording "
         "them costs forward passes. kl/teacher_nats does not depend on this setting.",
+    )
+    kl_monitor_responses: int | str = count_or_all(
+        16,
+        "Number of responses of each round, drawn at random, on which the KL and the reference NLL "
+        "are measured. The metrics include standard errors. `all` measures every response. So do "
+        "the settings that act on the KL, loss.kl_coef and callbacks.kl_stop. The number is "
+        "rounded up to a multiple of resources.num_learners.",
+        minimum=2,
+        read_if=(is_true("loss.kl_monitor"), zero("loss.kl_coef"), none_given("callbacks.kl_stop")),
+        harmless=(ALL,),
     )
     importance_cap: float | None = number(
         None,

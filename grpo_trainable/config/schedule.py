@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from grpo_trainable.config.conditions import Config
+from grpo_trainable.config.values import ALL
 
 
 def batches_per_round(config: Config) -> int:
@@ -26,6 +27,18 @@ def max_age(config: Config) -> int:
     """Return the maximum number of rounds by which a group in training may lag the learner."""
     given = config.buffer.max_age
     return config.lag + config.buffer_capacity - 1 if given is None else given
+
+
+def monitored_responses(config: Config) -> int | None:
+    """Return the number of responses of a round on which the KL is measured, or None for all.
+
+    The number is a multiple of the number of learners. So the learners share a pass equally, as
+    fsdp2 requires.
+    """
+    responses, learners = config.loss.kl_monitor_responses, config.resources.num_learners
+    if responses == ALL or not config.reads("loss.kl_monitor_responses"):
+        return None
+    return -(-responses // learners) * learners
 
 
 # ---- Prompts drawn in place of prompts left out --------------------------------------------------

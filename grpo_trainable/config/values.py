@@ -128,6 +128,22 @@ def integer(
     )
 
 
+ALL = "all"
+
+
+def count_or_all(default: int, meaning: str = "", *, minimum: int, **relations: Any) -> Any:
+    """Declare a count of at least `minimum`, or the word `all`."""
+    of_integer: Check = integer(default, minimum=minimum).metadata["check"]
+    return _checked(
+        default,
+        meaning,
+        f"{ALL} or {of_integer.expected}",
+        lambda value: value if value == ALL else of_integer.convert(value),
+        type="integer or all",
+        **relations,
+    )
+
+
 def _finite(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError

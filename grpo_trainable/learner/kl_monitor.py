@@ -1,17 +1,137 @@
-"""KL from the policy to three other policies, measured on the round's batches.
+"""KL from the policy to three other policies, and the reference NLL, on the round's responses.
 
-These values are not part of any loss.
+These values are not part of any loss. They need passes without gradients, so a sample of the
+responses, the *watched* ones, stands for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from grpo_trainable.algo import sequence_kl
+from grpo_trainable.algo import response_kl
 from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.protocol.messages import Drift
+from grpo_trainable.protocol.rollout import TrainBatch, stack_rows
+
+MONITOR = 4  # last element of the key of the draw
+
+# ---- The sample ----------------------------------------------------------------------------------
+
+
+def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw responses without replacement, and return a mask of them, bool (N,).
+
+    This is a systematic sample: the groups and the responses of each group are put in random order,
+    and responses at equal distances are drawn. Each response is equally likely to be drawn. The
+    groups are strata: if they have equal sizes, their numbers of drawn responses differ by at most
+    one. So no group gives a second response before every group has given one.
+
+    Args:
+        sizes: Number of responses in each group, N in all.
+        responses: Number of responses to draw, at most N.
+        rng: Random number generator.
+    """
+    firsts = np.cumsum([0, *sizes])
+    order = [firsts[g] + rng.permutation(sizes[g]) for g in rng.permutation(len(sizes))]
+    mask = np.zeros(firsts[-1], dtype=bool)
+    # Integers, because rounding would change the odds. Distances alternate between two whole
+    # numbers if N / `responses` is not whole.
+    places = (rng.integers(len(mask)) + np.arange(responses) * len(mask)) // responses
+    mask[np.concatenate(order)[places]] = True
+    return mask
+
+
+def watched_rows(
+    batches: Sequence[TrainBatch],
+    sizes: Sequence[int],
+    responses: int | None,
+    *,
+    seed: int,
+    round_: int,
+) -> list[Tensor | None]:
+    """Return a mask (B,) of the watched rows of each batch, or None for a batch watched as a whole.
+
+    Args:
+        batches: The round's batches.
+        sizes: Number of consecutive rows of each group, over all batches.
+        responses: Number of rows to watch in all batches together. None: all.
+        seed: Seed of the trial.
+        round_: Number of rounds before this one.
+    """
+    if responses is None or responses >= sum(sizes):
+        return [None] * len(batches)
+    rng = np.random.default_rng((seed, round_, 0, 0, MONITOR))
+    masks = torch.from_numpy(draw(sizes, responses, rng)).split([b.num_rows for b in batches])
+    return [own.to(b.response_mask.device) for own, b in zip(masks, batches, strict=True)]
+
+
+def on_watched_rows(
+    log_probs: Callable[[TrainBatch], Tensor],
+    batches: Sequence[TrainBatch],
+    watched: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Return log-probs (B, S) for each batch, 0 in rows that are not watched.
+
+    The watched rows of all batches share one pass.
+
+    Args:
+        log_probs: Computes log-probs (B, S) of a batch.
+        batches: The round's batches.
+        watched: The result of `watched_rows`.
+    """
+    if any(mask is None for mask in watched):
+        return [log_probs(batch) for batch in batches]
+    rows = [mask.nonzero().flatten() for mask in watched if mask is not None]
+    parts = [batch.select(own) for batch, own in zip(batches, rows, strict=True)]
+    of_parts = log_probs(stack_rows(parts)).split([len(own) for own in rows])
+    found = []
+    for batch, own, part, values in zip(batches, rows, parts, of_parts, strict=True):
+        width = part.response_mask.shape[1]
+        filled = torch.zeros_like(batch.behaviour_log_probs)
+        filled[own, :width] = values[:, :width]
+        found.append(filled)
+    return found
+
+
+class Estimate(NamedTuple):
+    """A figure of all responses of a round, estimated from the watched ones."""
+
+    value: float
+    # Standard error of `value` as an estimate of the figure of all responses. 0 if all are watched.
+    se: float
+
+
+def estimate(watched: Tensor, responses: int, divisor: float, known: float = 0.0) -> Estimate:
+    """Estimate (`known` + the sum over all responses) / `divisor`, without bias.
+
+    Each response is equally likely to be watched, so the sum is N times the mean y̅ over the n
+    watched responses, of N in all. The standard error is N √((1 − n/N) s²/n) / `divisor`, where s²
+    is the sample variance. This formula, for simple random sampling, ignores the strata (Cochran
+    1977, Sampling Techniques, equation 2.20). One response per group does not suffice to estimate
+    the variance within groups. The standard error is too large if responses to one prompt are more
+    alike than responses to different prompts.
+
+    Args:
+        watched: The quantity of each watched response, (n,).
+        responses: N, the number of all responses.
+        divisor: A number that is known without the sample, such as the number of all tokens.
+        known: A part of the sum that is known without the sample.
+    """
+    n = len(watched)
+    value = (known + responses * float(watched.mean())) / divisor
+    if n == responses:
+        return Estimate(value, 0.0)
+    deviation = float(watched.std()) if n > 1 else math.nan
+    return Estimate(value, responses / divisor * math.sqrt((1 - n / responses) / n) * deviation)
+
+
+# ---- The figures ---------------------------------------------------------------------------------
 
 
 def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dict[str, Drift]:
@@ -21,21 +141,50 @@ def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dic
     ("previous") and the policy that sampled the tokens ("behaviour").
 
     Args:
-        policy: Log-probs of the policy, (B, S) for each batch.
+        policy: Log-probs of the policy, (B, S) for each batch, valid in the watched rows.
         batches: The batches, with log-probs of the other policies.
     """
-    masks = [batch.train_batch.response_mask for batch in batches]
-    others = {
-        "reference": [batch.reference for batch in batches],
-        "previous": [batch.start for batch in batches],
-        "behaviour": [batch.train_batch.behaviour_log_probs for batch in batches],
-    }
+    watched = [batch.watched for batch in batches]
     return {
-        name: Drift(
-            k1=_mean_kl(policy, log_probs, masks, "k1"), k3=_mean_kl(policy, log_probs, masks, "k3")
-        )
-        for name, log_probs in others.items()
+        name: _drift(policy, log_probs, batches, watched)
+        for name, log_probs in _others(batches).items()
     }
+
+
+def drift_before_step(seen: Tensor, batch: BatchWithLogProbs) -> dict[str, Drift]:
+    """Return the KL from the policy before a gradient step to the policies of `drift`.
+
+    The step itself computes the log-probs of the policy. So the KL to "behaviour", whose log-probs
+    are known, is that of all rows. The other two are missing if the step has no watched row.
+
+    Args:
+        seen: Log-probs of the policy, (B, S).
+        batch: The rows of the step.
+    """
+    others = _others([batch])
+    every = {"behaviour": _drift([seen], others.pop("behaviour"), [batch], [None])}
+    if batch.watched is not None and not batch.watched.any():
+        return every
+    return {n: _drift([seen], o, [batch], [batch.watched]) for n, o in others.items()} | every
+
+
+def reference_nll(batches: Sequence[BatchWithLogProbs]) -> Estimate | None:
+    """Return the reference's mean NLL per response token in nats, or None without a reference.
+
+    The sampler's log-probs are known for all responses. So only the difference between sampler and
+    reference is estimated, which varies far less than the NLL (a difference estimator).
+    """
+    known, tokens, differences, rows = 0.0, 0, [], 0
+    for batch in batches:
+        if batch.reference is None:
+            return None
+        behaviour = batch.train_batch.behaviour_log_probs.double().sum(dim=1)
+        reference = batch.reference.double().sum(dim=1)
+        differences.append(_rows(behaviour - reference, batch.watched))
+        known -= float(behaviour.sum())
+        tokens += int(batch.train_batch.response_mask.sum())
+        rows += len(behaviour)
+    return estimate(torch.cat(differences), rows, tokens, known)
 
 
 def sampler_mismatch(batches: Sequence[BatchWithLogProbs]) -> float | None:
@@ -49,20 +198,44 @@ def sampler_mismatch(batches: Sequence[BatchWithLogProbs]) -> float | None:
     if not any(bool(mask.any()) for mask in own):
         return None
     sampler = [batch.train_batch.behaviour_log_probs for batch in batches]
-    return _mean_kl(sampler, [batch.start for batch in batches], own, "k3")
+    starts = [batch.start for batch in batches]
+    return _kl(sampler, starts, own, [None] * len(batches), "k3").value
 
 
-def _mean_kl(
+def _others(batches: Sequence[BatchWithLogProbs]) -> dict[str, list[Tensor | None]]:
+    return {
+        "reference": [batch.reference for batch in batches],
+        "previous": [batch.start for batch in batches],
+        "behaviour": [batch.train_batch.behaviour_log_probs for batch in batches],
+    }
+
+
+def _drift(
+    policy: Sequence[Tensor],
+    others: Sequence[Tensor | None],
+    batches: Sequence[BatchWithLogProbs],
+    watched: Sequence[Tensor | None],
+) -> Drift:
+    masks = [batch.train_batch.response_mask for batch in batches]
+    k1, k3 = (_kl(policy, others, masks, watched, estimator) for estimator in ("k1", "k3"))
+    return Drift(k1=k1.value, k3=k3.value, k1_se=k1.se, k3_se=k3.se)
+
+
+def _kl(
     policy: Sequence[Tensor],
     others: Sequence[Tensor | None],
     masks: Sequence[Tensor],
+    watched: Sequence[Tensor | None],
     estimator: str,
-) -> float:
-    """Return the mean KL per response in nats. A batch's weight is its number of responses."""
-    total, responses = 0.0, 0
-    for ours, theirs, mask in zip(policy, others, masks, strict=True):
+) -> Estimate:
+    """Return the mean KL in nats over all non-empty responses, from the watched rows."""
+    rows, nonempty = [], 0
+    for ours, theirs, mask, own in zip(policy, others, masks, watched, strict=True):
         assert theirs is not None, "a monitored batch must have log-probs under every policy"
-        count = int(mask.any(dim=1).sum())
-        total += count * float(sequence_kl(ours.double(), theirs.double(), mask, estimator))
-        responses += count
-    return total / max(responses, 1)
+        rows.append(_rows(response_kl(ours.double(), theirs.double(), mask, estimator), own))
+        nonempty += int(mask.any(dim=1).sum())
+    return estimate(torch.cat(rows), sum(map(len, masks)), max(nonempty, 1))
+
+
+def _rows(values: Tensor, watched: Tensor | None) -> Tensor:
+    return values if watched is None else values[watched]

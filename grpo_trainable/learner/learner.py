@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,14 @@ from torch import Tensor
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.learner.advantages import critic_figures
 from grpo_trainable.learner.gradient_steps import GradientSteps
-from grpo_trainable.learner.kl_monitor import drift, sampler_mismatch
+from grpo_trainable.learner.kl_monitor import (
+    Estimate,
+    drift,
+    drift_before_step,
+    on_watched_rows,
+    reference_nll,
+    sampler_mismatch,
+)
 from grpo_trainable.learner.log_probs import BatchWithLogProbs, LogProbs, Reference
 from grpo_trainable.learner.minibatches import largest_microbatch, step_rows, with_observations
 from grpo_trainable.learner.ranks import ALONE, Ranks
@@ -52,7 +60,7 @@ class _Trained:
     """The results of a round's gradient steps. The defaults describe a round without steps."""
 
     steps: list[GradientStep] = field(default_factory=list)
-    reference_nll_nats: float | None = None
+    reference_nll: Estimate | None = None
     sampler_mismatch_nats: float | None = None
     teacher_nats: float | None = None
     kl: dict[str, Drift] = field(default_factory=dict)
@@ -191,7 +199,8 @@ class Learner:
             version=self.version,
             steps=trained.steps,
             skipped_steps=self.optimizer.skipped,
-            reference_nll_nats=trained.reference_nll_nats,
+            reference_nll_nats=trained.reference_nll and trained.reference_nll.value,
+            reference_nll_se=trained.reference_nll.se if trained.reference_nll else 0.0,
             sampler_mismatch_nats=trained.sampler_mismatch_nats,
             teacher_nats=trained.teacher_nats,
             kl=trained.kl,
@@ -218,22 +227,23 @@ class Learner:
         # gradient step. With k > 1, the later steps reuse them.
         with clock("reference"):
             batches = self._batches.with_log_probs(made, plan)
-            nll = _mean_nll(batches)
+            nll = reference_nll(batches)
         with clock("optimize"):
             steps, batches = self._take_steps(batches, plan)
             self._state.kl_coefficient.after_round(batches)
-        after, kl, mismatch = [], {}, None
+        after, kl, mismatch = [None] * len(batches), {}, None
         with clock("reference"):
             if self.config.loss.kl_monitor:
                 mismatch = sampler_mismatch(batches)
-                after = [
-                    self._log_probs.without_gradient(self.policy, batch.train_batch)
-                    for batch in batches
-                ]
+                after = on_watched_rows(
+                    partial(self._log_probs.without_gradient, self.policy),
+                    [batch.train_batch for batch in batches],
+                    [batch.watched for batch in batches],
+                )
                 kl = drift(after, batches)
         return _Trained(
             steps=steps,
-            reference_nll_nats=nll,
+            reference_nll=nll,
             sampler_mismatch_nats=mismatch,
             teacher_nats=teacher_nats,
             kl=kl,
@@ -241,8 +251,8 @@ class Learner:
                 advantages=torch.cat(
                     [batch.estimated.of_responses(batch.groups) for batch in made]
                 ).numpy(),
-                policy_log_probs=_response_sums(after),
-                reference_log_probs=_response_sums([batch.reference for batch in batches]),
+                policy_log_probs=_response_sums(after, batches),
+                reference_log_probs=_response_sums([b.reference for b in batches], batches),
             ),
             critic=critic_figures(
                 [batch.groups for batch in made], [batch.estimated for batch in made]
@@ -286,7 +296,7 @@ class Learner:
         """
         if not self.config.loss.kl_monitor:
             return step
-        return replace(step, kl=drift([seen], [batch]))
+        return replace(step, kl=drift_before_step(seen, batch))
 
     # ---- Weights -----------------------------------------------------------------------------
 
@@ -368,18 +378,17 @@ class Learner:
             self._sender.close()
 
 
-def _mean_nll(batches: Sequence[BatchWithLogProbs]) -> float | None:
-    """Return the reference's mean NLL per response token in nats, or None without a reference."""
-    known = [batch.reference for batch in batches if batch.reference is not None]
-    if not known:
-        return None
-    tokens = sum(int(batch.train_batch.response_mask.sum()) for batch in batches)
-    return -sum(float(log_probs.sum()) for log_probs in known) / tokens
+def _response_sums(
+    log_probs: Sequence[Tensor | None], batches: Sequence[BatchWithLogProbs]
+) -> np.ndarray | None:
+    """Return the sum of log-probs over each watched response, NaN for the others, (N,).
 
-
-def _response_sums(log_probs: Sequence[Tensor | None]) -> np.ndarray | None:
-    """Return the sum of log-probs over each response, (N,). Log-probs are 0 off the mask."""
-    known = [values for values in log_probs if values is not None]
-    if not known:
-        return None
-    return torch.cat([values.sum(dim=1) for values in known]).cpu().numpy()
+    Log-probs are 0 off the mask. Return None if there are none.
+    """
+    sums = []
+    for values, batch in zip(log_probs, batches, strict=True):
+        if values is None:
+            return None
+        of_rows = values.sum(dim=1)
+        sums.append(of_rows if batch.watched is None else of_rows.where(batch.watched, torch.nan))
+    return torch.cat(sums).cpu().numpy()

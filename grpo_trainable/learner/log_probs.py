@@ -94,10 +94,13 @@ class BatchWithLogProbs:
     train_batch: TrainBatch
     # Mask of the tokens that were sampled with the weights from before the round, bool (B, S).
     own_tokens: Tensor
-    # Log-probs under the frozen first policy. None if no setting needs them.
+    # Mask of the rows on which the KL is measured, bool (B,). None if it is measured on all.
+    watched: Tensor | None = None
+    # Log-probs under the frozen first policy, valid in the watched rows. None if no setting needs
+    # them.
     reference: Tensor | None = None
     # Log-probs under the policy before the round. None if the round's first gradient step computes
-    # them.
+    # them. If only the KL needs them, they are valid in the watched rows.
     start: Tensor | None = None
     # Mask of the response tokens that the loss counts, bool (B, S). None if the loss counts all.
     counted: Tensor | None = None
@@ -112,11 +115,12 @@ class BatchWithLogProbs:
         """Return some of the rows, cut to the length of the longest selected row."""
         train_batch = self.train_batch.select(rows)
         width = train_batch.input_ids.shape[1]
-        apart = ("train_batch", "own_tokens")
+        apart = ("train_batch", "own_tokens", "watched")
         others = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         return BatchWithLogProbs(
             train_batch=train_batch,
             own_tokens=self.own_tokens[rows, :width],
+            watched=None if self.watched is None else self.watched[rows],
             **{
                 name: None if values is None else values[rows, :width]
                 for name, values in others.items()

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.algo import teacher_advantages
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.learner.advantages import Estimated, advantage_estimator
+from grpo_trainable.learner.kl_monitor import on_watched_rows, watched_rows
 from grpo_trainable.learner.log_probs import BatchWithLogProbs, LogProbs, Reference
 from grpo_trainable.learner.training_state import TrainingState
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch, as_rows, by_group, collate
@@ -118,35 +119,56 @@ class RoundBatches:
         The steps need log-probs under the reference and, with some settings, log-probs under the
         policy before the round. For a batch that the first gradient step processes as a whole,
         log-probs under the policy before the round are left out, because that step computes them.
+        Log-probs that only the KL needs are computed only for the watched rows.
 
         Args:
             batches: The round's batches.
             plan: The result of `step_rows` for the round.
         """
+        config, rows = self._config, [batch.train_batch for batch in batches]
+        watched = watched_rows(
+            rows,
+            [len(group.response_ids) for batch in batches for group in batch.groups],
+            schedule.monitored_responses(config),
+            seed=config.seed,
+            round_=self._state.round,
+        )
+        reference = self._reference_log_probs(batches, watched)
         found = [
             BatchWithLogProbs(
                 train_batch=batch.train_batch,
-                reference=self._reference_log_probs(batch),
+                watched=watched[b],
+                reference=reference[b],
                 counted=self._counted(batch),
                 own_tokens=self._own_tokens(batch.groups),
                 **self._critic_targets(batch),
             )
-            for batch in batches
+            for b, batch in enumerate(batches)
         ]
+        unseen = _unseen_by_the_first_step(found, plan)
         if self._start_is_read(found):
-            for b in _unseen_by_the_first_step(found, plan):
-                train_batch = found[b].train_batch
-                start = self._log_probs.without_gradient(self._state.policy, train_batch)
-                found[b] = replace(found[b], start=start)
+            for b in unseen:
+                found[b] = replace(found[b], start=self._start(rows[b]))
+        elif config.loss.kl_monitor and unseen:
+            start = on_watched_rows(self._start, rows, watched)
+            found = [replace(found[b], start=start[b]) for b in range(len(found))]
         return found
 
+    def _start(self, batch: TrainBatch) -> Tensor:
+        """Return log-probs (B, S) under the policy before the round."""
+        return self._log_probs.without_gradient(self._state.policy, batch)
+
     def _start_is_read(self, batches: Sequence[BatchWithLogProbs]) -> bool:
-        """Return True if log-probs of the policy before the round are needed."""
+        """Return True if all rows need log-probs of the policy before the round.
+
+        The loss may need them, and so does the KL between sampler and learner, which is measured on
+        every token that both computed with the same weights.
+        """
         config = self._config
-        if config.importance_cap is not None or config.loss.kl_monitor:
+        if config.importance_cap is not None:
             return True
         any_own = any(bool(batch.own_tokens.any()) for batch in batches)
-        return any_own and not config.ratio_sees_sampler
+        return any_own and (config.loss.kl_monitor or not config.ratio_sees_sampler)
 
     def _critic_targets(self, batch: RoundBatch) -> dict[str, Tensor]:
         """Return the critic's values and returns as rows, (B, S) each, or {} without a critic."""
@@ -163,15 +185,24 @@ class RoundBatches:
         finished = torch.cat([group.finished for group in batch.groups]).to(self._device)
         return batch.train_batch.response_mask & finished.unsqueeze(1)
 
-    def _reference_log_probs(self, batch: RoundBatch) -> Tensor | None:
-        """Return log-probs under the reference, (B, S), or None if no setting needs them."""
-        known = [group.reference_log_probs for group in batch.groups]
+    def _reference_log_probs(
+        self, batches: Sequence[RoundBatch], watched: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """Return log-probs under the reference, (B, S), valid in the watched rows of each batch.
+
+        If no setting needs them, return None for each batch.
+        """
         if self._config.reference_role is None:
-            return None
-        if all(values is not None for values in known):
-            return self._as_rows(batch.groups, cast("list[Tensor]", known))
+            return [None] * len(batches)
+        known = [[group.reference_log_probs for group in batch.groups] for batch in batches]
+        if all(values is not None for own in known for values in own):
+            return [
+                self._as_rows(batch.groups, cast("list[Tensor]", own))
+                for batch, own in zip(batches, known, strict=True)
+            ]
         assert self._reference is not None, "a generator computed no log-probs under the reference"
-        return self._reference.log_probs(batch.train_batch)
+        rows = [batch.train_batch for batch in batches]
+        return on_watched_rows(self._reference.log_probs, rows, watched)
 
     def _own_tokens(self, groups: Groups) -> Tensor:
         """Return a mask (B, S) of the tokens sampled with the learner's current weights.

@@ -221,6 +221,7 @@ def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str
             row["reward/format_mean"] = _mean(formats)
     if updated.reference_nll_nats is not None:
         row["response/reference_nll_nats"] = updated.reference_nll_nats
+        row["response/reference_nll_nats_se"] = updated.reference_nll_se
     if updated.sampler_mismatch_nats is not None:
         row["kl/sampler_mismatch_nats"] = updated.sampler_mismatch_nats
     if updated.teacher_nats is not None:
@@ -228,7 +229,9 @@ def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str
     row |= _critic_metrics(updated)
     for other, drift in updated.kl.items():
         row[f"kl/{other}_nats"] = drift.k1
+        row[f"kl/{other}_nats_se"] = drift.k1_se
         row[f"kl/{other}_k3_nats"] = drift.k3
+        row[f"kl/{other}_k3_nats_se"] = drift.k3_se
     return row
 
 

@@ -79,11 +79,14 @@ class Scored:
 class Drift:
     """KL from the policy to another policy, estimated on responses that were trained on.
 
-    Values are in nats, summed over a response and averaged over the responses.
+    Values are in nats, summed over a response and averaged over the responses. A standard error is
+    that of the estimate from a sample of the responses, and 0 if all responses are measured.
     """
 
     k1: float  # an estimate that can be negative
     k3: float  # an estimate that is never negative
+    k1_se: float = 0.0
+    k3_se: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +132,8 @@ class ResponseFigures:
     """Figures of each response that was trained on: (N,) float32 arrays for N responses.
 
     The entries are in the order of the groups and of the responses in each group. Log-probs are
-    sums over a response's tokens, in nats. The arrays of log-probs are None if no setting needs
-    them.
+    sums over a response's tokens, in nats. They are NaN for responses on which the KL was not
+    measured. The arrays of log-probs are None if no setting needs them.
     """
 
     advantages: np.ndarray
@@ -147,6 +150,7 @@ class Updated:
     steps: list[GradientStep]
     skipped_steps: int  # number of skipped steps so far
     reference_nll_nats: float | None  # per response token; None without a reference
+    reference_nll_se: float = 0.0  # see `Drift`
     kl: dict[str, Drift]  # KL to "reference", "previous", "behaviour"; empty if not monitored
     responses: ResponseFigures
     # KL (k3) from sampler to learner on tokens for which both have the same weights. None without

@@ -381,6 +381,23 @@ def collate(
     )
 
 
+def stack_rows(batches: Sequence[TrainBatch]) -> TrainBatch:
+    """Return the rows of all batches as one batch, padded with 0 to the longest row."""
+    import torch
+
+    width = max(batch.input_ids.shape[1] for batch in batches)
+
+    def padded(values: Tensor) -> Tensor:
+        missing = values.new_zeros(len(values), width - values.shape[1], *values.shape[2:])
+        return torch.cat((values, missing), dim=1)
+
+    names = [item.name for item in fields(TrainBatch) if getattr(batches[0], item.name) is not None]
+    stacked: dict[str, Tensor] = {
+        name: torch.cat([padded(getattr(batch, name)) for batch in batches]) for name in names
+    }
+    return TrainBatch(**stacked)
+
+
 def _as_known_rows(
     groups: Sequence[RolloutGroup], values: Sequence[Tensor | None]
 ) -> Tensor | None:

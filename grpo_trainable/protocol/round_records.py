@@ -59,7 +59,8 @@ SCHEMAS = {
             "lag": pa.int32(),  # number of rounds before this one, minus weights_round
             "first_use": pa.bool_(),
             # Sums of log-probs over the response, in nats: under the weights that sampled each
-            # token, under the policy after the round, and under the reference.
+            # token, under the policy after the round, and under the reference. The last two are
+            # null for responses on which the KL was not measured.
             "behaviour_log_prob": pa.float32(),
             "policy_log_prob": pa.float32(),
             "reference_log_prob": pa.float32(),
@@ -82,6 +83,7 @@ SCHEMAS = {
             # The critic's figures, if there is a critic. The loss is not multiplied by critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
             # KL of the policy before the step, summed over each response that the step trains on.
+            # The KL to "reference" and "previous" covers only the responses of the round's sample.
             **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
         }
     ),
@@ -185,8 +187,9 @@ def rollout_columns(
         prompt: returns the prompt, task and true answer of an example.
         decode: returns the text of tokens.
         advantages: (N,), in the order of the responses.
-        policy_log_probs: (N,), sums over each response, in nats; None if not measured.
-        reference_log_probs: (N,), the same sums under the reference; None if not measured.
+        policy_log_probs: (N,), sums over each response, in nats; NaN for a response that was not
+            measured; None if none was.
+        reference_log_probs: (N,), the same sums under the reference.
     """
     columns = response_columns(groups, learner_round + 1, prompt, decode)
     count = len(columns["reward"])
@@ -196,7 +199,9 @@ def rollout_columns(
         return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
 
     def sums(values: np.ndarray | None) -> list[float | None]:
-        return [None] * count if values is None else values.tolist()
+        if values is None:
+            return [None] * count
+        return [None if math.isnan(value) else value for value in values.tolist()]
 
     behaviour = [value for g in groups for value in g.behaviour_log_probs.sum(dim=1).tolist()]
     return {

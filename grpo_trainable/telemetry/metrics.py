@@ -19,6 +19,14 @@ from grpo_trainable.telemetry.timers import Span, covered_seconds
 # After a round, the KL from the policy to each of these policies is measured.
 KL_TO = ("reference", "previous", "behaviour")
 
+# Metrics that a sample of a round's responses estimates. Each has a standard error, the metric
+# NAME_se, which is 0 if all responses are measured.
+SE = "_se"
+SAMPLED = (
+    *(f"kl/{other}{kind}_nats" for other in KL_TO for kind in ("", "_k3")),
+    "response/reference_nll_nats",
+)
+
 # Bins of the histogram of token ratios, evenly spaced in the logarithm. A ratio of 1 is at the
 # centre of a bin.
 RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
@@ -73,9 +81,7 @@ NAMES = frozenset(
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
         *("response/length_mean", "response/truncated_fraction", "response/turns_mean"),
         *("response/interrupted_fraction", "response/repeated_fraction"),
-        "response/reference_nll_nats",
-        *(f"kl/{other}_nats" for other in KL_TO),
-        *(f"kl/{other}_k3_nats" for other in KL_TO),
+        *(name for sampled in SAMPLED for name in (sampled, f"{sampled}{SE}")),
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
         *("loss/kl_coef", "loss/weights_bounded_fraction"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
     resumed.update([a_round(1)])
     found["resumed"] = resumed.state()
     found["snapshots"] = mailbox.snapshots
+    sampled = replace(config, loss=replace(config.loss, kl_coef=0.0, kl_monitor_responses=4))
+    found["sampled"] = Learner(sampled, None, ranks=ranks).update([a_round(0)])
     return found
 
 
@@ -166,6 +169,21 @@ def test_gradients_are_those_of_one_learner(
         assert said.steps[0].grad_norm == pytest.approx(wanted.steps[0].grad_norm, rel=1e-5)
         assert said.steps[0].loss == pytest.approx(wanted.steps[0].loss, rel=1e-4, abs=1e-6)
         assert said.kl["reference"].k3 == pytest.approx(wanted.kl["reference"].k3, rel=1e-3)
+
+
+@every_group
+@every_strategy
+def test_all_learners_together_measure_the_kl_of_a_sample(
+    alone: Any, several: Any, strategy: str, size: int
+):
+    expected = alone[torch.float64]["sampled"]
+    for rank in several(strategy, size, torch.float64):
+        found = rank["sampled"]
+        for name, drift in expected.kl.items():
+            assert found.kl[name].k1 == pytest.approx(drift.k1, rel=1e-3, abs=1e-6)
+            assert found.kl[name].k3_se > 0
+            assert found.kl[name].k3_se == pytest.approx(drift.k3_se, rel=1e-3)
+        assert found.reference_nll_nats == pytest.approx(expected.reference_nll_nats)
 
 
 @every_group

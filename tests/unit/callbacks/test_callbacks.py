@@ -623,6 +623,17 @@ def test_band_from_0_does_not_mind_noise_around_0(caplog, capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
+def test_a_kl_within_two_standard_errors_of_the_band_causes_no_warning(caplog, tmp_path):
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [0.0, 20.0]})
+    callback = BandsCallback()
+    for round_, (nats, se) in enumerate([(21.0, 0.6), (23.0, 0.6)], start=1):
+        kl = {"kl/reference_nats": nats, "kl/reference_nats_se": se}
+        report([callback], trial, row(round_, **kl))
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0, round 2: kl/reference_nats 23 ± 1.2 is above callbacks.kl_band [0, 20]"
+    ]
+
+
 def test_reason_of_a_stop_is_told(caplog, tmp_path):
     follow([1.0, 7.5], tmp_path, kl_stop=7.0)
     assert [record.getMessage() for record in caplog.records] == [
@@ -652,17 +663,17 @@ def test_earlier_rows_that_could_not_be_read_are_read_with_the_next_row(tmp_path
     monkeypatch.setattr("callbacks.bands.read_rows", lambda path: open(tmp_path / "none"))  # noqa: SIM115
     callback = BandsCallback()
     report([callback], trial, row(3))
-    assert callback._nats == callback._watches == {}
+    assert callback._places == callback._watches == {}
     monkeypatch.setattr("callbacks.bands.read_rows", lambda path: [row(1), row(2)])
     report([callback], trial, row(4, **{"kl/reference_nats": 2.5}))
-    assert callback._nats == {trial.trial_id: 2.5}
+    assert callback._places == {trial.trial_id: "inside"}
 
 
 def test_trials_without_kl_are_not_judged(tmp_path):
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     without = {name: value for name, value in row(1).items() if not name.startswith("kl/")}
     report([callback := BandsCallback()], trial, without)
-    assert callback._nats == {trial.trial_id: 0.0}
+    assert callback._places == {trial.trial_id: "below"}
 
 
 TEXT = {"kl/reference_nats": 1.0, "response/length_mean": 40.0, "response/truncated_fraction": 0.1}
@@ -684,8 +695,17 @@ LEFT = {
     # 24 nats for 40 tokens
     "KL": (
         {"kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0]},
-        "sync/0, round 5: KL per token 0.53 nats is outside its band, at most 0.5 nats; lower "
-        "optim.lr or set loss.kl_coef",
+        "sync/0, round 5: KL per token of at least 0.53 nats is outside its band, at most 0.5 "
+        "nats; lower optim.lr or set loss.kl_coef",
+    ),
+    # The same KL, less two standard errors of 3 nats, is within the band until the last round.
+    "KL of a sample": (
+        {
+            "kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0],
+            "kl/reference_nats_se": [0.0, 0.0, 3.0, 3.0, 3.0, 3.0],
+        },
+        "sync/0, round 6: KL per token of at least 0.9 nats is outside its band, at most 0.5 nats; "
+        "lower optim.lr or set loss.kl_coef",
     ),
     "short": (
         {"response/length_mean": [38.0, 42.0, 30.0, 12.0, 6.0, 6.0]},
@@ -795,7 +815,7 @@ def test_warning_is_not_repeated_by_a_new_driver(caplog, tmp_path, restart):
 def test_rows_of_a_running_trial_are_not_pickled(tmp_path):
     callback = BandsCallback()
     report([callback], FakeTrial(tmp_path / "trial"), row(1))
-    assert pickle.loads(pickle.dumps(callback)).__dict__ == {"_nats": {}, "_watches": {}}
+    assert pickle.loads(pickle.dumps(callback)).__dict__ == {"_places": {}, "_watches": {}}
 
 
 # ---- Stage timings -----------------------------------------------------------------------------
@@ -1090,6 +1110,11 @@ def test_the_latest_evaluation_stands_for_those_to_come(tmp_path, capsys):
 def test_no_figure_is_a_negative_zero():
     kl = {"kl/reference_nats": -0.004}
     assert "KL 0.00" in progress_line(row(1, **kl), rounds=8, left_s=1.0)
+
+
+def test_a_kl_that_a_sample_estimates_has_its_standard_error():
+    sampled = {"kl/reference_nats": 1.25, "kl/reference_nats_se": 0.3}
+    assert "KL 1.25 ± 0.30 ·" in progress_line(row(1, **sampled), rounds=8, left_s=1.0)
 
 
 def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):

@@ -424,6 +424,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "k_mode=minibatches",
         {"k": 2, "k_mode": "minibatches"},
     ),
+    "loss.kl_monitor_responses": (
+        24,
+        {"callbacks.kl_stop": 40.0},
+        "callbacks.kl_stop=40.0",
+        "callbacks.kl_stop=none",
+        {},
+    ),
     "callbacks.kl_band": (
         (0.0, 9.0),
         {"loss.kl_monitor": False},

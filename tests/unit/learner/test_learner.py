@@ -628,7 +628,7 @@ MODES = [
 def test_kl_after_a_round_equals_a_plain_recomputation(
     policy_path: str, mode: dict[str, Any]
 ) -> None:
-    pair = Pair(policy_path, **mode)
+    pair = Pair(policy_path, **mode, loss={"kl_monitor_responses": "all"})
     for _ in range(2):
         pair.sync()
         batches = [pair.rollouts()]

@@ -239,6 +239,7 @@ def test_so_are_they_with_every_kind_of_loss(policy_path: str, settings: dict[st
         {"k": 2},
         {"k": 4, "k_mode": "minibatches", "optim": {"epochs": 2}},
         {"loss": {"kl_coef": 0.1, "kl_target": 0.1}},
+        {"loss": {"kl_monitor_responses": 5}},
     ],
 )
 def test_all_ranks_go_the_same_way_and_each_time_again(policy_path: str, settings: dict[str, Any]):

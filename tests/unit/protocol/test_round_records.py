@@ -48,7 +48,7 @@ def test_columns_have_one_entry_a_response_in_order():
         decode=lambda ids: "-".join(map(str, ids)),
         advantages=np.array([1.0, -1.0, 0.0, 0.0], dtype=np.float32),
         policy_log_probs=np.array([-1.5, -2.5, 0.0, 0.0], dtype=np.float32),
-        reference_log_probs=None,
+        reference_log_probs=np.array([np.nan, -2.0, np.nan, np.nan], dtype=np.float32),
     )
     assert columns == {
         "round": [6, 6, 6, 6],
@@ -73,7 +73,7 @@ def test_columns_have_one_entry_a_response_in_order():
         "first_use": [True, True, False, False],
         "behaviour_log_prob": [-1.5, -2.25, 0.0, 0.0],
         "policy_log_prob": [-1.5, -2.5, 0.0, 0.0],
-        "reference_log_prob": [None] * 4,
+        "reference_log_prob": [None, -2.0, None, None],
     }
     assert columns.keys() == set(SCHEMAS["rollouts"].names)
 

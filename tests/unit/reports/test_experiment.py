@@ -23,7 +23,9 @@ from grpo_trainable.config import GRPOConfig
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import _examples_section
 from reports.parquet_reader import read_files, response_text
+from reports.plots import STANDARD_ERRORS, _sampled
 from reports.records import count_stopped
+from reports.series import Point, curve, metric
 from reports.summary import compare, table
 
 
@@ -565,6 +567,26 @@ def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):
     write_trial(experiment, config(rounds=16), rows)
 
     assert cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"][8] == "2.00"
+
+
+def test_the_band_of_a_sampled_metric_is_two_standard_errors_beyond_every_seed(experiment):
+    rows = [row(1, kl__reference_nats=3.0, kl__reference_nats_se=0.5), row(2)]
+    write_trial(experiment, config(seed=0), rows)
+    write_trial(experiment, config(seed=1), [row(1, kl__reference_nats=5.0)])
+    arms = read_experiment(experiment).arms
+    margin = metric("kl/reference_nats_se", STANDARD_ERRORS)
+
+    points = curve(arms["colocated_k1"], metric("kl/reference_nats"), margin)
+    assert points[0] == Point(1, 4.0, 2.0, 5.0)
+    assert _sampled(arms) == (
+        " Measured on 16 responses of each round, drawn at random. The band includes 2 standard "
+        "errors."
+    )
+
+
+def test_a_trial_that_measured_all_responses_has_no_remark_on_a_sample(experiment):
+    write_trial(experiment, config(), [row(1, kl__reference_nats_se=0.0), row(2)])
+    assert _sampled(read_experiment(experiment).arms) == ""
 
 
 def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so(experiment):
