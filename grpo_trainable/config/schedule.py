@@ -28,6 +28,16 @@ def max_age(config: Config) -> int:
     return config.lag + config.buffer_capacity - 1 if given is None else given
 
 
+def last_collected(config: Config, round_: int) -> int:
+    """Return the last round whose rollouts are complete before the gradient steps of `round_`.
+
+    With `lag_mode=exact`, the rollouts of this last round are sampled with the newest weights, and
+    the rollouts of the rounds before it wait.
+    """
+    ahead = config.lag if config.lag_mode == "exact" else 0
+    return min(round_ + ahead, config.rounds - 1)
+
+
 # ---- Prompts drawn in place of prompts left out --------------------------------------------------
 
 
@@ -105,5 +115,5 @@ def most_rows(config: Config) -> int:
 
 def chunks_at_once(config: Config) -> int:
     """Return the number of chunks that can be sampled at the same time, given the lag."""
-    rounds = min(config.lag + 1, config.rounds)
+    rounds = 1 if config.in_turns else min(config.lag + 1, config.rounds)
     return rounds * batches_per_round(config) * len(chunks(config))

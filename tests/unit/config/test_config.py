@@ -68,6 +68,7 @@ DEFAULTS = {
     "k": 1,
     "k_mode": "same_batch",
     "lag": 0,
+    "lag_mode": "bounded",
     "weight_update": "between_batches",
     "buffer_capacity": 1,
     "buffer_sampling": "recency",
