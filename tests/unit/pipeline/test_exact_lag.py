@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policies import write_quick_policy
 from test_pipeline import (
     Later,
     all_prompts,
@@ -30,7 +31,16 @@ from test_resample import chunks_sampled
 from virtual_time import long_tailed_durations, of_stream, used_after_release
 
 from grpo_trainable.config import GRPOConfig, schedule
+from grpo_trainable.generator.generator import Generator
+from grpo_trainable.learner.learner import Learner
+from grpo_trainable.models.directory import policy_tokenizer
+from grpo_trainable.pipeline import Pipeline
+from grpo_trainable.pipeline.learner_group import LearnerGroup
+from grpo_trainable.protocol.checksums import checksum
+from grpo_trainable.simulation.runtime import VirtualActor, VirtualRuntime
 from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
+from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.transports.in_process import InProcess
 
 LAGS = (0, 1, 2, 4, 8)
 RESAMPLE = {"zero_advantage": "resample", "oversample": 8.0, "redraws": 8}
@@ -210,3 +220,89 @@ def test_after_a_change_of_the_lag_groups_become_older_round_by_round() -> None:
     reports = second.run(5)
     assert lags_of(first, second) == [{0}, {1}, {1}, {0}, {1}, {2}, {3}, {3}]
     assert reports[-1].metrics["count/dropped_lost"] == schedule.prompts_per_round(second.config)
+
+
+# ---- A real learner and a real generator, in this process ----------------------------------------
+
+
+class Timed:
+    """A learner and a generator whose methods `VirtualActor` calls with a start and an end time."""
+
+    takes_deposits = False
+
+    def __init__(self, learner: Learner, generator: Generator) -> None:
+        self._roles = learner, generator
+
+    def __getattr__(self, name: str) -> Any:
+        method = next(getattr(role, name) for role in self._roles if hasattr(role, name))
+        return lambda start, end, *args: method(*args)
+
+
+class RealTrial:
+    """A colocated trial that samples and trains a small model, with invented durations."""
+
+    def __init__(self, policy_path: str, timing: int, **values: Any) -> None:
+        config = GRPOConfig.from_dict(
+            {
+                "rounds": 7,
+                "model": {"path": policy_path},
+                "rollout": {
+                    "prompts": 2,
+                    "unit_prompts": 1,
+                    "group_size": 4,
+                    "min_new_tokens": 2,
+                    "max_new_tokens": 6,
+                },
+                # The policy is random, so the task rewards none of its responses.
+                "task": {"length_penalty": 0.1, "length_target": 4},
+                "loss": {"kl_monitor": False},
+                "optim": {"lr": 1e-2},
+                "eval": {"every": 3, "prompts": 2, "samples": 1},
+                "resources": {"deadline_s": 1e6},
+                **values,
+            }
+        )
+        transport, runtime = InProcess(), VirtualRuntime(seed=timing)
+        role = Timed(Learner(config, transport), Generator(config, transport))
+        durations = long_tailed_durations(timing, {"rollout": 10.0})
+        worker = VirtualActor(runtime, "worker", role, durations)
+        self.learners = LearnerGroup([worker], runtime, 1e6)
+        prompts = Prompts(config, build_task(config), policy_tokenizer(config.model))
+        self.pipeline = Pipeline(config, prompts, [worker], self.learners, runtime, runtime.now)
+
+    def run(self, rounds: int) -> list[tuple[Any, ...]]:
+        """Run some rounds. Return the lags of each round, its row, and the weights after it."""
+        self.pipeline.send_first_weights()
+        found = []
+        for round_ in range(self.pipeline.gate.learner_round, rounds):
+            report = self.pipeline.run_round()
+            lags = {round_ - group.oldest_round for group in report.groups}
+            weights = checksum(self.learners.state().policy)
+            found.append((lags, untimed(report), weights))
+        return found
+
+
+@pytest.fixture(scope="module")
+def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_quick_policy(tmp_path_factory.mktemp("policy"))
+
+
+def test_real_runs_at_lag_4_are_identical_and_resume_exactly(policy_path: str) -> None:
+    exact = {"lag": 4, "lag_mode": "exact"}
+    rounds = RealTrial(policy_path, 0, **exact).run(7)
+    assert [lags for lags, _, _ in rounds] == [{0}, {1}, {2}, {3}, {4}, {4}, {4}]
+    assert len({weights for _, _, weights in rounds}) == 7, "every round trains"
+    assert RealTrial(policy_path, 1, **exact).run(7) == rounds
+
+    first, second = RealTrial(policy_path, 2, **exact), RealTrial(policy_path, 3, **exact)
+    again = first.run(5)
+    second.learners.load_state(first.learners.state())
+    state = json.loads(json.dumps(first.pipeline.state()))
+    second.pipeline.load_state(state, first.pipeline.buffer.groups())
+    assert again + second.run(7) == rounds
+
+
+def test_a_real_run_at_exact_lag_0_is_the_synchronous_run(policy_path: str) -> None:
+    synchronous = RealTrial(policy_path, 0).run(7)
+    assert RealTrial(policy_path, 0, lag_mode="exact").run(7) == synchronous
+    assert {0} == set.union(*(lags for lags, _, _ in synchronous))
