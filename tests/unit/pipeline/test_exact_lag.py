@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from policies import write_quick_policy
@@ -37,6 +40,8 @@ from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.pipeline.learner_group import LearnerGroup
 from grpo_trainable.protocol.checksums import checksum
+from grpo_trainable.protocol.messages import Scored
+from grpo_trainable.protocol.rollout import Request
 from grpo_trainable.simulation.runtime import VirtualActor, VirtualRuntime
 from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 from grpo_trainable.tasks.prompts import Prompts, build_task
@@ -231,10 +236,19 @@ class Timed:
     takes_deposits = False
 
     def __init__(self, learner: Learner, generator: Generator) -> None:
-        self._roles = learner, generator
+        self._learner, self._generator = learner, generator
+
+    def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
+        """Sample responses, and invent rewards: the task rewards none of a random policy's."""
+        scored = self._generator.generate(requests)
+        assert isinstance(scored, Scored)
+        rewards = torch.linspace(0, 1, requests[0].group_size)
+        groups = [replace(g, rewards=rewards.roll(g.prompt_index)) for g in scored.groups]
+        return replace(scored, groups=groups)
 
     def __getattr__(self, name: str) -> Any:
-        method = next(getattr(role, name) for role in self._roles if hasattr(role, name))
+        role = self._learner if hasattr(self._learner, name) else self._generator
+        method = getattr(role, name)
         return lambda start, end, *args: method(*args)
 
 
@@ -253,8 +267,6 @@ class RealTrial:
                     "min_new_tokens": 2,
                     "max_new_tokens": 6,
                 },
-                # The policy is random, so the task rewards none of its responses.
-                "task": {"length_penalty": 0.1, "length_target": 4},
                 "loss": {"kl_monitor": False},
                 "optim": {"lr": 1e-2},
                 "eval": {"every": 3, "prompts": 2, "samples": 1},
