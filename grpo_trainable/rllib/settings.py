@@ -131,7 +131,7 @@ def _actors(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if learners:
         raise ConfigError(f"num_learners={shown(learners)}: {needs}")
     if given.get("lag") and given.get("lag_mode") != "exact":
-        raise ConfigError(f"lag={shown(given['lag'])}: {needs}")
+        raise ConfigError(f"lag={shown(given['lag'])}: {needs}; or set lag_mode=exact")
     return {"placement": "colocated"}
 
 
