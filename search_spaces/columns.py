@@ -167,6 +167,13 @@ SIGNAL = (
         form="{:.0%}",
     ),
 )
+ESS = Column(
+    name="ess_fraction",
+    title="effective sample size",
+    metric="off_policy/ess_fraction",
+    over="mean",
+    form="{:.0%}",
+)
 IMPORTANCE = (
     Column(
         name="weights_bounded",

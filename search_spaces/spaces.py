@@ -7,6 +7,7 @@ from typing import Any
 from grpo_trainable.config.transport_catalog import TRANSPORTS
 from search_spaces.columns import (
     DRIFT,
+    ESS,
     IMPORTANCE,
     LEARNING,
     LENGTH,
@@ -106,6 +107,18 @@ LAG = SearchSpace(
         **{f"lag{lag}_capped": {**STALE, "lag": lag, "loss.importance_cap": CAP} for lag in LAGS},
     },
     columns=(*STALENESS, SPEED, *OFF_POLICY, *DRIFT),
+)
+
+
+# ---- What does staleness alone cost? The same lags, exact on any machine, on one device. ---------
+
+EXACT = {**STALE, "placement": "colocated", "lag_mode": "exact"}
+
+LAG_EXACT = SearchSpace(
+    name="lag_exact",
+    question="how much reward does staleness cost, if every rollout is exactly lag rounds old?",
+    arms={f"lag{lag}": {**EXACT, "lag": lag} for lag in LAGS},
+    columns=(*STALENESS, *OFF_POLICY, ESS, *DRIFT),
 )
 
 
@@ -279,7 +292,7 @@ OBJECTIVES_BY_LAG = SearchSpace(
 SPACES: dict[str, SearchSpace] = {
     space.name: space
     for space in (
-        *(ASYNC_VS_SYNC, GRADIENT_STEPS, LAG, REPLAY, TRANSPORT),
+        *(ASYNC_VS_SYNC, GRADIENT_STEPS, LAG, LAG_EXACT, REPLAY, TRANSPORT),
         *(LOSSES, BASELINES, LENGTH_NORM, STD_NORM, LEARNING_RATE, OBJECTIVES_BY_LAG),
     )
 }

@@ -55,6 +55,26 @@ def response_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     return bounded_log_ratio(total).exp().unsqueeze(-1)
 
 
+def effective_sample_fraction(
+    log_probs: Tensor, behaviour_log_probs: Tensor, mask: Tensor
+) -> float:
+    """Return the effective sample size of a batch's responses, as a fraction of their number.
+
+    1 / (n · Σ w̃²), where w̃ are the importance weights of the n responses, divided by their sum. The
+    weight of a response is the product of π/b over its tokens. Equal weights give 1. A weight that
+    outweighs all others gives 1/n. VCPO, arXiv 2602.17616, also uses unbounded weights of whole
+    responses. Rows without tokens do not count. Without any tokens, the result is 1.
+
+    Args:
+        log_probs: Log-probs under the policy π, (B, S).
+        behaviour_log_probs: Log-probs under the policy b that sampled the tokens, (B, S).
+        mask: True for the tokens that count, (B, S).
+    """
+    total = masked_sum(log_probs.double() - behaviour_log_probs.double(), mask, -1)
+    weights = total[mask.bool().any(dim=1)].softmax(dim=0)
+    return 1 / (len(weights) * float(weights.square().sum())) if len(weights) else 1.0
+
+
 def importance_weight(
     start_log_probs: Tensor,
     behaviour_log_probs: Tensor,

@@ -84,4 +84,10 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         f"must be > lag={config.lag}: otherwise a group that is first used at that lag is never "
         "reused",
     )
+    yield (
+        replay and config.lag_mode == "exact",
+        "lag_mode",
+        f"needs buffer_capacity=1, got {config.buffer_capacity}: replay trains on groups that are "
+        "more than lag rounds behind",
+    )
     yield schedule.max_age(config) < config.lag, "buffer.max_age", f"must be >= lag={config.lag}"

@@ -41,6 +41,16 @@ def monitored_responses(config: Config) -> int | None:
     return -(-responses // learners) * learners
 
 
+def last_collected(config: Config, round_: int) -> int:
+    """Return the last round whose rollouts are complete before the gradient steps of `round_`.
+
+    With `lag_mode=exact`, the rollouts of this last round are sampled with the newest weights, and
+    the rollouts of the rounds before it wait.
+    """
+    ahead = config.lag if config.lag_mode == "exact" else 0
+    return min(round_ + ahead, config.rounds - 1)
+
+
 # ---- Prompts drawn in place of prompts left out --------------------------------------------------
 
 
@@ -118,5 +128,5 @@ def most_rows(config: Config) -> int:
 
 def chunks_at_once(config: Config) -> int:
     """Return the number of chunks that can be sampled at the same time, given the lag."""
-    rounds = min(config.lag + 1, config.rounds)
+    rounds = 1 if config.in_turns else min(config.lag + 1, config.rounds)
     return rounds * batches_per_round(config) * len(chunks(config))

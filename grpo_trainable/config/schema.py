@@ -113,12 +113,19 @@ class TrialSettings(Settings):
         "training.",
         minimum=0,
     )
+    lag_mode: str = choice(
+        ("bounded", "exact"),
+        "Meaning of `lag`. With `bounded`, generators run ahead of the learner, and a group is at "
+        "most `lag` rounds behind. With `exact`, sampling and training take turns, and every group "
+        "waits until it is exactly `lag` rounds behind. The first `lag` rounds train on groups of "
+        "the initial weights.",
+    )
     weight_update: str = choice(
         ("between_batches", "interrupt_recompute", "in_flight"),
         "Point at which generators switch to new weights: between batches (between_batches), or "
         "within a batch. Within a batch, the KV cache is either rebuilt (interrupt_recompute) or "
         "kept (in_flight).",
-        read_if=(DISAGGREGATED, at_least("lag", 1)),
+        read_if=(DISAGGREGATED, at_least("lag", 1), one_of("lag_mode", "bounded")),
     )
     buffer_capacity: int = integer(
         1, "Number of rounds whose rollouts are kept. 1 means no replay.", minimum=1
@@ -227,7 +234,11 @@ def placement_conflicts(config: Config) -> Iterator[Conflict]:
     in_process = transport is not None and transport.sidedness == "in_process"
     refused = transport and transport.refuses_actors(**r.actors)
 
-    yield config.lag > 0 and colocated, "lag", "needs placement=disaggregated, got colocated"
+    yield (
+        colocated and not config.in_turns,
+        "lag",
+        "needs placement=disaggregated, got colocated; or set lag_mode=exact",
+    )
     yield (
         colocated and not in_process and config.transport != "auto",
         "transport",

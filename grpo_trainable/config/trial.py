@@ -209,12 +209,20 @@ class GRPOConfig(TrialSettings):
             raise ConfigError(f"task.mix, {label}: {error}") from None
 
     @property
+    def in_turns(self) -> bool:
+        """Return True if sampling and training take turns, so no call is open between two rounds.
+
+        Otherwise, generators sample while the learner trains.
+        """
+        return self.lag == 0 or self.lag_mode == "exact"
+
+    @property
     def in_mid_batch(self) -> bool:
         """Return True if generators switch to new weights in the middle of a batch.
 
-        At lag 0, no batch is under way when new weights arrive.
+        If sampling and training take turns, no batch is under way when new weights arrive.
         """
-        return self.weight_update != "between_batches" and self.lag > 0
+        return self.weight_update != "between_batches" and not self.in_turns
 
     @property
     def reference_role(self) -> str | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from grpo_trainable.algo import (
     bounded_tokens,
     compute_objective,
+    effective_sample_fraction,
     loss_denominator,
     masked_sum,
     token_ratio,
@@ -101,10 +102,13 @@ class GradientSteps:
         if critic is not None:
             of_critic.sum_over(self._ranks)
         taken = self._state.optimizer.step(statistics.loss + of_critic.loss)
-        step = statistics.step(taken)
+        seen = self._ranks.sum_(seen)
+        behaviour = batch.train_batch.behaviour_log_probs
+        ess_fraction = effective_sample_fraction(seen, behaviour, batch.loss_mask)
+        step = statistics.step(taken, ess_fraction)
         if critic is not None:
             step = replace(step, critic=of_critic.step(taken))
-        return step, self._ranks.sum_(seen)
+        return step, seen
 
     def _policy_loss(
         self, micro: BatchWithLogProbs, denominator: float, statistics: StepStatistics
@@ -274,7 +278,7 @@ class StepStatistics:
         self._ratio_counts = np.array(counts[4:])
         self._ratio_max = [summed[len(own) :].max()]
 
-    def step(self, taken: StepTaken) -> GradientStep:
+    def step(self, taken: StepTaken, ess_fraction: float) -> GradientStep:
         """Return the figures of the whole step, without its KL."""
         tokens = max(self._tokens, 1)
         return GradientStep(
@@ -287,6 +291,7 @@ class StepStatistics:
             bounded_tokens=self._bounded,
             ratio_counts=tuple(self._ratio_counts.tolist()),
             lr=taken.lr,
+            ess_fraction=ess_fraction,
             skipped=taken.skipped,
             kl={},
         )

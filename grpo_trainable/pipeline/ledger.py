@@ -88,9 +88,9 @@ class Ledger:
     prompts and never skips them.
 
     A prompt counts as accepted until it is known to be left out. A prompt that is left out is
-    replaced by the next new prompt of the stream. At lag 0, replacements are drawn once all other
-    prompts have come back, so the chunks do not depend on timing. With a lag, replacements are
-    drawn as soon as there are enough of them to fill a chunk.
+    replaced by the next new prompt of the stream. If sampling and training take turns, replacements
+    are drawn once all other prompts have come back, so the chunks do not depend on timing.
+    Otherwise, replacements are drawn as soon as there are enough of them to fill a chunk.
 
     Example: batches of 4 prompts, chunks of 2, `redraws` 2, lag 0. The right-hand column shows the
     index at which the batch ends (`_ends`), as known after each call:
@@ -242,7 +242,7 @@ class Ledger:
         missing = ends[-1] - self._next_prompt - sum(self._to_ask)
         if not (self._in_flight or self._lost or self._to_ask):
             self._to_ask = schedule.redraw_sizes(self._config, missing)
-        elif self._config.lag > 0:
+        elif not self._config.in_turns:
             largest = schedule.unit_prompts(self._config)
             self._to_ask += [largest] * (missing // largest)
 

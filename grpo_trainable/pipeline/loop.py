@@ -2,7 +2,9 @@
 
 A trial with `lag = 0` is synchronous: the gate admits the rollouts of a round only when the
 generators have the weights that the previous round produced. With `lag >= 1`, generators sample the
-rollouts of later rounds while the learner trains, and continue between calls of `run_round`.
+rollouts of later rounds while the learner trains, and continue between calls of `run_round`. With
+`lag_mode = exact`, every round is synchronous, but it collects the rollouts that a later round will
+train on: `lag` rounds later.
 
 This module does not import Ray. Actors, runtime and clock are passed in as arguments.
 """
@@ -118,6 +120,7 @@ class Pipeline:
         self._first_sync_s = 0.0  # seconds that the first sync took, transport set-up included
         self._version = 0  # version of the newest weights
         self._dispatching = False  # True: submit more work after every answer
+        self._last_due = -1  # the last round whose chunks may be submitted
         self._updated: dict[Actor, Updated] = {}  # the learners' answers in this round
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
@@ -187,8 +190,8 @@ class Pipeline:
         # Submit no chunks before this point: the wall clock excludes evaluations, so it would not
         # count the time of chunks that are sampled during an evaluation. From here on, chunks are
         # submitted after every answer, even while the learner trains.
-        self._start_dispatching()
-        self._work_until(lambda: self._collector.ledger.complete(round_))
+        for due_round in range(round_, schedule.last_collected(self.config, round_) + 1):
+            self._collect(due_round)
         training_begins()
         self._last_finished = None
         batches = self._collector.make_batches(round_)
@@ -199,10 +202,10 @@ class Pipeline:
         self.gate.learner_round += 1
         self._collector.evict()
         self._publish()
-        # A synchronous run has no calls in flight between two rounds. In every run, an evaluation
-        # is submitted before further rollouts.
+        # If sampling and training take turns, there are no calls in flight between two rounds. In
+        # every run, an evaluation is submitted before further rollouts.
         self._dispatching = False
-        if self.config.lag == 0:
+        if self.config.in_turns:
             self._finish_everything()
         self._stopped = self._drifted(updated)
         last = self.ended
@@ -210,7 +213,7 @@ class Pipeline:
             self._evaluate()
         if last:
             self._finish_everything()
-        elif self.config.lag > 0:
+        elif not self.config.in_turns:
             self._start_dispatching()
         return self._report(start, groups, row, updated, last=last)
 
@@ -274,6 +277,16 @@ class Pipeline:
 
     # ---- Rollouts ----------------------------------------------------------------------------
 
+    def _collect(self, round_: int) -> None:
+        """Sample until the rollouts of a round are complete.
+
+        If sampling and training take turns, no chunk of a later round is submitted. So the chunks
+        that replace prompts left out of this round do not depend on timing.
+        """
+        self._last_due = round_ if self.config.in_turns else self.config.rounds - 1
+        self._start_dispatching()
+        self._work_until(lambda: self._collector.ledger.complete(round_))
+
     def _start_dispatching(self) -> None:
         """Submit chunks now and, from now on, after every answer (`_wait`)."""
         self._dispatching = True
@@ -282,7 +295,7 @@ class Pipeline:
     def _dispatch(self) -> None:
         """Submit every chunk that the gate admits and that a generator has room for."""
         ledger = self._collector.ledger
-        while ledger.due_round < self.config.rounds:
+        while ledger.due_round <= self._last_due:
             rounds_ahead = ledger.due_round - self.gate.learner_round
             generator = self._fleet.free_generator(self.gate, rounds_ahead)
             if generator is None:

@@ -264,6 +264,7 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
         "loss/weights_bounded_fraction": _mean([step.weights_bounded_fraction for step in steps]),
         "loss/ratio_max": max(step.ratio_max for step in steps),
         "loss/bounded_tokens": float(sum(step.bounded_tokens for step in steps)),
+        "off_policy/ess_fraction": _mean([step.ess_fraction for step in steps]),
         "policy/entropy_nats": _mean([step.entropy_nats for step in steps]),
         "optim/grad_norm": _mean([step.grad_norm for step in steps]),
         "optim/lr": steps[-1].lr,

@@ -15,6 +15,7 @@ SECTIONS = (
     "env",
     "seed",
     "lag",
+    "lag_mode",
     "weight_update",
     "task",
     "rollout",

@@ -121,6 +121,8 @@ class GradientStep:
     bounded_tokens: int  # number of response tokens whose ratio was bounded at e^20 (`algo.ratios`)
     ratio_counts: tuple[int, ...]  # number of response tokens in each bin of `RATIO_EDGES`
     lr: float
+    # Effective sample size of the importance weights, as a fraction of the number of responses.
+    ess_fraction: float
     skipped: bool  # loss or gradient was not finite, so the step changed nothing
     # KL of the policy before the step, on the rows of the step; empty if not monitored.
     kl: dict[str, Drift]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
@@ -92,7 +93,7 @@ def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
     rounds = given.get("rounds", ENDLESS)
     data: dict[str, Any] = {
         "rounds": rounds,
-        **_actors(config, given.get("lag", 0)),
+        **_actors(config, given),
         **{ours: value for theirs, ours in SAME.items() if (value := config[theirs]) is not None},
         "eval.every": config.evaluation_interval or rounds,
         **given,
@@ -110,7 +111,7 @@ def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
     return nested
 
 
-def _actors(config: Any, lag: Any) -> dict[str, Any]:
+def _actors(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of placement and actors.
 
     In RLlib, 0 env runners and 0 learners mean that the algorithm's own process does the work.
@@ -129,8 +130,8 @@ def _actors(config: Any, lag: Any) -> dict[str, Any]:
     needs = "needs env_runners(num_env_runners=…) >= 1; with 0, one process samples and trains"
     if learners:
         raise ConfigError(f"num_learners={shown(learners)}: {needs}")
-    if lag:
-        raise ConfigError(f"lag={shown(lag)}: {needs}")
+    if given.get("lag") and given.get("lag_mode") != "exact":
+        raise ConfigError(f"lag={shown(given['lag'])}: {needs}; or set lag_mode=exact")
     return {"placement": "colocated"}
 
 

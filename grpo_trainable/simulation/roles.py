@@ -350,6 +350,7 @@ class VirtualLearner:
             bounded_tokens=0,
             ratio_counts=(0, len(groups), 0),
             lr=1e-4,
+            ess_fraction=1.0,
             skipped=False,
             kl={},
         )

@@ -86,7 +86,7 @@ NAMES = frozenset(
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
         *("loss/kl_coef", "loss/weights_bounded_fraction"),
         *CRITIC,
-        "policy/entropy_nats",
+        *("policy/entropy_nats", "off_policy/ess_fraction"),
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         *("group/zero_advantage_fraction", "group/drawn", "group/filtered", "group/resampled"),
         *POOL_METRICS,

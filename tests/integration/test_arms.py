@@ -33,6 +33,7 @@ INTERRUPTION = " That is all."
 # Arms that can share actors are neighbours.
 ARMS = {
     "colocated": trial_config(arm="colocated", placement="colocated"),
+    "exact": trial_config(arm="exact", placement="colocated", lag=2, lag_mode="exact"),
     "replay": trial_config(
         arm="replay",
         placement="colocated",
@@ -98,6 +99,7 @@ def results(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> dict
                 )
                 for key, value in (
                     ("lag", 0),
+                    ("lag_mode", "bounded"),
                     ("weight_update", "between_batches"),
                     ("buffer_capacity", 1),
                     ("buffer_sampling", "recency"),
@@ -145,6 +147,13 @@ def test_lag_is_bounded_and_reached(results: dict[str, Path]) -> None:
     for arm, config in ARMS.items():
         lags = [row["lag/max"] for row in rows(results[arm])]
         assert max(lags) == config.get("lag", 0)
+
+
+def test_an_exact_lag_is_reached_round_by_round_and_kept(results: dict[str, Path]) -> None:
+    history = rows(results["exact"])
+    assert [row["lag/mean"] for row in history] == [0, 1, 2, 2]
+    assert [row["count/waiting"] for row in history] == [8, 8, 4, 0]
+    assert [row["off_policy/ess_fraction"] > 0.999 for row in history] == [True, *[False] * 3]
 
 
 def test_first_step_on_fresh_rollouts_has_ratio_one(results: dict[str, Path]) -> None:
@@ -261,7 +270,9 @@ def test_warm_up_changes_neither_rows_nor_weights(
 # ---- Stopping and resuming -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ["colocated", "sync", "replay", "interrupted", "critic", "vine"])
+@pytest.mark.parametrize(
+    "arm", ["colocated", "exact", "sync", "replay", "interrupted", "critic", "vine"]
+)
 def test_resumed_synchronous_run_equals_uninterrupted_run(
     results: dict[str, Path], trainable: Any, begun: Any, arm: str, tmp_path: Path
 ) -> None:

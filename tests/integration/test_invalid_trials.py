@@ -18,7 +18,7 @@ from tuning.schedulers import PBT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
-REASON = "lag=1: needs placement=disaggregated, got colocated"
+REASON = "lag=1: needs placement=disaggregated, got colocated; or set lag_mode=exact"
 SHORT = {"rounds": 1, "checkpoint": {"every": 1}, "eval": {"every": 1}}
 
 

@@ -130,6 +130,10 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
     config.validate()
     endless = {"rounds": ENDLESS, "eval": {"every": ENDLESS}}
     assert GRPOConfig.from_dict(trial_data(config)) == GRPOConfig.from_dict(endless)
+    # One process that samples and trains in turn can have an exact lag.
+    exact = {"lag": 1, "lag_mode": "exact"}
+    given = GRPOAlgorithmConfig().training(grpo=exact)
+    assert GRPOConfig.from_dict(trial_data(given)) == GRPOConfig.from_dict({**endless, **exact})
     # A task keeps its own defaults, such as its learning rate.
     math = {"task": {"name": "math"}}
     expected = GRPOConfig.from_dict({**endless, **math})

@@ -14,6 +14,7 @@ from grpo_trainable.algo import (
     bounded_log_ratio,
     bounded_tokens,
     compute_grpo_clip_loss,
+    effective_sample_fraction,
     importance_weight,
     sequence_ratio,
     token_ratio,
@@ -134,3 +135,44 @@ def test_k3_of_a_token_that_became_impossible_is_finite():
 def bits(tensor: torch.Tensor) -> list[int]:
     """Return the bits of each value. Unlike ==, they distinguish −0 from 0."""
     return tensor.detach().view(torch.int32).tolist()
+
+
+# ---- Effective sample size -----------------------------------------------------------------------
+
+
+def effective(log_ratios: list[list[float]], mask: list[list[int]] | None = None) -> float:
+    """Return the fraction for these log-ratios of tokens. Both policies' log-probs are negative."""
+    log_ratio = torch.tensor(log_ratios, dtype=torch.float64)
+    counted = torch.ones_like(log_ratio) if mask is None else torch.tensor(mask)
+    behaviour = torch.full_like(log_ratio, -2.0)
+    return effective_sample_fraction(behaviour + log_ratio, behaviour, counted.bool())
+
+
+def test_effective_sample_size_by_hand():
+    two = math.log(2)
+    # Whole responses have the weights 1/2 · 2 = 1, 2 and 2 · 2 = 4: 7² / (1 + 4 + 16) = 7/3 of 3.
+    log_ratios = [[-two, two], [two, math.nan], [two, two]]
+    assert effective(log_ratios, [[1, 1], [1, 0], [1, 1]]) == pytest.approx(7 / 9, abs=1e-6)
+    # Weights 1 and 3: 4² / (1 + 9) = 1.6 of 2.
+    assert effective([[0.0], [math.log(3)]]) == pytest.approx(0.8, abs=1e-6)
+
+
+@pytest.mark.parametrize("log_ratio", [-1e4, -1.0, 0.0, 1.0, 1e4])
+def test_equal_weights_are_a_full_sample(log_ratio):
+    assert effective([[log_ratio, 0.0], [0.0, log_ratio]]) == pytest.approx(1, abs=1e-6)
+
+
+def test_one_weight_that_outweighs_the_others_is_a_single_sample():
+    # e^5000 is beyond the range of float64.
+    assert effective([[5000.0], [0.0], [-5000.0], [1.0]]) == pytest.approx(1 / 4, abs=1e-6)
+
+
+def test_responses_without_tokens_are_no_part_of_the_sample():
+    assert effective([[0.0], [9.0]], [[1], [0]]) == 1
+    assert effective([[3.0], [9.0]], [[0], [0]]) == 1
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=8))
+def test_effective_sample_size_is_between_one_and_all_responses(log_ratios):
+    fraction = effective([[value] for value in log_ratios])
+    assert 1 / len(log_ratios) - 1e-9 <= fraction <= 1 + 1e-9

@@ -68,6 +68,7 @@ DEFAULTS = {
     "k": 1,
     "k_mode": "same_batch",
     "lag": 0,
+    "lag_mode": "bounded",
     "weight_update": "between_batches",
     "buffer_capacity": 1,
     "buffer_sampling": "recency",
@@ -552,7 +553,19 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (nested(lag=1), "lag=1: needs placement=disaggregated, got colocated"),
+        (
+            nested(lag=1),
+            "lag=1: needs placement=disaggregated, got colocated; or set lag_mode=exact",
+        ),
+        (
+            nested(lag=2, lag_mode="exact", buffer_capacity=4),
+            "lag_mode=exact: needs buffer_capacity=1, got 4: replay trains on groups that are more "
+            "than lag rounds behind",
+        ),
+        (
+            APART | nested(lag=2, lag_mode="exact", weight_update="in_flight"),
+            "weight_update=in_flight: has no effect with lag_mode=exact; needs lag_mode=bounded",
+        ),
         (
             nested(eval__temperature=0),
             "eval.samples=2: must be 1 with eval.temperature=0, which makes all responses to a "
@@ -1042,6 +1055,18 @@ def test_prompts_of_a_round_grow_with_k_only_for_fresh_batches():
         assert (
             schedule.prompts_per_round(GRPOConfig.from_dict({"k": 4, "k_mode": k_mode})) == prompts
         )
+
+
+def test_sampling_and_training_take_turns_at_lag_0_and_at_an_exact_lag():
+    synchronous, bounded, exact = (
+        GRPOConfig.from_dict({"rounds": 6, **data})
+        for data in ({}, APART | {"lag": 4}, {"lag": 4, "lag_mode": "exact"})
+    )
+    assert [c.in_turns for c in (synchronous, bounded, exact)] == [True, False, True]
+    # A generator can have chunks of five rounds at a time, or only of the round being filled.
+    assert [schedule.chunks_at_once(c) for c in (bounded, exact)] == [5, 1]
+    assert [schedule.last_collected(exact, round_) for round_ in range(6)] == [4, 5, 5, 5, 5, 5]
+    assert [schedule.last_collected(bounded, round_) for round_ in range(6)] == [*range(6)]
 
 
 def test_max_age_defaults_to_the_lag_without_a_buffer():

@@ -31,6 +31,7 @@ from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import save_policy
 from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.pipeline.report import update_metrics
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.checksums import checksum, storage_checksum
 from grpo_trainable.protocol.messages import Drift, GradientStep
@@ -883,6 +884,24 @@ def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
     assert RATIO_EDGES[middle] < 1 < RATIO_EDGES[middle + 1]
     assert steps[0].ratio_counts[middle] == tokens  # under the policy that sampled
     assert steps[2].ratio_counts[middle] < tokens
+
+
+def test_stale_rollouts_have_a_smaller_effective_sample_size(policy_path: str) -> None:
+    pair = Pair(policy_path, k=2)
+    pair.sync()
+    stale = pair.rollouts()
+    fresh, moved = pair.learner.update([pair.rollouts()]).steps
+    assert fresh.ess_fraction == pytest.approx(1.0, abs=1e-6)  # under the policy that sampled
+    assert moved.ess_fraction < 1
+    policy = naive_log_probs(pair.learner.policy, stale, pair.config)
+    sampled = torch.cat([g.behaviour_log_probs.double().sum(dim=1) for g in stale])
+    weights = (policy - sampled).exp()
+    expected = float(weights.sum() ** 2 / weights.square().sum()) / len(weights)
+    updated = pair.learner.update([stale])
+    assert updated.steps[0].ess_fraction == pytest.approx(expected, rel=1e-3)
+    row = update_metrics(updated, stale)
+    mean = sum(step.ess_fraction for step in updated.steps) / 2
+    assert row["off_policy/ess_fraction"] == pytest.approx(mean)
 
 
 # ---- KL in the reward, and its steered coefficient ---------------------------------------------

@@ -941,7 +941,7 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
     absent = rows[0].keys() - rows[1].keys()
     assert {name.split("/")[0] for name in absent} == {
         *("reward", "response", "lag", "loss", "policy", "optim", "group", "buffer", "kl"),
-        "version",
+        *("version", "off_policy"),
     }
     assert not {"reward/eval_mean", "version/learner", "buffer/size"} & absent
     assert rows[1].keys() <= rows[2].keys() == rows[0].keys()

@@ -90,6 +90,7 @@ def test_steps_have_the_version_and_the_kl_before_them():
             bounded_tokens=0,
             ratio_counts=(),
             lr=1e-4,
+            ess_fraction=1.0,
             skipped=skipped,
             kl={"reference": Drift(k1=k1, k3=abs(k1))},
         )

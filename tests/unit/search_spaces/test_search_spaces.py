@@ -57,6 +57,8 @@ def test_the_off_policy_spaces_have_the_arms_that_their_questions_need():
     }
     lags = {(t.lag, t.loss.importance_cap) for t in SPACES["lag"].trials({}, [0])}
     assert lags == {(lag, cap) for lag in (0, 1, 2, 4, 8) for cap in (None, 2.0)}
+    exact = {(t.lag, t.lag_mode, t.placement) for t in SPACES["lag_exact"].trials({}, [0])}
+    assert exact == {(lag, "exact", "colocated") for lag in (0, 1, 2, 4, 8)}
     replays = {(t.buffer_capacity, t.buffer_sampling) for t in SPACES["replay"].trials({}, [0])}
     assert replays == {
         (1, "recency"),
