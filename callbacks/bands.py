@@ -50,7 +50,7 @@ class Band:
     form: str  # format of a value
     high: Callable[[float], float]
     low: Callable[[float], float] = lambda start: -math.inf
-    told: str  # the band in words, with `{start}`
+    told: str  # the band in words, with `{start}` and `{high}`
     advice: str
     judges: Callable[[GRPOConfig], bool]  # True for trials in which leaving the band is a bad sign
 
@@ -58,7 +58,8 @@ class Band:
         """Return a clause about a mean outside the band, or None for one inside."""
         if self.low(start) <= latest <= self.high(start):
             return None
-        told = self.told.format(start=self.form.format(start))
+        high = self.form.format(self.high(start))
+        told = self.told.format(start=self.form.format(start), high=high)
         return (
             f"{self.figure} {self.form.format(latest)} is outside its band, {told}; {self.advice}"
         )
@@ -108,7 +109,7 @@ BANDS = (
         value=lambda row: row.get("response/truncated_fraction"),
         form="{:.0%}",
         high=lambda start: min(0.9, start + 0.25),
-        told="at most 25 points above the {start} of the first rounds, and never above 90%",
+        told="at most {high}",
         advice="raise rollout.max_new_tokens if the reward needs the end of a response",
         judges=_answers_once,
     ),

@@ -32,7 +32,7 @@ def system_space(
     - `set/actors`: colocated actors; or separate actors, with a lag of 0 or of `lags`, a point at
       which weights are updated, and a transport.
     - `set/steps`: the number and kind of gradient steps, with the number of rounds. All trials
-      train on the same number of responses, and are evaluated equally often.
+      sample the same number of responses, and are evaluated equally often.
     - `buffer_capacity`: rounds of rollouts that are kept for replay.
 
     With one parameter per setting, some combinations would be invalid: `lag` and `transport` have
@@ -102,7 +102,7 @@ def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[d
     common = math.lcm(*ks)
     if rounds % common:
         raise ConfigError(
-            f"rounds={rounds}: must be a multiple of {common}, so that trials with any k train on "
+            f"rounds={rounds}: must be a multiple of {common}, so that trials with any k sample "
             "the same number of responses"
         )
     every = max(1, rounds // EVALUATIONS // common) * common

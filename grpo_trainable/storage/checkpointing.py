@@ -572,7 +572,13 @@ def refuse_foreign_files(directory: str | AnyPath) -> None:
         ForeignCheckpoint: The directory contains such a file.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
-    for name in _names(directory):
+    names = _names(directory)
+    if inside := [name for name in names if name.startswith("checkpoint_")]:
+        raise ForeignCheckpoint(
+            f"{directory}: is no checkpoint, but contains some, such as {max(inside)}; nothing was "
+            "loaded"
+        )
+    for name in names:
         # A process that was killed while writing leaves a file `.NAME.RANDOM`.
         whole = name[1:].rpartition(".")[0] if name.startswith(".") else name
         if whole not in (MANIFEST, STATE) and not PART.fullmatch(whole):

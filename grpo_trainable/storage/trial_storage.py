@@ -187,7 +187,7 @@ class TrialStorage:
                 continue
             try:
                 if not path.exists():
-                    raise DamagedCheckpoint(f"{path}: no longer exists")
+                    raise DamagedCheckpoint(f"{path}: does not exist")
                 round_ = restore(noted if path == named else checkpoint_at(path))
             except DamagedCheckpoint as error:
                 if self._directory is None:

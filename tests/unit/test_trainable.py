@@ -156,7 +156,7 @@ def test_restoring_the_final_checkpoint_says_that_the_trial_has_ended(tmp_path):
 
 
 def test_a_missing_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'no'}: no longer exists"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path / 'no'}: does not exist"):
         GRPOTrainable({}).restore(tmp_path / "no")
 
 

@@ -492,3 +492,12 @@ def test_a_learner_that_cannot_write_is_an_error_of_the_directory(tmp_path: Path
         files = write_learner_files(str(tmp_path / "there"), proof, tensors, {})
     with pytest.raises(OSError, match="Is a directory"):
         finish_checkpoint(tmp_path / "there", [files], {}, [])
+
+
+def test_the_directory_of_a_trial_is_refused_with_the_name_of_a_checkpoint_in_it(tmp_path: Path):
+    for name in ("checkpoint_000000", "checkpoint_000003"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "result.json").touch()
+    told = "is no checkpoint, but contains some, such as checkpoint_000003; nothing was loaded"
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: {told}"):
+        refuse_foreign_files(tmp_path)
