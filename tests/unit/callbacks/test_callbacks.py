@@ -719,13 +719,13 @@ LEFT = {
     ),
     "truncated": (
         {"response/truncated_fraction": [0.1, 0.3, 0.4, 0.4, 0.6, 0.6]},
-        "sync/0, round 5: share of truncated responses 50% is outside its band, at most 45%; raise "
-        "rollout.max_new_tokens if the reward needs the end of a response",
+        "sync/0, round 5: share of truncated responses 50% is outside its band, at most 45%; "
+        "raise rollout.max_new_tokens if the reward needs the end of a response",
     ),
     "always truncated": (
         {"response/truncated_fraction": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]},
-        "sync/0, round 4: share of truncated responses 100% is outside its band, at most 90%; raise "
-        "rollout.max_new_tokens if the reward needs the end of a response",
+        "sync/0, round 4: share of truncated responses 100% is outside its band, at most 90%; "
+        "raise rollout.max_new_tokens if the reward needs the end of a response",
     ),
     "repeated": (
         {"response/repeated_fraction": [0.0, 0.04, 0.1, 0.12, 0.2, 0.9]},
