@@ -22,7 +22,7 @@ from grpo_trainable.text import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
 from tuning.checks import ADAPTERS, Missing
-from tuning.directories import WRITABLE_BY_OTHERS
+from tuning.directories import WRITABLE_BY_OTHERS, held
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
 from tuning.preview import example_lines, in_short, preview
@@ -87,7 +87,7 @@ def _main(argv: Sequence[str]) -> int:
         return OK
     plan.prepare_directory()
     try:
-        with command_line.output_dropped_on_error():
+        with held(plan.directory), command_line.output_dropped_on_error():
             return run(plan)
     except UsageError:  # the cluster does not suit the trials, and no trial was started
         plan.withdraw()

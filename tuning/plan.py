@@ -40,6 +40,7 @@ from tuning.checks import Missing, check_comparable, check_population, checks_of
 from tuning.directories import (
     directory_named,
     has_results,
+    is_running,
     is_taken,
     refusal,
     refuse_state_of_others,
@@ -468,6 +469,10 @@ class Plan:
             raise UsageError(
                 f"--name {self.name}: {self.directory} exists; choose another name, or continue "
                 "the experiment with --resume"
+            )
+        if self.resuming and is_running(self.directory):
+            raise UsageError(
+                f"--resume: another command is running experiment {self.name}; wait until it ends"
             )
         if wrong := refusal(self.directory):
             raise UsageError(f"--storage {self.storage}: {wrong}")

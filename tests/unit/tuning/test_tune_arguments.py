@@ -25,6 +25,7 @@ from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.presets import ALGORITHMS, PRESETS
 from tuning import plan as plan_module
+from tuning.directories import held, is_running
 from tuning.plan import Options, Plan
 from tuning.schedulers import pbt_bounds, within_bounds
 
@@ -206,6 +207,16 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
     refused(command(*resume, "--set", "optim.lr=1"), "optim.lr=1", "was not fixed")
     refused(command(*resume, "--num-samples", "3"), "--num-samples 3", "started with 1")
     refused(command(*resume, "--samples", "512"), "--samples 512", "started without it")
+
+
+@pytest.mark.slow
+def test_a_resume_of_an_experiment_that_still_runs_is_refused(command, started):
+    plan = started()
+    with held(plan.directory):
+        refused(command("--resume", "--name", "mine"), "another command is running", "wait until")
+        assert is_running(plan.directory)
+    assert not is_running(plan.directory)
+    started(resume=True)
 
 
 def refuse_to_replace(*paths: object, **options: object) -> None:
