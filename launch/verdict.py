@@ -20,7 +20,7 @@ from reports.intervals import MOST_SEEDS
 from reports.margin_tests import FIRST_LOOK
 from reports.menu import Menu, MenuError, VerdictOptions, menu_of, recorded_options
 from reports.menu_text import menu_data, table
-from reports.parquet_reader import read_files
+from reports.parquet_reader import read_all
 from reports.report import ReportError
 from reports.stored import at_hand
 from reports.summary import compare
@@ -127,9 +127,8 @@ def menu_in(directory: Path, args: argparse.Namespace) -> Menu:
             "--margin is missing: the largest loss of held-out reward that you accept, such as "
             "--margin 0.03"
         )
-    files = {trial.name: read_files(trial) for trial in experiment.trials}
     comparison = compare(experiment.trials, experiment.not_begun)
-    return menu_of(experiment, comparison, files, given)
+    return menu_of(experiment, comparison, read_all(experiment.trials), given)
 
 
 if __name__ == "__main__":

@@ -129,14 +129,17 @@ def recorded_options(description: Mapping[str, Any]) -> VerdictOptions:
     Raises:
         MenuError: A recorded value cannot be used.
     """
-    baseline = description.get("baseline")
-    if not isinstance(baseline, str | None):
-        raise MenuError("experiment.json: baseline: must be the name of an arm")
     return VerdictOptions(
         margin=_recorded_margin(description, "margin"),
         margin_relative=_recorded_margin(description, "margin_relative"),
-        baseline=baseline,
+        baseline=recorded_baseline(description),
     )
+
+
+def recorded_baseline(description: Mapping[str, Any]) -> str | None:
+    """Return the arm that the experiment was started to compare with, or None."""
+    baseline = description.get("baseline")
+    return baseline if isinstance(baseline, str) else None
 
 
 def _recorded_margin(description: Mapping[str, Any], key: str) -> float | None:

@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from grpo_trainable import command_line
 from grpo_trainable.command_line import align
 from grpo_trainable.text import plural, written
 from reports.contrasts import Contrast
 from reports.intervals import MOST_SEEDS, POWER
 from reports.margin_tests import ALPHA, BETTER, FIRST_LOOK, NO_WORSE, UNDECIDED, WORSE, Judgement
-from reports.menu import MORE_PROMPTS, Menu, MenuRow, Noise, Price
+from reports.menu import (
+    MORE_PROMPTS,
+    Menu,
+    MenuError,
+    MenuRow,
+    Noise,
+    Price,
+    menu_of,
+    recorded_options,
+)
+from reports.parquet_reader import TrialFiles
+from reports.records import ExperimentRecord
+from reports.summary import Comparison
+
+if TYPE_CHECKING:
+    from grpo_trainable.storage.object_store import AnyPath
 
 REWARD, RATIO = "{:+.3f}", "{:.2f}x"
 HEADER = (
     *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds", "power"),
     *("to decide", "Pareto set"),
 )
+
+
+def menu_or_reason(
+    experiment: ExperimentRecord,
+    comparison: Comparison,
+    files: Mapping[str, TrialFiles],
+    place: AnyPath,
+) -> tuple[Menu | None, str | None]:
+    """Return the menu with the recorded margin, or a line that says why there is none.
+
+    Args:
+        experiment: The experiment as it was read.
+        comparison: The comparison of its arms.
+        files: Figures from the Parquet parts, by trial name.
+        place: The directory of the experiment, for the command in the line.
+
+    Returns:
+        The menu and None, or None and the line. An experiment with one arm and without a margin has
+        neither.
+    """
+    try:
+        options = recorded_options(experiment.description)
+        if options.has_margin:
+            return menu_of(experiment, comparison, files, options), None
+    except MenuError as error:
+        return None, f"No verdicts: {error}."
+    if len(comparison.arms) < 2:
+        return None, None
+    command = shlex.join([*command_line.command("verdict"), str(place), "--margin", "0.03"])
+    return None, f"To learn which arms lose less than a margin in held-out reward: {command}"
 
 
 def paragraph(menu: Menu) -> list[str]:

@@ -14,8 +14,10 @@ from reports import experiment_files
 from reports.answers import answer
 from reports.every_pair import every_pair
 from reports.experiment import ExperimentError, read_experiment
+from reports.menu import recorded_baseline
+from reports.menu_text import menu_or_reason
 from reports.page import render_page
-from reports.parquet_reader import read_files
+from reports.parquet_reader import TrialFiles, read_all
 from reports.records import ExperimentRecord
 from reports.report_data import report_data
 from reports.summary import Comparison, compare
@@ -52,12 +54,16 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         experiment = read_experiment(Path(os.path.abspath(directory)))
     except ExperimentError as error:
         raise ReportError(str(error)) from None
-    comparison = compare(experiment.trials, experiment.not_begun)
-    return write_report_of(experiment, comparison, warn)
+    baseline = recorded_baseline(experiment.description)
+    comparison = compare(experiment.trials, experiment.not_begun, baseline)
+    return write_report_of(experiment, comparison, read_all(experiment.trials), warn)
 
 
 def write_report_of(
-    experiment: ExperimentRecord, comparison: Comparison, warn: Callable[[str], object] = _warn
+    experiment: ExperimentRecord,
+    comparison: Comparison,
+    files: Mapping[str, TrialFiles],
+    warn: Callable[[str], object] = _warn,
 ) -> Path:
     """Write the report of an experiment that has been read and compared. See `write_report`."""
     directory = experiment.directory
@@ -73,7 +79,6 @@ def write_report_of(
         raise ReportError(
             "matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
         ) from None
-    files = {trial.name: read_files(trial) for trial in experiment.trials}
     damaged += [text for trial in experiment.trials for text in files[trial.name].damaged]
     for text in damaged:
         warn(text)
@@ -83,7 +88,10 @@ def write_report_of(
     found = quantities(experiment, comparison, files)
     short, told = short_answer(found, comparison), verdicts(found, comparison)
     pairs = every_pair(experiment, comparison, files)
-    data = report_data(experiment, comparison, asked, found, pairs, short, told, damaged)
+    menu, no_verdict = menu_or_reason(experiment, comparison, files, directory)
+    data = report_data(
+        experiment, comparison, asked, found, pairs, short, told, damaged, menu, no_verdict
+    )
     page = render_page(
         experiment, comparison, asked, files, shown, images, damaged, short, told, pairs
     )

@@ -159,6 +159,11 @@ SPACE = ("--space", "async_vs_sync")
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
             ["loss.clip=0.3: has no effect with loss.type=cispo", "arm colocated_k1"],
         ),
+        ([*SPACE, "--margin", "0"], ["--margin: must be a number above 0"]),
+        ([*SPACE, "--margin-relative=-1"], ["--margin-relative: must be a number >= 0"]),
+        ([*SPACE, "--margin", "1", "--margin-relative", "1"], ["not allowed with"]),
+        ([*SPACE, "--baseline", "sync"], ["--baseline sync needs --margin or --margin-relative"]),
+        ([*SPACE, "--margin", "0.1", "--baseline", "synk"], ["synk", "did you mean sync?"]),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
         (
@@ -207,6 +212,16 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
     refused(command(*resume, "--set", "optim.lr=1"), "optim.lr=1", "was not fixed")
     refused(command(*resume, "--num-samples", "3"), "--num-samples 3", "started with 1")
     refused(command(*resume, "--samples", "512"), "--samples 512", "started without it")
+    refused(command(*resume, "--margin", "0.1"), "--margin 0.1", "started without it")
+
+
+def test_a_margin_is_recorded_and_a_resume_keeps_it(started):
+    plan = started("--margin-relative", "0.05", "--baseline", "sync")
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
+    assert (stored["margin"], stored["margin_relative"]) == (None, 0.05)
+    assert stored["baseline"] == "sync"
+    resumed = started(resume=True).options
+    assert (resumed.margin_relative, resumed.baseline) == (0.05, "sync")
 
 
 @pytest.mark.slow
