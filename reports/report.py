@@ -72,7 +72,7 @@ def write_report_of(
         why = f" ({damaged[0]})" if damaged else ""
         raise ReportError(f"{directory}: no trial has finished a round yet{why}")
     try:
-        from reports.plots import sections
+        from reports.plots import menu_section, sections
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
@@ -82,21 +82,25 @@ def write_report_of(
     damaged += [text for trial in experiment.trials for text in files[trial.name].damaged]
     for text in damaged:
         warn(text)
+    menu, no_verdict = menu_or_reason(experiment, comparison, files, directory)
+    of_menu = [] if menu is None else [menu_section(menu, list(comparison.arms))]
     shown = sections(experiment, comparison, files)
-    images = _images(shown, list(comparison.arms))
+    images = _images([*of_menu, *shown], list(comparison.arms))
     asked = answer(experiment, comparison, files)
     found = quantities(experiment, comparison, files)
     short, told = short_answer(found, comparison), verdicts(found, comparison)
     pairs = every_pair(experiment, comparison, files)
-    menu, no_verdict = menu_or_reason(experiment, comparison, files, directory)
     data = report_data(
         experiment, comparison, asked, found, pairs, short, told, damaged, menu, no_verdict
     )
     page = render_page(
-        experiment, comparison, asked, files, shown, images, damaged, short, told, pairs
+        *(experiment, comparison, asked, files, shown, images, damaged, short, told, pairs),
+        menu=menu,
+        menu_plots=of_menu,
+        no_verdict=no_verdict,
     )
     try:
-        _write_plots(directory, shown, images)
+        _write_plots(directory, [*of_menu, *shown], images)
         _write_text(directory, "report.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
         _write_text(directory, "report.html", page)
     except OSError as error:
