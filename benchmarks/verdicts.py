@@ -9,8 +9,10 @@ errors       Simulates experiments whose differences are tested after every seed
              must not be; and `e_process`, the t-test of Wang and Ramdas (arXiv 2310.03722), which
              needs no maximum. In `edge`, the arm loses exactly the margin, so each verdict "no
              worse" is wrong. In `equal`, the arm equals the baseline, and differences scatter by as
-             much as the margin. The noise is Gaussian, or drawn from the differences between
-             committed trials (off_policy_lag.json).
+             much as the margin. The noise is Gaussian; or `fitted`, the difference of two draws from
+             the residuals of committed trials (off_policy_lag.json); or `skewed`, drawn from the
+             differences between these trials and one baseline, with the sign that hurts most.
+             These differences share three trials of the baseline, so their skew is mostly chance.
 levels       Simulates Student's t-test after every seed, with arms exactly at the margin. For each
              maximum number of seeds, it prints the nominal levels at which at most `ALPHA` /
              divisor of the experiments ever reject. A t-test does not depend on the variance, so
@@ -66,14 +68,12 @@ def main() -> None:
 
 def errors(args: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(args.seed)
-    residuals, sd = fitted_noise(FITTED_TO)
     shape = (args.simulations, MOST)
-    fitted = rng.choice(residuals / sd, shape)
-    # Skewed noise has two directions: the arm and the baseline can swap roles.
+    runs, differences = residuals(FITTED_TO)
     noises = {
         "gaussian": rng.standard_normal(shape),
-        "fitted": fitted,
-        "fitted_reversed": -fitted,
+        "fitted": (rng.choice(runs, shape) - rng.choice(runs, shape)) / (runs.std() * 2**0.5),
+        "skewed": -rng.choice(differences, shape) / differences.std(),
     }
     tests: dict[str, Test] = {
         "anytime": dict.fromkeys(range(FIRST_LOOK, MOST + 1), nominal_level(ALPHA, MOST)),
@@ -82,7 +82,12 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         "most_seeds": MOST,
-        "noise": {"sd": sd, "differences": len(residuals), "fitted_to": FITTED_TO.name},
+        "noise": {
+            "fitted_to": FITTED_TO.name,
+            "runs": len(runs),
+            "sd_of_runs": float(runs.std()),
+            "sd_of_differences": float(differences.std()),
+        },
         "fixed_seeds": seeds_for_power(1.0, ALPHA, Design(seeds=1)),
         "edge": {
             noise: {name: false_share(own, test) for name, test in tests.items()}
@@ -96,18 +101,20 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def fitted_noise(path: Path) -> tuple[np.ndarray, float]:
-    """Return the residuals of differences between arms, and their standard deviation.
+def residuals(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the residuals of the final held-out rewards, and of their differences.
 
-    A difference is the final held-out reward of an arm minus that of the first arm with the same
-    seed. Its residual is the distance from the mean over the seeds.
+    A difference is the reward of an arm minus that of the first arm with the same seed. A residual
+    is the distance from the mean over the seeds of an arm.
     """
-    arms = [np.array(arm["reward"]) for arm in json.loads(path.read_text())["arms"].values()]
-    differences = np.array([own - arms[0] for own in arms[1:]])  # (arms, seeds)
-    seeds = differences.shape[1]
-    residuals = differences - differences.mean(1, keepdims=True)
-    residuals *= math.sqrt(seeds / (seeds - 1))  # the mean was estimated from the same seeds
-    return residuals.ravel(), float(np.sqrt((residuals**2).mean()))
+    arms = json.loads(path.read_text())["arms"].values()
+    rewards = np.array([arm["reward"] for arm in arms])  # (arms, seeds)
+    seeds = rewards.shape[1]
+    scale = math.sqrt(seeds / (seeds - 1))  # the mean is estimated from the same seeds
+    runs, differences = (
+        scale * (own - own.mean(1, keepdims=True)) for own in (rewards, rewards[1:] - rewards[0])
+    )
+    return runs.ravel(), differences.ravel()
 
 
 def looks(differences: np.ndarray, test: Test) -> tuple[np.ndarray, np.ndarray]:
