@@ -9,9 +9,9 @@ errors       Simulates experiments whose differences are tested after every seed
              must not be; and `e_process`, the t-test of Wang and Ramdas (arXiv 2310.03722), which
              needs no maximum. In `edge`, the arm loses exactly the margin, so each verdict "no
              worse" is wrong. In `equal`, the arm equals the baseline, and differences scatter by as
-             much as the margin. The noise is Gaussian; or `fitted`, the difference of two draws from
-             the residuals of committed trials (off_policy_lag.json); or `skewed`, drawn from the
-             differences between these trials and one baseline, with the sign that hurts most.
+             much as the margin. The noise is Gaussian; or `fitted`, the difference of two draws
+             from the residuals of committed trials (off_policy_lag.json); or `skewed`, drawn from
+             the differences between these trials and one baseline, with the sign that hurts most.
              These differences share three trials of the baseline, so their skew is mostly chance.
 levels       Simulates Student's t-test after every seed, with arms exactly at the margin. For each
              maximum number of seeds, it prints the nominal levels at which at most `ALPHA` /
