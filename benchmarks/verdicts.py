@@ -4,9 +4,9 @@
     python benchmarks/verdicts.py --part levels    print NOMINAL of reports/margin_tests.py
 
 errors       Simulates experiments whose differences are tested after every seed up to 20, with
-             three tests: `anytime`, the group-sequential t-test of reports/margin_tests.py;
+             four tests: `anytime`, the group-sequential t-test of reports/margin_tests.py;
              `fixed`, a test for a fixed number of seeds that is repeated after every seed, as it
-             must not be; and `e_process`, the t-test of Wang and Ramdas (arXiv 2310.03722), which
+             must not be; `fixed_once`, the same test at its number of seeds; and `e_process`, the t-test of Wang and Ramdas (arXiv 2310.03722), which
              needs no maximum. In `edge`, the arm loses exactly the margin, so each verdict "no
              worse" is wrong. In `equal`, the arm equals the baseline, and differences scatter by as
              much as the margin. The noise is Gaussian; or `fitted`, the difference of two draws
@@ -75,9 +75,12 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
         "fitted": (rng.choice(runs, shape) - rng.choice(runs, shape)) / (runs.std() * 2**0.5),
         "skewed": -rng.choice(differences, shape) / differences.std(),
     }
+    fixed_seeds = seeds_for_power(1.0, ALPHA, Design(seeds=1))
+    assert fixed_seeds is not None, "a finite number of seeds shows this difference"
     tests: dict[str, Test] = {
         "anytime": dict.fromkeys(range(FIRST_LOOK, MOST + 1), nominal_level(ALPHA, MOST)),
         "fixed": dict.fromkeys(range(2, MOST + 1), ALPHA),
+        "fixed_once": {fixed_seeds: ALPHA},
         "e_process": e_process(),
     }
     return {
@@ -88,7 +91,7 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
             "sd_of_runs": float(runs.std()),
             "sd_of_differences": float(differences.std()),
         },
-        "fixed_seeds": seeds_for_power(1.0, ALPHA, Design(seeds=1)),
+        "fixed_seeds": fixed_seeds,
         "edge": {
             noise: {name: false_share(own, test) for name, test in tests.items()}
             for noise, own in noises.items()
