@@ -6,13 +6,14 @@
 errors       Simulates experiments whose differences are tested after every seed up to 20, with
              four tests: `anytime`, the group-sequential t-test of reports/margin_tests.py;
              `fixed`, a test for a fixed number of seeds that is repeated after every seed, as it
-             must not be; `fixed_once`, the same test at its number of seeds; and `e_process`, the t-test of Wang and Ramdas (arXiv 2310.03722), which
-             needs no maximum. In `edge`, the arm loses exactly the margin, so each verdict "no
-             worse" is wrong. In `equal`, the arm equals the baseline, and differences scatter by as
-             much as the margin. The noise is Gaussian; or `fitted`, the difference of two draws
-             from the residuals of committed trials (off_policy_lag.json); or `skewed`, drawn from
-             the differences between these trials and one baseline, with the sign that hurts most.
-             These differences share three trials of the baseline, so their skew is mostly chance.
+             must not be; `fixed_once`, the same test at its number of seeds; and `e_process`, the
+             t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum. In `edge`, the
+             arm loses exactly the margin, so each verdict "no worse" is wrong. In `equal`, the arm
+             equals the baseline, and differences scatter by as much as the margin. The noise is
+             Gaussian; or `fitted`, the difference of two draws from the residuals of committed
+             trials (off_policy_lag.json); or `skewed`, drawn from the differences between these
+             trials and one baseline, with the sign that hurts most. These differences share three
+             trials of the baseline, so their skew is mostly chance.
 levels       Simulates Student's t-test after every seed, with arms exactly at the margin. For each
              maximum number of seeds, it prints the nominal levels at which at most `ALPHA` /
              divisor of the experiments ever reject. A t-test does not depend on the variance, so
