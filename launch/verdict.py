@@ -52,7 +52,11 @@ def _main(argv: Sequence[str] | None) -> int:
         place = directory_named(args.experiment)
     except ValueError as error:
         raise UsageError(f"{args.experiment}: {error}") from None
-    if is_running(place):
+    try:
+        running = is_running(place)
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read ({error.strerror})") from None
+    if running:
         raise UsageError(
             f"{place}: a command is running this experiment; its report shows the results so far, "
             "and a verdict is possible when the command has ended"

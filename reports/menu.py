@@ -105,6 +105,7 @@ class Menu:
     design: Design
     # Of the undecided arms whose number of seeds is known. The baseline's trials count once.
     price: Price | None
+    equal_samples: bool  # all arms trained on about the same number of samples
 
     @property
     def rows(self) -> list[MenuRow]:
@@ -210,6 +211,7 @@ def menu_of(
         margin=next(iter(judged.values())).margin,
         design=design,
         price=_total_price(judged, costs, baseline),
+        equal_samples=comparison.equal_samples,
     )
 
 

@@ -25,7 +25,7 @@ from reports.menu import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import Comparison
+from reports.summary import UNEQUAL, Comparison
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -126,6 +126,7 @@ def notes(menu: Menu) -> list[str]:
             "A fixed number of seeds allows only one test, so the price is that of a new "
             "experiment. With --max-seeds, an experiment may be judged after every seed."
         )
+    told += [] if menu.equal_samples else [UNEQUAL]
     told += [
         f"{row.arm} has no completed seed in common with {menu.baseline.arm}."
         for row in menu.others

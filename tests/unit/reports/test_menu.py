@@ -13,7 +13,7 @@ from reports.margin_tests import NO_WORSE, UNDECIDED
 from reports.menu import Menu, MenuRow, VerdictOptions, menu_of
 from reports.menu_text import notes, paragraph
 from reports.parquet_reader import read_files
-from reports.summary import compare
+from reports.summary import UNEQUAL, compare
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
 ROUNDS = 5
@@ -119,6 +119,15 @@ def test_the_price_counts_the_trials_of_the_baseline_once(directory):
     assert by_arm(found)[OTHER].price.minutes == pytest.approx(9 * (1 + 2))
     (said,) = (text for text in paragraph(found) if text.startswith("Deciding"))
     assert said.startswith("Deciding sync and async_k1 would probably take 32 min and ")
+
+
+def test_unequal_numbers_of_samples_are_named(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, LOW)
+    assert UNEQUAL not in notes(menu(directory))
+    for path in directory.glob("sync-*/result.json"):
+        path.write_text(path.read_text().replace('"count/trained": 80.0', '"count/trained": 90.0'))
+    assert UNEQUAL in notes(menu(directory))
 
 
 def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
