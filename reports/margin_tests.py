@@ -36,6 +36,9 @@ class Design:
 
     seeds: int  # planned number of seeds; with `anytime`, the maximum
     anytime: bool = False
+    # Number of arms besides the baseline. An arm without results counts too, or levels would change
+    # between looks.
+    arms: int = 1
 
     def nominal(self, alpha: float, seeds: int) -> float:
         """Return the one-sided level of a single test after `seeds` seeds; 0 if there is no test.
@@ -221,7 +224,7 @@ def _holm(
     is the order of their sequential p-values.
     """
     found: dict[str, _Test] = {}
-    remaining = len(arms)
+    remaining = max(design.arms, len(arms))
     for arm in sorted(p_values, key=lambda arm: p_values[arm]):
         alpha = ALPHA / remaining
         nominal = design.nominal(alpha, arms[arm].seeds)

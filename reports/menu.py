@@ -225,10 +225,14 @@ def _baseline(arms: Sequence[str], asked: str | None) -> str:
 
 
 def _design(experiment: ExperimentRecord, options: VerdictOptions) -> Design:
+    arms = {trial.arm for trial in experiment.trials}
+    begun = {trial.config.arm for trial in experiment.trials}
+    others = len(arms) + len({arm for arm, _ in experiment.not_begun} - begun) - 1
     if options.max_seeds is not None:
-        return Design(seeds=options.max_seeds, anytime=True)
-    begun = {trial.config.seed for trial in experiment.trials}
-    return Design(seeds=len(begun | {seed for _, seed in experiment.not_begun}))
+        return Design(seeds=options.max_seeds, anytime=True, arms=others)
+    seeds = {trial.config.seed for trial in experiment.trials}
+    seeds |= {seed for _, seed in experiment.not_begun}
+    return Design(seeds=len(seeds), arms=others)
 
 
 def _pairs(

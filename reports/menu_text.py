@@ -101,7 +101,8 @@ def rows(menu: Menu) -> list[tuple[str, ...]]:
 
 def notes(menu: Menu) -> list[str]:
     """Return the notes below the table, one paragraph each."""
-    several = f", with Holm's correction over {len(menu.others)} arms" if menu.others[1:] else ""
+    arms = menu.design.arms
+    several = f", with Holm's correction over {arms} arms" if arms > 1 else ""
     if menu.design.anytime:
         how = f"valid after every seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:

@@ -166,6 +166,16 @@ def test_after_an_undecided_arm_no_other_claim_is_made_and_the_level_stays():
 SHIFTS = {"a": 0.0, "b": 0.005, "c": -0.005}
 
 
+def test_an_arm_without_results_counts_for_holm():
+    of_arm = {"arm": pairs([0.01, -0.01, 0.0, 0.01], 0.03)}
+    alone = judge(of_arm, Design(seeds=20, anytime=True))["arm"]
+    one_of_two = judge(of_arm, Design(seeds=20, anytime=True, arms=2))["arm"]
+
+    assert one_of_two.low is not None
+    assert alone.low is not None
+    assert one_of_two.low < alone.low
+
+
 def test_an_arm_that_is_better_only_without_holm_has_a_lower_bound_of_at_most_0():
     # Alone, the second arm would be better: its p-value for a difference above 0 is 0.04.
     good = [0.03, 0.0, 0.035, 0.015]
