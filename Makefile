@@ -102,6 +102,7 @@ bench-trials: $(READY) ## Measure whole trials and weight transfer (three hours)
 	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/asynchrony.py $(ARGS)
 	$(BIN)/python benchmarks/schedule_sim.py
+	$(BIN)/python benchmarks/verdicts.py
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 	$(BIN)/python benchmarks/learning.py --task arithmetic $(ARGS)
 	$(BIN)/python benchmarks/weight_transport.py

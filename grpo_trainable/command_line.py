@@ -62,6 +62,14 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], An
     return read
 
 
+def positive(text: str) -> float:
+    """Return a finite number above 0; an argparse type."""
+    value = number(float, 0)(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {shown(text)}")
+    return value
+
+
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as text: the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

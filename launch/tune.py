@@ -15,14 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_trainable import command_line
-from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, UsageError, number
+from grpo_trainable.command_line import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    Parser,
+    UsageError,
+    number,
+    positive,
+)
 from grpo_trainable.config import schedule
 from grpo_trainable.config.describe import settings
 from grpo_trainable.text import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
 from tuning.checks import ADAPTERS, Missing
-from tuning.directories import WRITABLE_BY_OTHERS
+from tuning.directories import WRITABLE_BY_OTHERS, held
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
 from tuning.preview import example_lines, in_short, preview
@@ -87,7 +95,7 @@ def _main(argv: Sequence[str]) -> int:
         return OK
     plan.prepare_directory()
     try:
-        with command_line.output_dropped_on_error():
+        with held(plan.directory), command_line.output_dropped_on_error():
             return run(plan)
     except UsageError:  # the cluster does not suit the trials, and no trial was started
         plan.withdraw()
@@ -147,6 +155,25 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="number of seeds for each arm (1). Not the same as --samples, the length of a trial",
     )
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
+    margin = parser.add_mutually_exclusive_group()
+    margin.add_argument(
+        "--margin",
+        metavar="REWARD",
+        type=positive,
+        help="largest acceptable loss of held-out reward. The output and the report then end and "
+        "begin with a verdict on each arm (docs/howto/verdict.md)",
+    )
+    margin.add_argument(
+        "--margin-relative",
+        metavar="SHARE",
+        type=positive,
+        help="the same as a share of the baseline's held-out reward, such as 0.05",
+    )
+    add(
+        "--baseline",
+        metavar="ARM",
+        help="the arm that verdicts compare with (the first arm)",
+    )
     add(
         "--name",
         metavar="NAME",
@@ -380,7 +407,7 @@ def tell(
     from tuning.interrupt import left_off
 
     experiment = read_experiment(directory)
-    comparison = compare(experiment.trials, experiment.not_begun)
+    comparison = compare(experiment.trials, experiment.not_begun, plan.options.baseline)
     print()
     print(table(comparison))
     print()
@@ -401,14 +428,23 @@ def tell(
 
 
 def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, command: str) -> None:
-    """Write the report and print its path, or the `command` that writes it later."""
+    """Write the report and print its path, or the `command` that writes it later.
+
+    The output ends with the menu, or with the reason why there are no verdicts.
+    """
+    from reports.menu_text import menu_or_reason, table
+    from reports.parquet_reader import read_all
     from reports.report import ReportError, write_report_of
 
     try:
-        page = write_report_of(experiment, comparison)
-        print(f"report: {plan.directory / page.name}", flush=True)
-    except ReportError as error:
-        print(f"no report: {error}; to try again: {command}", flush=True)
+        files = read_all(experiment.trials)
+        try:
+            page = write_report_of(experiment, comparison, files)
+            print(f"report: {plan.directory / page.name}", flush=True)
+        except ReportError as error:
+            print(f"no report: {error}; to try again: {command}", flush=True)
+        menu, reason = menu_or_reason(experiment, comparison, files, plan.directory)
+        print(*(() if menu is None else ("", table(menu))), *filter(None, [reason]), sep="\n")
     except Exception:
         # A failed report does not change the exit status, which says how the trials ended.
         traceback.print_exc()

@@ -212,6 +212,34 @@ def bars(
     )
 
 
+@dataclass(frozen=True)
+class MenuPoint:
+    """Place of an arm in the plot of the menu."""
+
+    arm: int  # position among all arms, which determines colour and marker
+    speed: Bar
+    reward: Bar  # difference from the baseline
+
+
+def draw_menu(figure: Figure, theme: Theme, points: Sequence[MenuPoint], margin: float) -> None:
+    """Draw the reward difference of each arm against its speed-up, with the margin as a band."""
+    axes = axes_of(figure, theme, x_label="speed-up", y_label="reward difference")
+    axes.axhspan(-margin, 0, color=theme.text, alpha=0.12, linewidth=0)
+    axes.axhline(0, color=theme.text, linewidth=0.8)
+    for point in points:
+        speed, reward, fill = point.speed, point.reward, colour(point.arm)
+        axes.plot([speed.low, speed.high], [reward.middle] * 2, color=fill, linewidth=1.6)
+        axes.plot([speed.middle] * 2, [reward.low, reward.high], color=fill, linewidth=1.6)
+        axes.plot(
+            [speed.middle], [reward.middle], color=fill, marker=marker(point.arm), markersize=7
+        )
+    # Bounds over two or three seeds can be very wide, and would hide the differences.
+    largest = max(abs(point.reward.middle) for point in points)
+    bounds = max(max(abs(point.reward.low), abs(point.reward.high)) for point in points)
+    limit = max(2 * margin, 1.3 * largest, min(1.1 * bounds, 5 * margin))
+    axes.set_ylim(-limit, limit)
+
+
 def draw_stage_bars(
     figure: Figure, theme: Theme, seconds: Mapping[str, Mapping[str, float]]
 ) -> None:

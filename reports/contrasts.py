@@ -168,20 +168,34 @@ def reward_difference(
     Returns:
         The mean difference, or None if the two arms share no seed or no prompt.
     """
-    shared = [seed for seed in arm if seed in base and arm[seed].keys() & base[seed].keys()]
-    if not shared:
+    shared, differences = paired_prompts(arm, base)
+    if not differences.size:
         return None
-    prompts = sorted(
-        set.intersection(*(set(side[seed]) for side in (arm, base) for seed in shared))
-    )
-    if not prompts:
-        return None
-    differences = np.array([[arm[s][p] - base[s][p] for p in prompts] for s in shared])
+    prompts = differences.shape[1]
     mean = float(differences.mean())
-    if len(prompts) == 1 or alike(differences):
-        identical = len(prompts) if len(prompts) > 1 and not differences.any() else 0
+    if prompts == 1 or alike(differences):
+        identical = prompts if prompts > 1 and not differences.any() else 0
         return Contrast(value=mean, neutral=0.0, seeds=shared, identical=identical)
     interval, spread = over_prompts(differences)
     return Contrast(
         value=interval.value, neutral=0.0, seeds=shared, interval=interval, spread=spread
     )
+
+
+def paired_prompts(
+    arm: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]]
+) -> tuple[list[int], np.ndarray]:
+    """Return the shared seeds, and the difference for each seed and prompt, (n, P).
+
+    A seed counts only if the two arms share a prompt in it. A prompt counts only if both arms have
+    a reward for it in every shared seed.
+
+    Args:
+        arm: seed -> prompt -> mean reward of the prompt's responses at the end.
+        base: seed -> prompt -> mean reward, for the baseline.
+    """
+    shared = [seed for seed in arm if seed in base and arm[seed].keys() & base[seed].keys()]
+    every = [set(side[seed]) for side in (arm, base) for seed in shared]
+    prompts = sorted(set.intersection(*every)) if every else []
+    differences = [[arm[s][p] - base[s][p] for p in prompts] for s in shared]
+    return shared, np.array(differences).reshape(len(shared), len(prompts))

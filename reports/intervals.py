@@ -132,11 +132,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
     if seeds == 1:
         estimate, _ = over_seeds(differences[0].tolist())
         return estimate, None
-    of_seeds, of_prompts = differences.mean(1) - mean, differences.mean(0) - mean
-    rest = differences - mean - of_seeds[:, None] - of_prompts
+    means = mean_squares(differences)
     degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
-    squares = [prompts * (of_seeds**2).sum(), seeds * (of_prompts**2).sum(), (rest**2).sum()]
-    means = [float(s) / d for s, d in zip(squares, degrees, strict=True)]
     # The variance is at least that of the seeds alone and that of the prompts alone.
     total = max(means[0] + means[1] - means[2], means[0], means[1])
     weight = sum(m**2 / d for m, d in zip(means, degrees, strict=True))
@@ -146,6 +143,21 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         half = student(0.5 + LEVEL / 2, freedom) * math.sqrt(total / (seeds * prompts))
     floor = max(0.0, means[1] - means[2]) / (seeds * prompts)
     return Estimate(mean, mean - half, mean + half), Spread(means[0] / prompts, floor)
+
+
+def mean_squares(differences: np.ndarray) -> list[float]:
+    """Return the mean squares of a two-way table: of seeds, of prompts, and of the rest.
+
+    Args:
+        differences: One value per seed and prompt, (n, P), with n and P at least 2.
+    """
+    seeds, prompts = differences.shape
+    mean = differences.mean()
+    of_seeds, of_prompts = differences.mean(1) - mean, differences.mean(0) - mean
+    rest = differences - mean - of_seeds[:, None] - of_prompts
+    degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
+    squares = [prompts * (of_seeds**2).sum(), seeds * (of_prompts**2).sum(), (rest**2).sum()]
+    return [float(s) / d for s, d in zip(squares, degrees, strict=True)]
 
 
 def alike(values: np.ndarray) -> bool:
@@ -214,16 +226,24 @@ def student(probability: float, freedom: float) -> float:
     """Return the quantile of Student's t, by bisection.
 
     Args:
-        probability: From 0.5 to 0.99.
+        probability: At least 0.5 and at most 1 - 1e-8, the precision of the integral.
         freedom: The degrees of freedom, at least 1.
     """
-    low, high = 0.0, 64.0  # the quantile is 31.8 for 0.99 and one degree of freedom
+    low, high = 0.0, 64.0
+    while _student_below(high, freedom) < probability:
+        low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (
             (middle, high) if _student_below(middle, freedom) < probability else (low, middle)
         )
     return (low + high) / 2
+
+
+def student_above(t: float, freedom: float) -> float:
+    """Return P(T > t) for Student's t."""
+    below = _student_below(abs(t), freedom)
+    return 1.0 - below if t >= 0 else below
 
 
 def _student_below(t: float, freedom: float) -> float:

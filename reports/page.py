@@ -16,12 +16,14 @@ from urllib.parse import quote
 from grpo_trainable.command_line import command
 from grpo_trainable.config import resources
 from grpo_trainable.text import plural
-from reports import changes
+from reports import changes, menu_text
 from reports.answers import Answer
 from reports.document import document, figure
 from reports.every_pair import HEADER as PAIRS
 from reports.every_pair import ArmPair
 from reports.markup import escaped, html_list, html_table, moment, shortened
+from reports.menu import Menu
+from reports.menu_text import paragraph
 from reports.parquet_reader import TrialFiles
 from reports.population import HEADER as LINEAGE
 from reports.population import SAID
@@ -46,6 +48,9 @@ def render_page(
     short: Sequence[str],
     told: Sequence[str],
     pairs: Sequence[ArmPair],
+    menu: Menu | None = None,
+    menu_plots: Sequence[Section] = (),
+    no_verdict: str | None = None,
 ) -> str:
     """Return the whole HTML document.
 
@@ -61,10 +66,15 @@ def render_page(
         short: The short answer at the top of the page.
         told: The sentences about the differences between arms.
         pairs: The comparisons of every pair of arms.
+        menu: The verdicts with a margin, or None if there are none.
+        menu_plots: The plots of the menu.
+        no_verdict: The reason why there are no verdicts, or how to get them.
     """
     name = experiment.directory.name
     parts = [
-        _head(experiment, name, comparison, short),
+        _head(experiment, name, comparison, paragraph(menu) if menu else short, no_verdict),
+        _menu_section(menu),
+        *(_plot_section(section, list(comparison.arms), images) for section in menu_plots),
         _missing(experiment, files, damaged),
         _table_section(comparison),
         _population_section(comparison),
@@ -82,7 +92,11 @@ def render_page(
 
 
 def _head(
-    experiment: ExperimentRecord, name: str, comparison: Comparison, short: Sequence[str]
+    experiment: ExperimentRecord,
+    name: str,
+    comparison: Comparison,
+    short: Sequence[str],
+    no_verdict: str | None,
 ) -> str:
     asked = experiment.question
     question = f"experiment {name}" if asked is None else asked.text
@@ -120,10 +134,22 @@ def _head(
         )
     state = "good" if _all_done(experiment) else "bad"
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
+    answered += f'<p class="note">{escaped(no_verdict)}</p>\n' if no_verdict else ""
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
         f"{answered}{_warnings(comparison)}</header>"
+    )
+
+
+def _menu_section(menu: Menu | None) -> str:
+    if menu is None:
+        return ""
+    return (
+        '<section id="menu">\n<h2>Menu</h2>\n'
+        f"{html_table(menu_text.HEADER, menu_text.rows(menu), figures=True)}\n"
+        + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in menu_text.notes(menu))
+        + "</section>"
     )
 
 

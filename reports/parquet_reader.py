@@ -125,6 +125,11 @@ class TrialFiles:
     damaged: Sequence[str]  # a line for each damaged part
 
 
+def read_all(trials: Sequence[TrialRecord]) -> dict[str, TrialFiles]:
+    """Read the figures from the Parquet parts of trials, by trial name."""
+    return {trial.name: read_files(trial) for trial in trials}
+
+
 def read_files(trial: TrialRecord) -> TrialFiles:
     """Read the figures from the Parquet parts of a trial."""
     rollouts, damaged = read_parts(trial, "rollouts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from grpo_trainable.config import schedule
 from grpo_trainable.telemetry.metrics import SE
@@ -11,14 +11,17 @@ from reports.canvas import HEIGHT, Plot, Section, panel_rows
 from reports.charts import (
     FIRST_ROUNDS,
     Bar,
+    MenuPoint,
     bars,
     draw_lag_histogram,
+    draw_menu,
     draw_stage_areas,
     draw_stage_bars,
     draw_versions,
     lines,
 )
 from reports.contrasts import Contrast
+from reports.menu import Menu
 from reports.parquet_reader import StepPoint, TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
@@ -45,6 +48,40 @@ def sections(
         *_titled("What changed within a round", _steps(arms, files)),
         *_titled("How often rollouts were used", _reuse(arms)),
     ]
+
+
+def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
+    """Return the plot of the menu.
+
+    Args:
+        menu: The menu.
+        arms: All arms, in the order of their colours.
+    """
+    points = [MenuPoint(arms.index(menu.baseline.arm), Bar(1, 1, 1), Bar(0, 0, 0))]
+    for row in menu.others:
+        if row.speed is not None and row.judgement is not None:
+            own = row.judgement
+            low, high = (own.difference if end is None else end for end in (own.low, own.high))
+            points.append(
+                MenuPoint(arms.index(row.arm), _bar(row.speed), Bar(own.difference, low, high))
+            )
+    shown = ", ".join(
+        f"{arms[point.arm]} {point.reward.middle:+.3f} at {point.speed.middle:.2f}x"
+        for point in points
+    )
+    plot = Plot(
+        name="menu",
+        title="Reward difference against speed-up",
+        look=f"Relative to {menu.baseline.arm}. Further right is faster, higher is better. The "
+        f"band is the margin of {menu.margin:.3g}. An arm whose vertical line ends above the lower "
+        "edge of the band is no worse by more than the margin. An arm whose line lies below that "
+        "edge is worse. Lines are cut off if they are much longer than the margin. Arms without a "
+        "comparable speed are not shown.",
+        draw=lambda figure, theme: draw_menu(figure, theme, points, menu.margin),
+        alt=f"Points with bounds. {shown}.",
+        missing=None if len(points) > 1 else "No arm has a speed and a reward to compare.",
+    )
+    return Section(title="The menu as a plot", plots=[plot])
 
 
 def _titled(title: str, plots: list[Plot]) -> list[Section]:
@@ -230,10 +267,13 @@ def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> di
     if comparison.baseline is not None:
         usable = comparison.has_usable_baseline
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
-    for arm, own in contrasts.items():
-        ends = (own.interval.low, own.interval.high) if own.interval else (own.value, own.value)
-        found[arm] = Bar(own.value, *ends)
+    found |= {arm: _bar(own) for arm, own in contrasts.items()}
     return found | dict.fromkeys(comparison.not_comparable, NOT_COMPARABLE)
+
+
+def _bar(own: Contrast) -> Bar:
+    ends = (own.interval.low, own.interval.high) if own.interval else (own.value, own.value)
+    return Bar(own.value, *ends)
 
 
 def _device_hours(comparison: Comparison, arm: str) -> Bar | str:

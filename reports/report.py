@@ -14,8 +14,10 @@ from reports import experiment_files
 from reports.answers import answer
 from reports.every_pair import every_pair
 from reports.experiment import ExperimentError, read_experiment
+from reports.menu import recorded_baseline
+from reports.menu_text import menu_or_reason
 from reports.page import render_page
-from reports.parquet_reader import read_files
+from reports.parquet_reader import TrialFiles, read_all
 from reports.records import ExperimentRecord
 from reports.report_data import report_data
 from reports.summary import Comparison, compare
@@ -52,12 +54,16 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         experiment = read_experiment(Path(os.path.abspath(directory)))
     except ExperimentError as error:
         raise ReportError(str(error)) from None
-    comparison = compare(experiment.trials, experiment.not_begun)
-    return write_report_of(experiment, comparison, warn)
+    baseline = recorded_baseline(experiment.description)
+    comparison = compare(experiment.trials, experiment.not_begun, baseline)
+    return write_report_of(experiment, comparison, read_all(experiment.trials), warn)
 
 
 def write_report_of(
-    experiment: ExperimentRecord, comparison: Comparison, warn: Callable[[str], object] = _warn
+    experiment: ExperimentRecord,
+    comparison: Comparison,
+    files: Mapping[str, TrialFiles],
+    warn: Callable[[str], object] = _warn,
 ) -> Path:
     """Write the report of an experiment that has been read and compared. See `write_report`."""
     directory = experiment.directory
@@ -66,29 +72,35 @@ def write_report_of(
         why = f" ({damaged[0]})" if damaged else ""
         raise ReportError(f"{directory}: no trial has finished a round yet{why}")
     try:
-        from reports.plots import sections
+        from reports.plots import menu_section, sections
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise ReportError(
             "matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
         ) from None
-    files = {trial.name: read_files(trial) for trial in experiment.trials}
     damaged += [text for trial in experiment.trials for text in files[trial.name].damaged]
     for text in damaged:
         warn(text)
+    menu, no_verdict = menu_or_reason(experiment, comparison, files, directory)
+    of_menu = [] if menu is None else [menu_section(menu, list(comparison.arms))]
     shown = sections(experiment, comparison, files)
-    images = _images(shown, list(comparison.arms))
+    images = _images([*of_menu, *shown], list(comparison.arms))
     asked = answer(experiment, comparison, files)
     found = quantities(experiment, comparison, files)
     short, told = short_answer(found, comparison), verdicts(found, comparison)
     pairs = every_pair(experiment, comparison, files)
-    data = report_data(experiment, comparison, asked, found, pairs, short, told, damaged)
+    data = report_data(
+        experiment, comparison, asked, found, pairs, short, told, damaged, menu, no_verdict
+    )
     page = render_page(
-        experiment, comparison, asked, files, shown, images, damaged, short, told, pairs
+        *(experiment, comparison, asked, files, shown, images, damaged, short, told, pairs),
+        menu=menu,
+        menu_plots=of_menu,
+        no_verdict=no_verdict,
     )
     try:
-        _write_plots(directory, shown, images)
+        _write_plots(directory, [*of_menu, *shown], images)
         _write_text(directory, "report.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
         _write_text(directory, "report.html", page)
     except OSError as error:

@@ -16,6 +16,8 @@ from reports.changes import LENGTH, Change
 from reports.contrasts import Contrast, doubts
 from reports.every_pair import ArmPair
 from reports.intervals import LEVEL
+from reports.menu import Menu
+from reports.menu_text import menu_data
 from reports.own_files import OwnFile, own_files
 from reports.population import settings_of, stretches_of, varied_settings
 from reports.records import ExperimentRecord, TrialRecord
@@ -35,6 +37,8 @@ def report_data(
     short: Sequence[str],
     told: Sequence[str],
     problems: Sequence[str],
+    menu: Menu | None = None,
+    no_verdict: str | None = None,
 ) -> dict[str, Any]:
     """Return the figures as JSON data, with None for unknown values.
 
@@ -48,6 +52,8 @@ def report_data(
         short: The sentences of the short answer.
         told: The sentences about the differences between arms.
         problems: One line for each thing that could not be read.
+        menu: The verdicts with a margin, or None if there are none.
+        no_verdict: The reason why there are no verdicts, or None.
     """
     records = experiment.arms
     varied = varied_settings(experiment.trials)
@@ -81,6 +87,8 @@ def report_data(
             }
             for pair in pairs
         ],
+        "menu": menu and menu_data(menu),
+        "no_verdict": no_verdict,
         "answer": list(short),
         "told": list(told),
         "trials": [

@@ -413,13 +413,19 @@ class Comparison:
         return f"{own.value:.2f}x{between}{mark}"
 
 
-def compare(trials: Sequence[TrialRecord], not_begun: Sequence[tuple[str, int]] = ()) -> Comparison:
+def compare(
+    trials: Sequence[TrialRecord],
+    not_begun: Sequence[tuple[str, int]] = (),
+    preferred: str | None = None,
+) -> Comparison:
     """Compare the arms of these trials, leaving out trials without a row.
 
     Args:
         trials: The trials that have begun.
         not_begun: Arm and seed of the planned trials that have not begun.
+        preferred: The baseline once it has a timed round (`BASELINE`).
     """
+    preferred = preferred or BASELINE
     records: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.rows:
@@ -438,10 +444,10 @@ def compare(trials: Sequence[TrialRecord], not_begun: Sequence[tuple[str, int]] 
         changes={arm: changes.of_arm(own) for arm, own in records.items()},
         lineage=lineage([trial for own in records.values() for trial in own if trial.member]),
     )
-    baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
+    baseline = preferred if preferred in timed else next(iter(timed), None)
     waiting = {t.config.arm for t in trials if not t.rows and not t.failed}
     planned = waiting | {arm for arm, _ in not_begun}
-    awaited = BASELINE if BASELINE in planned and BASELINE not in timed else None
+    awaited = preferred if preferred in planned and preferred not in timed else None
     alone = replace(alone, awaited=awaited)
     return alone if baseline is None else relative_to(alone, records, baseline)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import shlex
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_trainable.command_line import UsageError
 from grpo_trainable.storage.atomic import replacing
 from reports import EXPERIMENT_FILE
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 # data.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of a file system
 
 
 def directory_named(text: str) -> AnyPath:
@@ -136,3 +140,43 @@ def write_file(directory: AnyPath, name: str, content: bytes) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / name) as file:
         file.write(content)
+
+
+@contextmanager
+def held(directory: AnyPath) -> Iterator[None]:
+    """Hold a lock on an experiment while its command runs.
+
+    The lock is an advisory lock on experiment.json. It ends with the process, however the process
+    ends. Object stores and some network file systems have no locks, so nothing is held there.
+
+    Raises:
+        UsageError: Another command holds the lock.
+    """
+    if not isinstance(directory, Path):
+        yield
+        return
+    with open(directory / EXPERIMENT_FILE, "rb+") as file:  # NFS locks only files open for writing
+        if not _locked(file.fileno(), fcntl.LOCK_EX):
+            raise UsageError(f"{directory}: another command is running this experiment")
+        yield
+
+
+def is_running(directory: AnyPath) -> bool:
+    """Return True if a command holds the lock of an experiment."""
+    path = directory / EXPERIMENT_FILE
+    if not isinstance(path, Path) or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return not _locked(file.fileno(), fcntl.LOCK_SH)
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Lock a file until it is closed, and return False if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+    return True

@@ -31,6 +31,7 @@ from grpo_trainable.config import (
 from grpo_trainable.plugins import PluginError, is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
+from grpo_trainable.text import did_you_mean
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.find import absolute, directory_of, find_preset, find_space, source_file
@@ -40,6 +41,7 @@ from tuning.checks import Missing, check_comparable, check_population, checks_of
 from tuning.directories import (
     directory_named,
     has_results,
+    is_running,
     is_taken,
     refusal,
     refuse_state_of_others,
@@ -79,6 +81,9 @@ class Options:
     address: str | None = None
     verbose: bool = False
     accept_changed_code: bool = False
+    margin: float | None = None
+    margin_relative: float | None = None
+    baseline: str | None = None
 
 
 class Plan:
@@ -136,6 +141,7 @@ class Plan:
         if self.resuming:
             self._take_stored_settings()
         self.trials = self._trials(self._seeds())
+        self._check_baseline()
         # Key -> SHA-256 of the files that the trials read, as they were when the experiment
         # started. None until the digests are known, and on the first resume of an experiment that
         # an older version started.
@@ -342,6 +348,9 @@ class Plan:
             "seed": self.options.seed,
             "scheduler": self.options.scheduler,
             "samples": self.options.samples,
+            "margin": self.options.margin,
+            "margin_relative": self.options.margin_relative,
+            "baseline": self.options.baseline,
             "not_available": self.not_available,
             "task_defaults": self._task_defaults(),
             "grpo_trainable": __version__,
@@ -375,7 +384,10 @@ class Plan:
                     f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
                     "started; a resumed experiment keeps its settings"
                 )
-        for option in ("num_samples", "seed", "scheduler", "samples"):
+        for option in (
+            *("num_samples", "seed", "scheduler", "samples"),
+            *("margin", "margin_relative", "baseline"),
+        ):
             default = getattr(Options(), option)
             given, was = getattr(self.options, option), stored.get(option, default)
             if given not in (default, was):
@@ -385,6 +397,22 @@ class Plan:
                 )
             self.options = replace(self.options, **{option: was})
         self.fixed = stored["fixed"]
+
+    def _check_baseline(self) -> None:
+        """Check that the arm to compare with exists.
+
+        Raises:
+            UsageError: No trial runs the arm, or there is no margin to compare with.
+        """
+        baseline = self.options.baseline
+        if baseline is None:
+            return
+        if self.options.margin is None and self.options.margin_relative is None:
+            raise UsageError(f"--baseline {baseline} needs --margin or --margin-relative")
+        arms = list(dict.fromkeys(trial.arm for trial in self.trials))
+        if baseline not in arms:
+            hint = did_you_mean(baseline, arms) or f"the arms are {', '.join(sorted(arms))}"
+            raise UsageError(f"--baseline {shown(baseline)}: no trial runs this arm; {hint}")
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
         """Return the trials in the order in which they run."""
@@ -468,6 +496,10 @@ class Plan:
             raise UsageError(
                 f"--name {self.name}: {self.directory} exists; choose another name, or continue "
                 "the experiment with --resume"
+            )
+        if self.resuming and is_running(self.directory):
+            raise UsageError(
+                f"--resume: another command is running experiment {self.name}; wait until it ends"
             )
         if wrong := refusal(self.directory):
             raise UsageError(f"--storage {self.storage}: {wrong}")

@@ -118,6 +118,31 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
     assert not re.search(r"<ul[^>]*></ul>", (full / "report.html").read_text())
 
 
+def test_without_a_margin_the_page_says_how_to_get_verdicts(full):
+    page = Page(full / "report.html")
+
+    assert f"launch/verdict.py {full} --margin 0.03" in page.words
+    assert "menu" not in [section.get("id") for section in page.all("section")]
+
+
+def test_with_a_margin_the_page_opens_with_a_paragraph_the_menu_and_its_plot(tmp_path):
+    directory = write_full(tmp_path / "menu", ("colocated_k1", "colocated_k8", "async_k4"))
+    path = directory / "experiment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "margin": 0.03}))
+    page, heard = write(directory)
+
+    assert heard == []
+    assert page.words.index("May another arm replace colocated_k1") < page.words.index("Menu")
+    sections = [section.get("id") for section in page.all("section")]
+    assert sections[0] == "menu"
+    assert next(figure["id"] for figure in page.all("figure")) == "menu"
+    assert (directory / "plots" / "menu.png").read_bytes().startswith(PNG)
+    (image, *_) = page.all("img")
+    assert "colocated_k8 -0.0" in image["alt"]
+    data = json.loads((directory / "report.json").read_text())
+    assert data["menu"]["arms"]["async_k4"]["verdict"] == "undecided"
+
+
 def plot_of(directory: Path, name: str) -> canvas.Plot:
     """Return a plot of the report of an experiment."""
     experiment = read_experiment(directory)

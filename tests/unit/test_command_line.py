@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ["launch/tune.py", "--settings"],
         ["launch/tune.py", "--list"],
         ["launch/report.py", "--help"],
+        ["launch/verdict.py", "--help"],
     ],
     ids=" ".join,
 )

@@ -18,6 +18,7 @@ from reports.changes import QUANTITIES
 from reports.every_pair import every_pair
 from reports.experiment import read_experiment
 from reports.markup import moment
+from reports.menu_text import menu_or_reason
 from reports.pace import pace_of
 from reports.parquet_reader import read_files
 from reports.report_data import report_data
@@ -40,7 +41,8 @@ def data_of(directory: Path) -> dict[str, Any]:
     asked = answer(experiment, comparison, files)
     pairs = every_pair(experiment, comparison, files)
     short, told = short_answer(found, comparison), verdicts(found, comparison)
-    return report_data(experiment, comparison, asked, found, pairs, short, told, [])
+    menu = menu_or_reason(experiment, comparison, files, directory)
+    return report_data(experiment, comparison, asked, found, pairs, short, told, [], *menu)
 
 
 def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) -> Path:
@@ -301,6 +303,23 @@ def test_every_key_of_report_json_is_documented_and_every_documented_key_is_ther
 
     assert len(documented) == len(set(documented))
     assert set(documented) == paths_of(data_of(own))
+
+
+def test_the_menu_is_in_the_data_and_without_a_margin_the_command_that_makes_it(tmp_path):
+    for name, margin in (("with", 0.03), ("without", None)):
+        directory = experiments.write_experiment(tmp_path / name, margin=margin)
+        for arm in ("a", "b"):
+            rows = write_arm(directory, arm, 0.5) / "result.json"
+            rows.write_text(rows.read_text().replace('"eval/round": 0.0', '"eval/round": 5.0'))
+        data = data_of(directory)
+        if margin is None:
+            assert data["menu"] is None
+            assert f"verdict.py {directory} --margin" in data["no_verdict"]
+        else:
+            assert data["no_verdict"] is None
+            assert data["menu"]["margin"] == margin
+            assert data["menu"]["arms"]["b"]["verdict"] == "undecided"
+            assert data["menu"].keys() >= {"baseline", "price", "answer", "status"}
 
 
 def test_every_two_arms_are_compared(own):

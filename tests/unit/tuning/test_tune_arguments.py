@@ -25,6 +25,7 @@ from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.presets import ALGORITHMS, PRESETS
 from tuning import plan as plan_module
+from tuning.directories import held, is_running
 from tuning.plan import Options, Plan
 from tuning.schedulers import pbt_bounds, within_bounds
 
@@ -158,6 +159,11 @@ SPACE = ("--space", "async_vs_sync")
             [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
             ["loss.clip=0.3: has no effect with loss.type=cispo", "arm colocated_k1"],
         ),
+        ([*SPACE, "--margin", "0"], ["--margin: must be a number above 0"]),
+        ([*SPACE, "--margin-relative=-1"], ["--margin-relative: must be a number >= 0"]),
+        ([*SPACE, "--margin", "1", "--margin-relative", "1"], ["not allowed with"]),
+        ([*SPACE, "--baseline", "sync"], ["--baseline sync needs --margin or --margin-relative"]),
+        ([*SPACE, "--margin", "0.1", "--baseline", "synk"], ["synk", "did you mean sync?"]),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
         (
@@ -206,6 +212,26 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
     refused(command(*resume, "--set", "optim.lr=1"), "optim.lr=1", "was not fixed")
     refused(command(*resume, "--num-samples", "3"), "--num-samples 3", "started with 1")
     refused(command(*resume, "--samples", "512"), "--samples 512", "started without it")
+    refused(command(*resume, "--margin", "0.1"), "--margin 0.1", "started without it")
+
+
+def test_a_margin_is_recorded_and_a_resume_keeps_it(started):
+    plan = started("--margin-relative", "0.05", "--baseline", "sync")
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
+    assert (stored["margin"], stored["margin_relative"]) == (None, 0.05)
+    assert stored["baseline"] == "sync"
+    resumed = started(resume=True).options
+    assert (resumed.margin_relative, resumed.baseline) == (0.05, "sync")
+
+
+@pytest.mark.slow
+def test_a_resume_of_an_experiment_that_still_runs_is_refused(command, started):
+    plan = started()
+    with held(plan.directory):
+        refused(command("--resume", "--name", "mine"), "another command is running", "wait until")
+        assert is_running(plan.directory)
+    assert not is_running(plan.directory)
+    started(resume=True)
 
 
 def refuse_to_replace(*paths: object, **options: object) -> None:

@@ -1,0 +1,388 @@
+"""Menu of the arms: speed, cost and a verdict on the reward of each, compared with a baseline."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from grpo_trainable.config import resources
+from grpo_trainable.text import did_you_mean
+from reports.contrasts import Contrast, paired_prompts
+from reports.intervals import mean_squares
+from reports.margin_tests import (
+    UNDECIDED,
+    WORSE,
+    Design,
+    Judgement,
+    LooksEarly,
+    Pairs,
+    judge,
+)
+from reports.parquet_reader import TrialFiles
+from reports.records import ExperimentRecord, TrialRecord
+from reports.summary import Comparison, relative_to
+
+DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
+MORE_PROMPTS = 4  # factor by which a larger evaluation is compared with more seeds
+
+
+class MenuError(ValueError):
+    """There is no verdict; the message gives the reason in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictOptions:
+    """Options of a verdict, from a command line or from experiment.json."""
+
+    margin: float | None = None  # the largest acceptable loss of held-out reward
+    margin_relative: float | None = None  # the same as a share of the baseline's reward
+    baseline: str | None = None  # None: the first arm
+    max_seeds: int | None = None  # None: a fixed number of seeds
+
+    @property
+    def has_margin(self) -> bool:
+        """Return True if there is a margin, so that a verdict is possible."""
+        return self.margin is not None or self.margin_relative is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """Cost of the trials that a decision would still take, one trial after another."""
+
+    minutes: float
+    device_hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Sources of the variance of a difference between seeds."""
+
+    # Share that comes from the evaluation: which prompts are easy in which run, and the sampling of
+    # responses. The rest comes from other differences between runs.
+    evaluation_share: float
+    # Cost at which an evaluation with `MORE_PROMPTS` times as many prompts reaches the same
+    # precision, relative to the cost with more seeds alone. None if the times are unknown.
+    relative_cost: float | None
+
+    @property
+    def cheaper(self) -> str | None:
+        """The cheaper way to more precision: `prompts` or `seeds`; None if unknown."""
+        if self.relative_cost is None:
+            return None
+        return "prompts" if self.relative_cost < 1 else "seeds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MenuRow:
+    """One arm of the menu."""
+
+    arm: str
+    speed: Contrast | None  # None for the baseline, and if speeds are not comparable
+    cost: Contrast | None
+    judgement: Judgement | None  # None for the baseline, and without a seed in common with it
+    noise: Noise | None
+    price: Price | None  # None if no more seeds are needed, or if their number is unknown
+    in_pareto_set: bool  # no other arm is faster, cheaper and better in reward
+
+    @property
+    def verdict(self) -> str:
+        """The verdict about the arm."""
+        return UNDECIDED if self.judgement is None else self.judgement.verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Menu:
+    """The arms of an experiment, judged against a baseline with a margin."""
+
+    baseline: MenuRow
+    others: Sequence[MenuRow]
+    options: VerdictOptions
+    margin: float  # in units of the reward
+    design: Design
+    # Of the undecided arms whose number of seeds is known. The baseline's trials count once.
+    price: Price | None
+    equal_samples: bool  # all arms trained on about the same number of samples
+
+    @property
+    def rows(self) -> list[MenuRow]:
+        """The baseline, then the other arms."""
+        return [self.baseline, *self.others]
+
+    @property
+    def status(self) -> int:
+        """Exit status: that of the worst verdict."""
+        verdicts = [row.verdict for row in self.others]
+        if WORSE in verdicts:
+            return WORSE_STATUS
+        return UNDECIDED_STATUS if UNDECIDED in verdicts else DECIDED_STATUS
+
+
+def recorded_options(description: Mapping[str, Any]) -> VerdictOptions:
+    """Return the options that the experiment was started with.
+
+    Args:
+        description: The content of experiment.json, which anyone may have written.
+
+    Raises:
+        MenuError: A recorded value cannot be used.
+    """
+    return VerdictOptions(
+        margin=_recorded_margin(description, "margin"),
+        margin_relative=_recorded_margin(description, "margin_relative"),
+        baseline=recorded_baseline(description),
+    )
+
+
+def recorded_baseline(description: Mapping[str, Any]) -> str | None:
+    """Return the arm that the experiment was started to compare with, or None."""
+    baseline = description.get("baseline")
+    return baseline if isinstance(baseline, str) else None
+
+
+def _recorded_margin(description: Mapping[str, Any], key: str) -> float | None:
+    value = description.get(key)
+    if value is not None and (type(value) not in (int, float) or not value > 0):
+        raise MenuError(f"experiment.json: {key}: must be a number above 0")
+    return value
+
+
+def menu_of(
+    experiment: ExperimentRecord,
+    comparison: Comparison,
+    files: Mapping[str, TrialFiles],
+    options: VerdictOptions,
+) -> Menu:
+    """Judge the arms of an experiment.
+
+    Args:
+        experiment: The experiment as it was read.
+        comparison: The comparison of its arms, with any baseline.
+        files: Figures from the Parquet parts, by trial name.
+        options: The margin, the baseline and the design.
+
+    Raises:
+        MenuError: The arms cannot be judged.
+    """
+    arms = experiment.arms
+    baseline = _baseline(list(arms), options.baseline)
+    rewards = {
+        arm: {t.config.seed: t.reward_after for t in trials if t.reward_after is not None}
+        for arm, trials in experiment.complete_arms.items()
+    }
+    design = _design(experiment, options)
+    pairs = _pairs(rewards, baseline, options)
+    try:
+        judged = judge(pairs, design)
+    except LooksEarly as error:
+        raise MenuError(str(error)) from None
+    compared = relative_to(comparison, arms, baseline)
+    costs = {arm: _seed_cost(trials) for arm, trials in experiment.complete_arms.items()}
+    pareto = _pareto_set(compared, baseline, judged)
+
+    def row(arm: str) -> MenuRow:
+        own = judged.get(arm)
+        return MenuRow(
+            arm=arm,
+            speed=compared.speed.get(arm),
+            cost=compared.cost.get(arm),
+            judgement=own,
+            noise=_noise(arms[arm], arms[baseline], files),
+            price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
+            in_pareto_set=arm in pareto,
+        )
+
+    base = MenuRow(
+        arm=baseline,
+        speed=None,
+        cost=None,
+        judgement=None,
+        noise=None,
+        price=None,
+        in_pareto_set=baseline in pareto,
+    )
+    return Menu(
+        baseline=base,
+        others=[row(arm) for arm in arms if arm != baseline],
+        options=options,
+        margin=next(iter(judged.values())).margin,
+        design=design,
+        price=_total_price(judged, costs, baseline),
+        equal_samples=comparison.equal_samples,
+    )
+
+
+def _baseline(arms: Sequence[str], asked: str | None) -> str:
+    if len(arms) < 2:
+        raise MenuError("a verdict compares arms, but this experiment has results of only one arm")
+    if asked is None or asked in arms:
+        return asked or arms[0]
+    hint = did_you_mean(asked, arms) or f"the arms are {', '.join(arms)}"
+    raise MenuError(f"--baseline {asked}: no arm with results has this name; {hint}")
+
+
+def _design(experiment: ExperimentRecord, options: VerdictOptions) -> Design:
+    arms = {trial.arm for trial in experiment.trials}
+    begun = {trial.config.arm for trial in experiment.trials}
+    others = len(arms) + len({arm for arm, _ in experiment.not_begun} - begun) - 1
+    if options.max_seeds is not None:
+        return Design(seeds=options.max_seeds, anytime=True, arms=others)
+    seeds = {trial.config.seed for trial in experiment.trials}
+    seeds |= {seed for _, seed in experiment.not_begun}
+    return Design(seeds=len(seeds), arms=others)
+
+
+def _pairs(
+    rewards: Mapping[str, Mapping[int, float]], baseline: str, options: VerdictOptions
+) -> dict[str, Pairs]:
+    """Return the paired differences of each arm that shares a seed with the baseline.
+
+    Raises:
+        MenuError: No arm shares a seed, or the margin has no value.
+    """
+    base = rewards[baseline]
+    found = {}
+    for arm, own in rewards.items():
+        shared = sorted(own.keys() & base.keys())
+        if arm == baseline or not shared:
+            continue
+        values = np.array([base[seed] for seed in shared])
+        differences = np.array([own[seed] for seed in shared]) - values
+        found[arm] = Pairs(differences, _margins(values, options, baseline))
+    if not found:
+        raise MenuError(
+            f"no arm has a completed seed in common with the baseline {baseline}; wait until both "
+            "have completed one, or choose another --baseline"
+        )
+    if options.max_seeds is not None:
+        most = max(pairs.seeds for pairs in found.values())
+        if most > options.max_seeds:
+            raise MenuError(
+                f"--max-seeds {options.max_seeds}: {most} seeds are complete; the maximum must be "
+                "chosen before the experiment starts and cannot be lower"
+            )
+    return found
+
+
+def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.ndarray:
+    if options.margin is not None:
+        return np.full(len(base), options.margin)
+    assert options.margin_relative is not None
+    if not base.mean() > 0:
+        raise MenuError(
+            f"--margin-relative needs a baseline with a reward above 0, but {baseline} has "
+            f"{base.mean():.3g}; use --margin"
+        )
+    return options.margin_relative * base
+
+
+# ---- The Pareto set --------------------------------------------------------------------------
+
+
+def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgement]) -> set[str]:
+    """Return the arms that no other arm beats in speed, in cost and in reward.
+
+    An arm with an unknown figure is beaten by none and beats none.
+    """
+    figures = {baseline: (1.0, 1.0, 0.0)}
+    for arm, own in judged.items():
+        if arm in compared.speed and arm in compared.cost:
+            figures[arm] = (
+                compared.speed[arm].value,
+                compared.cost[arm].value,
+                own.difference,
+            )
+
+    def beaten(arm: str) -> bool:
+        return arm in figures and any(
+            all(mine < other for mine, other in zip(figures[arm], theirs, strict=True))
+            for theirs in figures.values()
+        )
+
+    return {arm for arm in compared.arms if not beaten(arm)}
+
+
+# ---- The price of a decision -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _SeedCost:
+    """Median cost of one complete trial."""
+
+    seconds: float  # including evaluation and checkpoints
+    eval_s: float
+    devices: float
+
+
+def _seed_cost(trials: Sequence[TrialRecord]) -> _SeedCost | None:
+    evaluating = [sum(trial.column("time/eval_s")) for trial in trials]
+    seconds = [
+        (trial.last("time/wall_clock_s") or 0.0)
+        + evaluated
+        + sum(trial.column("time/checkpoint_s"))
+        for trial, evaluated in zip(trials, evaluating, strict=True)
+    ]
+    if not any(seconds):
+        return None
+    devices = resources.devices(trials[0].config)
+    return _SeedCost(statistics.median(seconds), statistics.median(evaluating), devices)
+
+
+def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None:
+    """Return the price of one trial of each cost, with each of these seeds."""
+    known = [cost for cost in costs if cost is not None]
+    if not seeds or len(known) < len(costs):
+        return None
+    return Price(
+        minutes=seeds * sum(cost.seconds for cost in known) / 60,
+        device_hours=seeds * sum(cost.seconds * cost.devices for cost in known) / 3600,
+    )
+
+
+def _total_price(
+    judged: Mapping[str, Judgement], costs: Mapping[str, _SeedCost | None], baseline: str
+) -> Price | None:
+    """Return the price of all decisions whose number of seeds is known; None if there are none."""
+    missing = {arm: own.seeds_missing for arm, own in judged.items() if own.seeds_missing}
+    if not missing:
+        return None
+    parts = [_price([costs[arm]], seeds) for arm, seeds in missing.items()]
+    parts.append(_price([costs[baseline]], max(missing.values())))
+    priced = [part for part in parts if part is not None]
+    if len(priced) < len(parts):
+        return None
+    return Price(
+        minutes=sum(part.minutes for part in priced),
+        device_hours=sum(part.device_hours for part in priced),
+    )
+
+
+# ---- The sources of noise --------------------------------------------------------------------
+
+
+def _noise(
+    arm: Sequence[TrialRecord], base: Sequence[TrialRecord], files: Mapping[str, TrialFiles]
+) -> Noise | None:
+    """Return the sources of the noise; None with fewer than two seeds or prompts in common."""
+    sides = [
+        {t.config.seed: files[t.name].held_out for t in trials if t.complete}
+        for trials in (arm, base)
+    ]
+    _, differences = paired_prompts(*sides)
+    if min(differences.shape) < 2:
+        return None
+    of_seeds, _, rest = mean_squares(differences)
+    if not of_seeds:
+        return None
+    share = min(1.0, rest / of_seeds)
+    costs = [_seed_cost([t for t in trials if t.complete]) for trials in (arm, base)]
+    known = [cost for cost in costs if cost is not None]
+    relative = None
+    if len(known) == len(costs):
+        evaluating = sum(c.eval_s for c in known) / sum(c.seconds for c in known)
+        more = 1 + (MORE_PROMPTS - 1) * evaluating
+        relative = (1 - share + share / MORE_PROMPTS) * more
+    return Noise(evaluation_share=share, relative_cost=relative)

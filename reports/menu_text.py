@@ -1,0 +1,317 @@
+"""The menu as text: a paragraph, a table with notes, and JSON data."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo_trainable import command_line
+from grpo_trainable.command_line import align
+from grpo_trainable.text import plural, written
+from reports.contrasts import Contrast
+from reports.intervals import MOST_SEEDS, POWER
+from reports.margin_tests import ALPHA, BETTER, FIRST_LOOK, NO_WORSE, UNDECIDED, WORSE, Judgement
+from reports.menu import (
+    MORE_PROMPTS,
+    Menu,
+    MenuError,
+    MenuRow,
+    Noise,
+    Price,
+    menu_of,
+    recorded_options,
+)
+from reports.parquet_reader import TrialFiles
+from reports.records import ExperimentRecord
+from reports.summary import UNEQUAL, Comparison
+
+if TYPE_CHECKING:
+    from grpo_trainable.storage.object_store import AnyPath
+
+REWARD, RATIO = "{:+.3f}", "{:.2f}x"
+HEADER = (
+    *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds", "power"),
+    *("to decide", "Pareto set"),
+)
+
+
+def menu_or_reason(
+    experiment: ExperimentRecord,
+    comparison: Comparison,
+    files: Mapping[str, TrialFiles],
+    place: AnyPath,
+) -> tuple[Menu | None, str | None]:
+    """Return the menu with the recorded margin, or a line that says why there is none.
+
+    Args:
+        experiment: The experiment as it was read.
+        comparison: The comparison of its arms.
+        files: Figures from the Parquet parts, by trial name.
+        place: The directory of the experiment, for the command in the line.
+
+    Returns:
+        The menu and None, or None and the line. An experiment with one arm and without a margin has
+        neither.
+    """
+    try:
+        options = recorded_options(experiment.description)
+        if options.has_margin:
+            return menu_of(experiment, comparison, files, options), None
+    except MenuError as error:
+        return None, f"No verdicts: {error}."
+    if len(comparison.arms) < 2:
+        return None, None
+    command = shlex.join([*command_line.command("verdict"), str(place), "--margin", "0.03"])
+    return None, f"To learn which arms lose less than a margin in held-out reward: {command}"
+
+
+def paragraph(menu: Menu) -> list[str]:
+    """Return the sentences that answer whether an arm can replace the baseline."""
+    said = [
+        f"May another arm replace {menu.baseline.arm}, if a loss of up to {menu.margin:.3g} in "
+        f"held-out reward{_relative(menu)} is acceptable?"
+    ]
+    for verdict, opening in (
+        (BETTER, "Yes, with a higher reward"),
+        (NO_WORSE, "Yes, no worse by more than the margin"),
+        (WORSE, "No, worse by more than the margin"),
+    ):
+        arms = [_named(row) for row in menu.others if row.verdict == verdict]
+        said += [f"{opening}: {', '.join(arms)}."] if arms else []
+    undecided = [row.arm for row in menu.others if row.verdict == UNDECIDED]
+    if undecided:
+        said.append(f"Undecided: {', '.join(undecided)}.")
+        said += _prices(menu)
+    return said
+
+
+def table(menu: Menu) -> str:
+    """Return the paragraph, the table and the notes as wrapped text."""
+    parts = [" ".join(paragraph(menu)), *notes(menu)]
+    first, *rest = (textwrap.fill(part, 100, break_on_hyphens=False) for part in parts)
+    return "\n".join([first, "", align([HEADER, *rows(menu)]), *rest])
+
+
+def rows(menu: Menu) -> list[tuple[str, ...]]:
+    """Return the rows of the table, the baseline first."""
+    return [_row(menu, row) for row in menu.rows]
+
+
+def notes(menu: Menu) -> list[str]:
+    """Return the notes below the table, one paragraph each."""
+    arms = menu.design.arms
+    several = f", with Holm's correction over {arms} arms" if arms > 1 else ""
+    if menu.design.anytime:
+        how = f"valid after every seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
+    else:
+        how = f"valid once, after all {menu.design.seeds} planned seeds"
+    told = [
+        f"Reward difference: held-out reward minus that of {menu.baseline.arm}, mean over the "
+        f"seeds, with its one-sided {1 - ALPHA:.0%} bounds{several}, {how}. No worse: the lower "
+        f"bound is above {written(-menu.margin, REWARD)}. Better: it is above 0. Worse: the upper "
+        f"bound is below {written(-menu.margin, REWARD)}. Power: the chance of the verdict no "
+        "worse for an arm that equals the baseline. To decide: the seeds that lead to a decision "
+        f"in {POWER:.0%} of experiments, if the observed difference and scatter are the true ones, "
+        "with the time and the device-hours of their trials. Pareto set: no other arm is faster, "
+        "cheaper and higher in reward."
+    ]
+    if any(_is_single(row) for row in menu.others):
+        told.append(
+            "One seed gives no verdict. The price assumes equal arms whose differences scatter "
+            "from seed to seed by as much as the margin."
+        )
+    elif not menu.design.anytime and any(row.verdict == UNDECIDED for row in menu.others):
+        told.append(
+            "A fixed number of seeds allows only one test, so the price is that of a new "
+            "experiment. With --max-seeds, an experiment may be judged after every seed."
+        )
+    told += [] if menu.equal_samples else [UNEQUAL]
+    told += [
+        f"{row.arm} has no completed seed in common with {menu.baseline.arm}."
+        for row in menu.others
+        if row.judgement is None
+    ]
+    return told + [
+        _said_of_noise(row.arm, row.noise)
+        for row in menu.others
+        if row.noise is not None and row.verdict == UNDECIDED
+    ]
+
+
+def menu_data(menu: Menu) -> dict[str, Any]:
+    """Return the menu as JSON data, with None for unknown values."""
+    return {
+        "baseline": menu.baseline.arm,
+        "margin": menu.margin,
+        "margin_relative": menu.options.margin_relative if menu.options.margin is None else None,
+        "mode": "anytime" if menu.design.anytime else "fixed",
+        "most_seeds": menu.design.seeds,
+        "alpha": ALPHA,
+        "status": menu.status,
+        "arms": {row.arm: _row_data(row) for row in menu.rows},
+        "price": _price_data(menu.price),
+        "answer": paragraph(menu),
+    }
+
+
+# ---- Sentences -------------------------------------------------------------------------------
+
+
+def _relative(menu: Menu) -> str:
+    share = menu.options.margin_relative
+    if menu.options.margin is not None or share is None:
+        return ""
+    return f" ({share:.1%} of the baseline's)"
+
+
+def _named(row: MenuRow) -> str:
+    own = row.judgement
+    assert own is not None
+    bound = ""
+    if own.low is not None and own.high is not None:
+        worse = own.verdict == WORSE
+        bound = (
+            f", at {'most' if worse else 'least'} {written(own.high if worse else own.low, REWARD)}"
+        )
+    figures = [f"reward {written(own.difference, REWARD)}{bound}"]
+    if row.speed is not None:
+        figures.append(f"{row.speed.value:.2f} times as fast")
+    if row.cost is not None:
+        figures.append(f"{row.cost.value:.2f} times as many samples per device-hour")
+    return f"{row.arm} ({'; '.join(figures)})"
+
+
+def _prices(menu: Menu) -> list[str]:
+    """Return sentences on what the decisions would take."""
+    undecided = [
+        (row.arm, row.judgement.seeds_missing)
+        for row in menu.others
+        if row.verdict == UNDECIDED and row.judgement is not None
+    ]
+    near = [arm for arm, seeds in undecided if seeds is not None]
+    far = [arm for arm, seeds in undecided if seeds is None]
+    said = []
+    if near and menu.price is not None:
+        said.append(f"Deciding {_joined(near)} would probably take {_cost(menu.price)} more.")
+    if far:
+        said.append(f"{_joined(far)} would probably need more than {_most(menu)} seeds.")
+    return said
+
+
+def _joined(arms: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(arms[:-1]), arms[-1])))
+
+
+def _most(menu: Menu) -> int:
+    return menu.design.seeds if menu.design.anytime else MOST_SEEDS
+
+
+def _said_of_noise(arm: str, noise: Noise) -> str:
+    share = noise.evaluation_share
+    said = (
+        f"Noise of {arm}: {share:.0%} of the variance between seeds comes from the evaluation "
+        f"(prompts and sampled responses), {1 - share:.0%} from other differences between runs."
+    )
+    if noise.relative_cost is None:
+        return said
+    better = (
+        f"Evaluating {MORE_PROMPTS} times as many prompts (eval.prompts) reaches the same "
+        f"precision as more seeds at {noise.relative_cost:.2f} times their cost, so"
+    )
+    advice = {"prompts": "evaluate more prompts first", "seeds": "run more seeds"}
+    return f"{said} {better} {advice[str(noise.cheaper)]}."
+
+
+# ---- Cells -----------------------------------------------------------------------------------
+
+
+def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
+    pareto = "yes" if row.in_pareto_set else "no"
+    own = row.judgement
+    if row is menu.baseline:
+        return (row.arm, "1.00x", "1.00x", "-", "baseline", "-", "-", "-", pareto)
+    if own is None:
+        nothing = ("-", UNDECIDED, "0", "-", "-")
+        return (row.arm, _ratio(row.speed), _ratio(row.cost), *nothing, pareto)
+    return (
+        row.arm,
+        _ratio(row.speed),
+        _ratio(row.cost),
+        f"{written(own.difference, REWARD)}{_bounds(own)}",
+        own.verdict,
+        str(own.seeds),
+        "-" if own.power is None else f"{own.power:.0%}",
+        _to_decide(menu, row, own),
+        pareto,
+    )
+
+
+def _ratio(own: Contrast | None) -> str:
+    if own is None:
+        return "-"
+    interval = own.shown_interval("{:.2f}", "-")
+    return f"{written(own.value, RATIO)}{f' ({interval})' if interval else ''}"
+
+
+def _bounds(own: Judgement) -> str:
+    if own.low is None or own.high is None:
+        return ""
+    return f" ({written(own.low, REWARD)} to {written(own.high, REWARD)})"
+
+
+def _to_decide(menu: Menu, row: MenuRow, own: Judgement) -> str:
+    if own.seeds_missing == 0:
+        return "-"
+    if own.seeds_missing is None:
+        return f"more than {_most(menu)} seeds"
+    seeds = f"{plural(own.seeds_missing, 'seed')}"
+    return seeds if row.price is None else f"{seeds}, {_cost(row.price)}"
+
+
+def _cost(price: Price) -> str:
+    minutes = f"{price.minutes:.0f} min" if price.minutes >= 1 else f"{60 * price.minutes:.0f} s"
+    return f"{minutes} and {price.device_hours:.2g} device-hours"
+
+
+def _is_single(row: MenuRow) -> bool:
+    return row.judgement is not None and row.judgement.seeds == 1
+
+
+# ---- JSON ------------------------------------------------------------------------------------
+
+
+def _row_data(row: MenuRow) -> dict[str, Any]:
+    own, noise = row.judgement, row.noise
+    return {
+        "speed_up": _ratio_data(row.speed),
+        "equal_cost": _ratio_data(row.cost),
+        "verdict": row.verdict if own is not None else None,
+        "difference": own and own.difference,
+        "low": own and own.low,
+        "high": own and own.high,
+        "seeds": own.seeds if own else 0,
+        "power": own and own.power,
+        "seeds_needed": own and own.seeds_needed,
+        "seeds_missing": own and own.seeds_missing,
+        "price": _price_data(row.price),
+        "evaluation_share": noise and noise.evaluation_share,
+        "cheaper": noise and noise.cheaper,
+        "pareto": row.in_pareto_set,
+    }
+
+
+def _ratio_data(own: Contrast | None) -> dict[str, float | None] | None:
+    if own is None:
+        return None
+    interval = own.interval
+    return {
+        "value": own.value,
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+    }
+
+
+def _price_data(price: Price | None) -> dict[str, float] | None:
+    return price and {"minutes": price.minutes, "device_hours": price.device_hours}

@@ -1,0 +1,188 @@
+"""`launch/verdict.py`: its output, its exit status, and mistakes as one line with status 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import experiments
+import pytest
+
+from launch import verdict
+from tuning.directories import held
+
+BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
+ROUNDS = 5
+SAME = {BASE: (0.60, 0.62, 0.58, 0.61), OTHER: (0.61, 0.61, 0.58, 0.61)}
+
+
+def write(directory: Path, arms: Mapping[str, Sequence[float]], **description: object) -> Path:
+    """Write an experiment with a final held-out reward for each arm and seed.
+
+    A trial takes 60 s, plus 6 s of evaluation.
+    """
+    experiments.write_experiment(directory, **description)
+    for arm, rewards in arms.items():
+        for seed, reward in enumerate(rewards):
+            rows = [
+                experiments.row(
+                    n,
+                    time__wall_clock_s=12.0 * n,
+                    time__eval_s=6.0 * (n == ROUNDS),
+                    eval__round=5.0,
+                )
+                for n in range(1, ROUNDS + 1)
+            ]
+            for row in rows:
+                row["reward/eval_mean"] = reward
+            rows[-1]["done"] = True
+            experiments.write_trial(directory, experiments.config(arm, seed, rounds=ROUNDS), rows)
+    return directory
+
+
+@pytest.fixture
+def command(capsys):
+    """Return a function that runs the command, and returns its status, output and errors."""
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        status = verdict.main([str(word) for word in argv])
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def refused(outcome: tuple[int, str, str], *words: str) -> None:
+    status, output, errors = outcome
+    assert (status, output) == (2, "")
+    assert errors.count("\n") == 1
+    for word in words:
+        assert word in errors
+
+
+@pytest.mark.parametrize(
+    ("arms", "status"),
+    [
+        (SAME, 0),
+        ({**SAME, THIRD: (0.70, 0.71, 0.69, 0.72)}, 0),
+        ({**SAME, THIRD: (0.70, 0.40, 0.69, 0.50)}, 4),
+        ({**SAME, THIRD: (0.30, 0.31, 0.29, 0.32)}, 3),
+        ({OTHER: (0.7, 0.4, 0.6, 0.5), BASE: SAME[BASE], THIRD: (0.30, 0.31, 0.29, 0.32)}, 3),
+    ],
+)
+def test_the_exit_status_is_that_of_the_worst_arm(command, tmp_path, arms, status):
+    found, output, errors = command(write(tmp_path / "e", arms), "--margin", 0.03)
+
+    assert (found, errors) == (status, "")
+    assert "May another arm replace colocated_k1" in output
+
+
+def test_the_menu_is_a_paragraph_a_table_and_notes(command, tmp_path):
+    arms = {**SAME, THIRD: (0.70, 0.40, 0.69, 0.50)}
+    _, output, _ = command(write(tmp_path / "e", arms), "--margin", 0.03)
+
+    told = " ".join(output.split())
+    assert "Yes, no worse by more than the margin: sync (reward +0.000, at least -0.0" in told
+    assert "Undecided: async_k1." in told
+    (line,) = [line for line in output.splitlines() if line.startswith("sync ")]
+    assert "no worse" in line
+    (line,) = [line for line in output.splitlines() if line.startswith("async_k1 ")]
+    assert "undecided" in line
+    assert "seeds" in line
+    assert "Holm's correction over 2 arms" in told
+
+
+def test_json_has_the_same_menu(command, tmp_path):
+    experiment = write(tmp_path / "e", SAME)
+    status, output, _ = command(experiment, "--margin", 0.03, "--json")
+    menu = json.loads(output)
+
+    assert menu["status"] == status == 0
+    assert (menu["baseline"], menu["margin"], menu["mode"]) == (BASE, 0.03, "fixed")
+    assert menu["arms"][OTHER]["verdict"] == "no worse"
+    assert menu["arms"][OTHER]["seeds"] == 4
+    assert menu["arms"][BASE]["verdict"] is None
+    assert menu["price"] is None
+
+
+def test_one_seed_is_undecided_and_says_what_a_decision_costs(command, tmp_path):
+    # The scatter is assumed to be the margin: 8 seeds, 7 more, of two trials of 66 s each. The arms
+    # reserve one and two cores.
+    experiment = write(tmp_path / "e", {BASE: (0.6,), OTHER: (0.7,)})
+    status, output, _ = command(experiment, "--margin", 0.03, "--json")
+    found = json.loads(output)["arms"][OTHER]
+
+    assert (status, found["verdict"], found["low"], found["power"]) == (4, "undecided", None, None)
+    assert (found["seeds_needed"], found["seeds_missing"]) == (8, 7)
+    assert found["price"]["minutes"] == pytest.approx(7 * 2 * 66 / 60)
+    assert json.loads(output)["price"] == pytest.approx(found["price"])
+    assert found["price"]["device_hours"] == pytest.approx(7 * 66 * (1 + 2) / 3600, rel=0.06)
+    _, output, _ = command(experiment, "--margin", 0.03)
+    assert "One seed gives no verdict." in output
+
+
+def test_a_relative_margin_is_a_share_of_the_baseline(command, tmp_path):
+    experiment = write(tmp_path / "e", SAME)
+    status, output, _ = command(experiment, "--margin-relative", 0.05, "--json")
+    menu = json.loads(output)
+
+    assert status == 0
+    assert menu["margin"] == pytest.approx(0.05 * 0.6025)
+    assert menu["margin_relative"] == 0.05
+
+
+def test_recorded_options_apply_and_the_command_line_overrides_them(command, tmp_path):
+    experiment = write(tmp_path / "e", SAME, margin=0.2, baseline=OTHER)
+    _, output, _ = command(experiment, "--json")
+    assert (json.loads(output)["margin"], json.loads(output)["baseline"]) == (0.2, OTHER)
+    _, output, _ = command(experiment, "--json", "--margin-relative", 0.1, "--baseline", BASE)
+    menu = json.loads(output)
+    assert (menu["margin_relative"], menu["baseline"]) == (0.1, BASE)
+
+
+def test_at_any_time_means_before_all_planned_seeds_are_complete(command, tmp_path):
+    arms = {BASE: (0.60, 0.62, 0.58, 0.61), OTHER: (0.601, 0.62, 0.58)}
+    experiment = write(tmp_path / "e", arms)
+    refused(command(experiment, "--margin", 0.2), "sync has 3 of 4 planned seeds", "--max-seeds N")
+    status, output, _ = command(experiment, "--margin", 0.2, "--max-seeds", 20, "--json")
+    assert status == 0
+    assert json.loads(output)["mode"] == "anytime"
+
+
+@pytest.mark.parametrize("margin", ["0", "-0.03", "nan", "x"])
+@pytest.mark.parametrize("option", ["--margin", "--margin-relative"])
+def test_a_margin_must_be_above_0(command, tmp_path, option, margin):
+    refused(command(tmp_path, f"{option}={margin}"), option, "must be a number", margin)
+
+
+def test_mistakes_are_one_line_and_status_2(command, tmp_path):
+    experiment = write(tmp_path / "e", SAME)
+    refused(command(experiment), "--margin is missing")
+    options = ("--margin", 0.03)
+    refused(command(experiment, *options, "--margin-relative", 0.1), "not allowed with")
+    refused(command(experiment, *options, "--baseline", "synk"), "synk", "did you mean sync?")
+    refused(command(experiment, *options, "--baseline", "x"), "the arms are colocated_k1, sync")
+    refused(command(experiment, *options, "--max-seeds", 3), "--max-seeds 3: 4 seeds are complete")
+    refused(command(experiment, *options, "--max-seeds", 2), "--max-seeds", "[3, 50]")
+    refused(command(tmp_path / "none", *options), "does not exist")
+    refused(command(tmp_path / "e" / "experiment.json", *options), "is not a directory")
+    alone = write(tmp_path / "alone", {BASE: (0.6, 0.7)})
+    refused(command(alone, *options), "results of only one arm")
+    broken = write(tmp_path / "broken", SAME, margin="wide")
+    refused(command(broken), "experiment.json: margin: must be a number above 0")
+    below = write(tmp_path / "below", {arm: [-r for r in own] for arm, own in SAME.items()})
+    refused(command(below, "--margin-relative", 0.1), "reward above 0", "use --margin")
+
+
+def test_a_baseline_without_seeds_in_common_is_refused(command, tmp_path):
+    experiment = write(tmp_path / "e", {BASE: (0.6, 0.7)})
+    rows = [experiments.row(n, eval__round=5.0) for n in range(1, ROUNDS + 1)]
+    experiments.write_trial(experiment, experiments.config(OTHER, 7, rounds=ROUNDS), rows)
+    refused(command(experiment, "--margin", 0.03), "seed in common with the baseline colocated_k1")
+
+
+def test_an_experiment_of_a_running_command_is_refused(command, tmp_path):
+    experiment = write(tmp_path / "e", SAME)
+    with held(experiment):
+        refused(command(experiment, "--margin", 0.03), "a command is running this experiment")
+    assert command(experiment, "--margin", 0.03)[0] == 0

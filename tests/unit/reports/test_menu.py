@@ -1,0 +1,143 @@
+"""The menu: the Pareto set, the sources of noise, and prices, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import experiments
+import pytest
+
+from reports.experiment import read_experiment
+from reports.margin_tests import NO_WORSE, UNDECIDED
+from reports.menu import Menu, MenuRow, VerdictOptions, menu_of
+from reports.menu_text import notes, paragraph
+from reports.parquet_reader import read_files
+from reports.summary import UNEQUAL, compare
+
+BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
+ROUNDS = 5
+# Rewards of two prompts for each seed.
+Rewards = Sequence[tuple[float, float]]
+
+
+def write_arm(directory: Path, arm: str, seconds: float, rewards: Rewards, *, eval_s=0.0) -> None:
+    """Write one trial per seed. A round takes `seconds`."""
+    for seed, of_prompts in enumerate(rewards):
+        rows = [
+            experiments.row(
+                n,
+                time__wall_clock_s=seconds * n,
+                time__eval_s=eval_s * (n == ROUNDS),
+                eval__round=5.0,
+                reward__eval_mean=sum(of_prompts) / 2,
+            )
+            for n in range(1, ROUNDS + 1)
+        ]
+        trial = experiments.write_trial(directory, experiments.config(arm, seed, rounds=5), rows)
+        answers = [experiments.evaluation(5, i, "x", r) for i, r in enumerate(of_prompts)]
+        experiments.write_part(trial, "evaluations", ROUNDS, answers)
+
+
+def menu(directory: Path, **options: float) -> Menu:
+    experiment = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    comparison = compare(experiment.trials, experiment.not_begun)
+    return menu_of(experiment, comparison, files, VerdictOptions(margin=0.1, **options))
+
+
+def by_arm(found: Menu) -> Mapping[str, MenuRow]:
+    return {row.arm: row for row in found.rows}
+
+
+LOW: Rewards = [(0.5, 0.5), (0.52, 0.5), (0.5, 0.48)]
+HIGH: Rewards = [(0.7, 0.7), (0.72, 0.74), (0.7, 0.68)]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return experiments.write_experiment(tmp_path / "e")
+
+
+def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    # One core as the baseline, faster, cheaper and higher in reward.
+    write_arm(directory, "colocated_k2", 1.0, HIGH)
+    # Two cores: faster than colocated_k2 but at a higher cost.
+    write_arm(directory, OTHER, 0.8, LOW)
+    # Slower, more expensive and lower in reward than colocated_k2.
+    write_arm(directory, THIRD, 3.0, LOW)
+    found = by_arm(menu(directory))
+
+    inside = [arm for arm, row in found.items() if row.in_pareto_set]
+    assert inside == ["colocated_k2", OTHER]
+    assert found["colocated_k2"].verdict == "better"
+    assert found["colocated_k2"].speed is not None
+    assert found["colocated_k2"].speed.value == pytest.approx(2.0)
+
+
+def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed(directory):
+    # Differences: (0.2, 0), (-0.2, 0) and (0, 0). Means of the seeds: 0.1, -0.1 and 0, so the mean
+    # square of the seeds is 2 x 0.02 / 2 = 0.02, and that of the rest is 4 x 0.01 / 2 = 0.02.
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
+    row = by_arm(menu(directory))[OTHER]
+
+    assert row.noise is not None
+    assert row.noise.evaluation_share == pytest.approx(1.0)
+    # Evaluations take 2.5 of 12.5 s: four times as many prompts cost 1.6 times as much per seed,
+    # and divide the variance by 4.
+    assert row.noise.relative_cost == pytest.approx(1.6 / 4)
+    assert row.noise.cheaper == "prompts"
+    assert row.verdict == UNDECIDED
+    (said,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
+    assert "100% of the variance between seeds comes from the evaluation" in said
+    assert "0.40 times their cost, so evaluate more prompts first" in said
+
+
+def test_noise_that_is_the_same_for_all_prompts_needs_more_seeds(directory):
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.7), (0.3, 0.3), (0.5, 0.5)], eval_s=2.5)
+    row = by_arm(menu(directory))[OTHER]
+
+    assert row.noise is not None
+    assert row.noise.evaluation_share == pytest.approx(0.0)
+    assert row.noise.relative_cost == pytest.approx(1.6)
+    assert row.noise.cheaper == "seeds"
+
+
+def test_the_price_counts_the_trials_of_the_baseline_once(directory):
+    one: Rewards = [(0.5, 0.5)]
+    for arm, seconds in ((BASE, 12.0), (OTHER, 24.0), (THIRD, 6.0)):
+        write_arm(directory, arm, seconds, one)
+    found = menu(directory)
+
+    # Two arms: each is tested at 2.5 %, which takes 10 seeds, 9 of them new.
+    assert [row.judgement and row.judgement.seeds_missing for row in found.others] == [9, 9]
+    assert found.price is not None
+    assert found.price.minutes == pytest.approx(9 * (1 + 2 + 0.5))
+    assert by_arm(found)[OTHER].price.minutes == pytest.approx(9 * (1 + 2))
+    (said,) = (text for text in paragraph(found) if text.startswith("Deciding"))
+    assert said.startswith("Deciding sync and async_k1 would probably take 32 min and ")
+
+
+def test_unequal_numbers_of_samples_are_named(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, LOW)
+    assert UNEQUAL not in notes(menu(directory))
+    for path in directory.glob("sync-*/result.json"):
+        path.write_text(path.read_text().replace('"count/trained": 80.0', '"count/trained": 90.0'))
+    assert UNEQUAL in notes(menu(directory))
+
+
+def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, LOW)
+    for path in directory.glob("sync-*/result.json"):
+        path.write_text(
+            path.read_text().replace('"lag/max"', '"time/disturbed_fraction": 0.9, "lag/max"')
+        )
+    row = by_arm(menu(directory))[OTHER]
+
+    assert (row.speed, row.cost, row.verdict) == (None, None, NO_WORSE)
+    assert row.in_pareto_set
