@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from callbacks.trial_files import error_line, set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import resources, set_dotted
 from grpo_trainable.storage.object_store import AnyPath
-from grpo_trainable.storage.ray_private import SYNCER_LOGGER
+from grpo_trainable.storage.ray_private import SYNCER_LOGGER, services
 from grpo_trainable.trainable import NAME, register
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import raise_on_interrupt
@@ -101,13 +102,31 @@ def _start_ray(plan: Plan) -> None:
     # time while a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
-    ray.init(
-        address="local",  # not a cluster that is already running on this machine
-        include_dashboard=False,
-        num_cpus=int(machine["CPU"]),
-        num_gpus=int(machine["GPU"]),
-        **options,
-    )
+    with _ray_processes_in_their_own_sessions():
+        ray.init(
+            address="local",  # not a cluster that is already running on this machine
+            include_dashboard=False,
+            num_cpus=int(machine["CPU"]),
+            num_gpus=int(machine["GPU"]),
+            **options,
+        )
+
+
+@contextmanager
+def _ray_processes_in_their_own_sessions() -> Iterator[None]:
+    """Keep signals to the command's process group from Ray's processes, which start meanwhile.
+
+    `timeout` and job schedulers send SIGTERM to the whole group. Ray's processes would end at once,
+    before the trials are saved. Ray itself keeps only SIGINT from them. On Linux, these processes
+    end with the command even in other sessions. Elsewhere, Ray ends them by their group.
+    """
+    start = services.ConsolePopen
+    if sys.platform == "linux":
+        services.ConsolePopen = partial(start, start_new_session=True)  # pyright: ignore
+    try:
+        yield
+    finally:
+        services.ConsolePopen = start
 
 
 @dataclass(frozen=True)

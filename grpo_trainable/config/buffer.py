@@ -20,7 +20,9 @@ class BufferSettings(Settings):
 
     sample_batches: int = integer(
         1,
-        "Number of groups that a gradient step draws, as a multiple of rollout.prompts.",
+        "Number of groups that a gradient step draws, as a multiple of rollout.prompts. With "
+        "buffer_sampling=mixed, some fresh groups are never used if fresh_fraction times "
+        "sample_batches is below 1.",
         minimum=1,
         read_if=REPLAY,
     )

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ray._private import services as services
     from ray._private.state import jobs as jobs
     from ray.air._internal.json import SafeFallbackEncoder as SafeFallbackEncoder
     from ray.air.constants import EXPR_PROGRESS_FILE as EXPR_PROGRESS_FILE
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ray.util.collective.const import get_store_name as get_store_name
 
 _NAMES = {
+    "ray._private": ("services",),
     "ray._private.state": ("jobs",),
     "ray.air._internal.json": ("SafeFallbackEncoder",),
     "ray.air.constants": ("EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "TRAINING_ITERATION"),

@@ -112,6 +112,7 @@ class Experiment:
                 stderr=errors,
                 text=True,
                 env=environment,
+                start_new_session=True,
             )
         return psutil.Process(self.process.pid)
 
@@ -149,8 +150,9 @@ class Experiment:
         return finished
 
     def signal(self, number: int) -> None:
+        """Send a signal to the whole process group, as a terminal, `timeout` and Slurm do."""
         assert self.process is not None
-        self.process.send_signal(number)
+        os.killpg(self.process.pid, number)
 
     def end(self) -> tuple[int, str]:
         """Return the status and the standard output of the command, after its end."""
