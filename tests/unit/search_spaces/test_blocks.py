@@ -61,7 +61,7 @@ ORDER = [("b", 0), ("a", 0), ("a", 1), ("b", 1)]
 
 
 def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
-    grid = OrderedGrid(ORDER)
+    grid = OrderedGrid(ORDER, lambda: False)
     grid.add_configurations([experiment])
     trials = [grid.next_trial() for _ in ORDER]
 
@@ -76,11 +76,11 @@ def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
 
 
 def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
-    grid = OrderedGrid(ORDER)
+    grid = OrderedGrid(ORDER, lambda: False)
     grid.add_configurations([experiment])
     grid.next_trial()
     grid.save_to_dir(str(tmp_path), "session")
-    resumed = OrderedGrid([])
+    resumed = OrderedGrid([], lambda: False)
     resumed.restore_from_dir(str(tmp_path))
 
     others = [resumed.next_trial() for _ in ORDER[1:]]
