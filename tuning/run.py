@@ -223,9 +223,8 @@ def leaves_no_state(trial: GRPOConfig) -> bool:
     A user's module may keep state that changes the next trial. Rewards and environments run in
     processes that end with each trial. vLLM does not free all its memory.
     """
-    modules = users_objects(trial)
-    stays = any(not key.endswith(("task.reward", "/reward", "env.name")) for key in modules)
-    return not stays and chosen_engine(trial).name != "vllm"
+    own = (key for key in users_objects(trial) if not key.endswith(("reward", "env.name")))
+    return not any(own) and chosen_engine(trial).name != "vllm"
 
 
 def scheduler(plan: Plan) -> Limited:

@@ -75,6 +75,16 @@ def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
     assert grid.is_finished()
 
 
+def test_a_search_is_not_finished_while_a_trial_waits(experiment):
+    waiting = [True]
+    grid = OrderedGrid(ORDER, lambda: waiting[0])
+    grid.add_configurations([experiment])
+    assert [grid.next_trial() is None for _ in range(len(ORDER) + 2)] == [False] * 4 + [True] * 2
+    assert not grid.is_finished()
+    waiting[0] = False
+    assert grid.is_finished()
+
+
 def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
     grid = OrderedGrid(ORDER, lambda: False)
     grid.add_configurations([experiment])

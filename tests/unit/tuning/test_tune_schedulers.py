@@ -62,6 +62,7 @@ class FakeController:
         self._tune_controller = self  # Tune wraps its controller
         # From an earlier command, in which each trial was to end after a save.
         self._cached_trial_decisions = {trial.trial_id: "STOP" for trial in trials}
+        self._resetting_trials: set[FakeTrial] = set()
         for trial in trials:
             scheduler.on_trial_add(self, trial)
 
@@ -145,6 +146,29 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
     assert trial.max_failures == 1
     assert trial.status == Trial.PENDING
     assert c.start() is None
+
+
+# ---- Reused processes ----------------------------------------------------------------------------
+
+
+def test_a_trial_whose_process_died_while_it_was_reset_can_start_again(controller):
+    c = controller(trials(2))
+    c._resetting_trials.update(c.trials)
+    c.scheduler.on_trial_add(c, c.trials[0])  # as Tune does before each retry
+    assert c._resetting_trials == {c.trials[1]}
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_the_search_goes_on_until_no_trial_waits_for_its_turn(controller, limit):
+    c = controller(trials(2), max_concurrent=limit)
+    first, last = c.trials
+    first.set_status(Trial.RUNNING)
+    assert c.scheduler.is_any_waiting()
+    for status in (Trial.RUNNING, Trial.TERMINATED, Trial.ERROR):
+        last.set_status(status)
+        assert not c.scheduler.is_any_waiting()
+    last.set_status(Trial.PAUSED)  # as PBT does
+    assert c.scheduler.is_any_waiting()
 
 
 # ---- Failures that are not retried ---------------------------------------------------------------
