@@ -26,7 +26,7 @@ from grpo_trainable.models.hf.json_files import facts_of
 
 
 class Limited(TrialScheduler):
-    """Base class to put before a Tune scheduler. There are no limits until `limit` is called."""
+    """Base class to put before a Tune scheduler. It has no effect until `limit` is called."""
 
     max_failures: int | None = None  # retries of a trial from now on, not counting earlier ones
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
@@ -39,18 +39,13 @@ class Limited(TrialScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Set the limits of a trial when Tune first adds it."""
         super().on_trial_add(tune_controller, trial)
-        # We take the controller out of its wrapper, because the wrapper warns about the attributes
-        # below.
-        controller = tune_controller._tune_controller
-        # If a process dies while it is reset for a trial, Tune still considers the trial to be
-        # resetting, and would never start the retry.
-        controller._resetting_trials.discard(trial)
         if self.max_failures is None or trial.trial_id in self._trials:
             return  # Tune adds a trial again with every retry
         self._trials[trial.trial_id] = trial
         # After a save that failed or was cut short in an earlier command, Tune still keeps the
         # decision that was to follow the save, and would end the trial after the next checkpoint.
-        controller._cached_trial_decisions.pop(trial.trial_id, None)
+        # We take the controller out of its wrapper, because the wrapper warns about this attribute.
+        tune_controller._tune_controller._cached_trial_decisions.pop(trial.trial_id, None)
         trial.max_failures = trial.num_failures + self.max_failures
         if self.max_concurrent and trial.status == Trial.PENDING:
             # Tune starts pending trials without asking this scheduler, but paused trials only if

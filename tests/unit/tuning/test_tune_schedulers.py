@@ -62,7 +62,6 @@ class FakeController:
         self._tune_controller = self  # Tune wraps its controller
         # From an earlier command, in which each trial was to end after a save.
         self._cached_trial_decisions = {trial.trial_id: "STOP" for trial in trials}
-        self._resetting_trials: set[FakeTrial] = set()
         for trial in trials:
             scheduler.on_trial_add(self, trial)
 
@@ -149,13 +148,6 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
 
 
 # ---- Reused processes ----------------------------------------------------------------------------
-
-
-def test_a_trial_whose_process_died_while_it_was_reset_can_start_again(controller):
-    c = controller(trials(2))
-    c._resetting_trials.update(c.trials)
-    c.scheduler.on_trial_add(c, c.trials[0])  # as Tune does before each retry
-    assert c._resetting_trials == {c.trials[1]}
 
 
 @pytest.mark.parametrize("limit", [0, 1])
