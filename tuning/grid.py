@@ -102,5 +102,6 @@ class OrderedGrid(BasicVariantGenerator):
     def get_state(self) -> dict[str, Any]:
         """Return the state that Tune stores for a resume. It does not contain the trials."""
         state = super().get_state()
+        assert state, "each grid search has one trial, far fewer than Tune refuses to store"
         del state["_is_any_waiting"]
         return state
