@@ -126,6 +126,9 @@ class Shared(tune.Trainable):
             raise RuntimeError("no")
         return {"done": True}
 
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        (Path(checkpoint_dir) / "arm").write_text(self.arm)
+
 
 def test_processes_are_reused_only_after_success_and_never_keep_another_trial_waiting(
     ray_session: None, tmp_path: Path
