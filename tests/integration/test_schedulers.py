@@ -148,9 +148,9 @@ def test_processes_are_reused_only_after_success_and_never_keep_another_trial_wa
         run_config=tune.RunConfig(name="experiment", storage_path=str(tmp_path), verbose=0),
     ).fit()
 
-    failed = {result.config["arm"] for result in grid if result.config and result.error}
-    assert failed == {"fails", "dies"}
-    pids = {r.config["arm"]: r.metrics["pid"] for r in grid if r.config and not r.error}
+    by_arm = dict(zip(cpus, grid, strict=True))
+    assert [arm for arm in cpus if by_arm[arm].error] == ["fails", "dies"]
+    pids = {arm: trial.metrics["pid"] for arm, trial in by_arm.items() if not trial.error}
     assert pids["second"] == pids["first"]
     # The trial "fails" ran in the process of "bigger".
     assert len({pids[arm] for arm in ("first", "bigger", "next", "last")}) == 4
