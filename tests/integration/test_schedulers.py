@@ -148,9 +148,9 @@ def test_processes_are_reused_only_after_success_and_never_keep_another_trial_wa
         run_config=tune.RunConfig(name="experiment", storage_path=str(tmp_path), verbose=0),
     ).fit()
 
-    by_arm = dict(zip(cpus, grid, strict=True))
+    by_arm = {arm: grid[index] for index, arm in enumerate(cpus)}
     assert [arm for arm in cpus if by_arm[arm].error] == ["fails", "dies"]
-    pids = {arm: trial.metrics["pid"] for arm, trial in by_arm.items() if not trial.error}
+    pids = {arm: r.metrics["pid"] for arm, r in by_arm.items() if r.metrics and not r.error}
     assert pids["second"] == pids["first"]
     # The trial "fails" ran in the process of "bigger".
     assert len({pids[arm] for arm in ("first", "bigger", "next", "last")}) == 4
