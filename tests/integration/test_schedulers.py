@@ -138,7 +138,9 @@ def test_processes_are_reused_only_after_success_and_never_keep_another_trial_wa
     scheduler = FIFO()
     scheduler.limit(max_failures=0, max_concurrent=1)
     grid = tune.Tuner(
-        tune.with_resources(Shared, lambda config: {"cpu": cpus[config["arm"]]}),
+        tune.with_resources(
+            Shared, lambda config: tune.PlacementGroupFactory([{"CPU": cpus[config["arm"]]}])
+        ),
         param_space={"arm": tune.grid_search(list(cpus)), "seed": tune.grid_search([0])},
         tune_config=tune.TuneConfig(
             scheduler=scheduler,
