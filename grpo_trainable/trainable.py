@@ -267,8 +267,9 @@ class GRPOTrainable(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start over with another config, and return True.
 
-        Under Tune, if the config is invalid or needs resources that the trial has not reserved, the
-        actors are ended and the next step raises the reason.
+        Under Tune, if the trial cannot start over, the actors are ended and the next step raises
+        the reason. Possible reasons are an invalid config, resources that the trial has not
+        reserved, and a file that has changed.
         """
         from grpo_trainable.trial import resolved
 
@@ -276,9 +277,9 @@ class GRPOTrainable(tune.Trainable):
         trial = self.trial
         try:
             trial.reset(resolved(new_config), self._storage, self._stop_request())
-        except INVALID as error:
+        except Exception as error:
             # If this method raised the error or returned False, Tune would report another reason,
-            # or none, and would not free the trial's resources.
+            # or none, would not retry the trial, and would not free its resources.
             self._fail_later(error)
             trial.end()
         return True

@@ -99,10 +99,11 @@ class Trial:
     def _start_actors(self, config: GRPOConfig) -> None:
         """Start the actors and put the trial at round 0."""
         refuse_other_bundles(config)
-        self._warm_up_s: float | None = None  # None until the actors are warm
         self.config = config
-        self.runtime = RayRuntime(config.resources.deadline_s, self.stoppable.look)
+        # `reset` replaces `stoppable`.
+        self.runtime = RayRuntime(config.resources.deadline_s, lambda: self.stoppable.look())
         self.meter = Meter(filter(None, [driver_pid()]))
+        self._niceness = 0  # the largest niceness of the trial's processes
         self.actors = TrialActors(config, self.runtime, self._files)
         try:
             self.actors.start()
@@ -134,6 +135,7 @@ class Trial:
             f"weights travel by {choice.key}: {choice.why}",
             f"engine {engine.name}: {engine.promise}",
         ]
+        self._warm_up_s = 0.0
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # spans of the checkpoints since the last round
         self._saved_round = 0  # round of the last checkpoint; before round 1 there is none
@@ -143,7 +145,6 @@ class Trial:
         self._has_first_weights = False
         self._disturbed = False  # True once the user has been warned about a disturbed round
         self._lost_actor = False  # True if an actor was replaced since the meter was last read
-        self._niceness = 0  # the largest niceness of the trial's processes
 
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.
@@ -162,13 +163,14 @@ class Trial:
         self.meter.start_measuring()
 
     def _warm_up(self) -> None:
-        """Warm up the actors, unless they were reset and are still warm.
+        """Warm up the actors.
+
+        Actors that were reset are warmed up too, because the new config may need larger tensors or
+        another model. So the first round takes as long as in new actors.
 
         Raises:
             ActorFailed: An actor cannot do the work of a round.
         """
-        if self._warm_up_s is not None:
-            return
         start = now()
         chunk = range(schedule.unit_prompts(self.config))
         # With difficulty pools, each request of a round names its example, so the requests of the
@@ -305,7 +307,7 @@ class Trial:
         tokens = sum(group.num_tokens for group in new)
         return {
             "time/wall_clock_s": self._wall_clock.seconds,
-            "time/warm_up_s": self._warm_up_s or 0.0,
+            "time/warm_up_s": self._warm_up_s,
             "time/checkpoint_s": sum((span.seconds for span in self._checkpoints), 0.0),
             "throughput/samples_per_s": responses / seconds,
             "throughput/tokens_per_s": tokens / seconds,
@@ -429,7 +431,7 @@ class Trial:
         state, groups = read_state(directory, digests)
         if self._has_first_weights:
             # The current pipeline has calls in flight that do not belong to the checkpoint.
-            self.reset(self.config, self._storage)
+            self.reset(self.config, self._storage, self.stoppable.request)
         self._compare_inputs(state["inputs"])
         self._learners.read_state(directory, digests, state["learner"])
         self.pipeline.load_state(state["pipeline"], groups)
@@ -462,8 +464,8 @@ class Trial:
     def reset(
         self,
         new: GRPOConfig,
-        storage: StorageContext | None = None,
-        stop_request: StopRequest | None = None,
+        storage: StorageContext | None,
+        stop_request: StopRequest | None,
     ) -> None:
         """Start over with another config.
 
@@ -476,7 +478,7 @@ class Trial:
                 actors.
         """
         old = self.config
-        self._storage, self.stoppable.request = storage, stop_request
+        self._storage, self.stoppable = storage, StoppableRounds(stop_request)
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
             self.end()
             self._start_actors(new)

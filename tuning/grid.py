@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +69,18 @@ class OrderedGrid(BasicVariantGenerator):
     arm.
     """
 
-    def __init__(self, order: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self, order: Sequence[tuple[str, int]], is_any_waiting: Callable[[], bool]
+    ) -> None:
         """Store the order of the trials.
 
         Args:
             order: A pair (arm, seed) for each trial.
+            is_any_waiting: Returns True if a created trial waits for its turn.
         """
         super().__init__()
         self._order = list(order)
+        self._is_any_waiting = is_any_waiting
 
     def add_configurations(self, experiments: Any) -> None:
         """Add a grid search of one trial for each pair, in order."""
@@ -86,3 +90,18 @@ class OrderedGrid(BasicVariantGenerator):
             searched = {"arm": tune.grid_search([arm]), "seed": tune.grid_search([seed])}
             one.spec = {**experiment.spec, "config": {**experiment.spec["config"], **searched}}
             super().add_configurations([one])
+
+    def is_finished(self) -> bool:
+        """Return True once every trial has been created and none of them waits for its turn.
+
+        Tune ends the processes of a finished trial if the search is finished and no trial is about
+        to start. But when a trial ends, the scheduler has not chosen the next one yet.
+        """
+        return super().is_finished() and not self._is_any_waiting()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state that Tune stores for a resume. It does not contain the trials."""
+        state = super().get_state()
+        assert state, "each grid search has one trial, far fewer than Tune refuses to store"
+        del state["_is_any_waiting"]
+        return state

@@ -22,9 +22,11 @@ from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
 from callbacks.trial_files import error_line, set_verbose
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import resources, set_dotted
+from grpo_trainable.config import GRPOConfig, resources, set_dotted
+from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.ray_private import SYNCER_LOGGER, services
+from grpo_trainable.tasks.input_files import users_objects
 from grpo_trainable.trainable import NAME, register
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import raise_on_interrupt
@@ -221,16 +223,27 @@ def _restored(plan: Plan) -> tune.Tuner:
 def tune_config(plan: Plan) -> tune.TuneConfig:
     """Return Tune's settings for choosing, ordering and naming the trials."""
     order = [(trial.arm, trial.seed) for trial in plan.trials]
+    chosen = scheduler(plan)
     return tune.TuneConfig(
         metric="reward/eval_mean",
         mode="max",
-        scheduler=scheduler(plan),
-        search_alg=OrderedGrid(order),
-        # When PBT replaces a trial with a clone, the actors remain and get another config.
-        reuse_actors=plan.options.scheduler == "pbt",
+        scheduler=chosen,
+        search_alg=OrderedGrid(order, chosen.is_any_waiting),
+        # The next trial with the same resources, or a clone of PBT, runs in the same processes.
+        reuse_actors=all(map(leaves_no_state, plan.trials)),
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
     )
+
+
+def leaves_no_state(trial: GRPOConfig) -> bool:
+    """Return True if another trial may run in the processes of this trial after its end.
+
+    A user's module may keep state that changes the next trial. Rewards and environments run in
+    processes that end with each trial. vLLM does not free all its memory.
+    """
+    own = (key for key in users_objects(trial) if not key.endswith(("reward", "env.name")))
+    return not any(own) and chosen_engine(trial).name != "vllm"
 
 
 def scheduler(plan: Plan) -> Limited:

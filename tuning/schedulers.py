@@ -34,14 +34,14 @@ class Limited(TrialScheduler):
     def limit(self, max_failures: int, max_concurrent: int) -> None:
         """Set the retries of each trial and the number of concurrent trials (0: as many as fit)."""
         self.max_failures, self.max_concurrent = max_failures, max_concurrent
-        self._seen: set[str] = set()
+        self._trials: dict[str, Any] = {}  # every trial that Tune has added, by its id
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Set the limits of a trial when Tune first adds it."""
         super().on_trial_add(tune_controller, trial)
-        if self.max_failures is None or trial.trial_id in self._seen:
+        if self.max_failures is None or trial.trial_id in self._trials:
             return  # Tune adds a trial again with every retry
-        self._seen.add(trial.trial_id)
+        self._trials[trial.trial_id] = trial
         # After a save that failed or was cut short in an earlier command, Tune still keeps the
         # decision that was to follow the save, and would end the trial after the next checkpoint.
         # We take the controller out of its wrapper, because the wrapper warns about this attribute.
@@ -54,6 +54,11 @@ class Limited(TrialScheduler):
             # Name the trial's directory now, because Tune needs the name if Tune ends before the
             # trial starts.
             trial.init_local_path()
+
+    def is_any_waiting(self) -> bool:
+        """Return True if a trial waits for its turn."""
+        waiting = (Trial.PENDING, Trial.PAUSED)
+        return any(trial.status in waiting for trial in self._trials.values())
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """Return the next trial, or None if `max_concurrent` trials already run."""

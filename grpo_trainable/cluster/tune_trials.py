@@ -40,7 +40,7 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 
 
 class InvalidTrial:
-    """Takes the place of a trial whose settings are invalid. Using it raises the reason.
+    """Takes the place of a trial that cannot begin. Using it raises the reason.
 
     Tune ends the process of a trial that has failed, so no other trial uses it.
     """

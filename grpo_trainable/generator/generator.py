@@ -84,6 +84,9 @@ class Generator:
         """Start over with a config that has the same placement, resources and transport."""
         self.close()
         self._context.clock.reset()
+        # Free the memory of the old engine and reference before the new ones need it.
+        del self.engine, self._reference
+        self._fetched = {}
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:

@@ -110,6 +110,9 @@ class Learner:
         """Start over with a config that has the same placement, resources and transport."""
         self._context.clock.reset()
         self.close()
+        # Free the memory of the old policy and optimizer before the new ones need it.
+        del self.policy, self.reference, self.optimizer
+        del self._teacher, self._state, self._log_probs, self._batches, self._steps
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:

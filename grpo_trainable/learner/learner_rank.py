@@ -94,7 +94,7 @@ class LearnerRank:
 
     def reset(self, config: GRPOConfig) -> None:
         """Start over with another config."""
-        self._config = config
+        self._config, self._before = config, None
         self.learner.reset(config)
 
     def warm_up(self, prompt_tokens: int) -> None:

@@ -8,7 +8,7 @@ import os
 
 import pytest
 from commands import SMALL, overlap, parts, run, spans, trial_directories, tune
-from conftest import rows
+from conftest import rows, untimed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_trainable.telemetry.metrics import NAMES, SOMETIMES
@@ -38,6 +38,16 @@ def test_every_arm_ends_and_the_table_compares_them(finished):
     assert {"colocated_k1", "sync", "async_k1"} <= table.keys()
     assert "1.00x" in table["colocated_k1"]
     assert "tensorboard --logdir" in out
+
+
+def test_a_trial_in_the_processes_of_another_one_computes_the_same_bits(finished):
+    experiment, _ = finished
+    by_arm = {trial.name.partition("-")[0]: rows(trial) for trial in trial_directories(experiment)}
+    sync, colocated = by_arm["sync"], by_arm["colocated_k1"]
+    assert sync[0]["timestamp"] > by_arm["async_k1"][-1]["timestamp"]
+    assert sync[0]["pid"] == by_arm["async_k1"][0]["pid"] != colocated[0]["pid"]
+    assert [untimed(row) for row in sync] == [untimed(row) for row in colocated]
+    assert sync[0]["time/warm_up_s"] > 0
 
 
 def test_result_json_and_tensorboard_hold_the_same_names_and_values(finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ from ray.tune.schedulers import ASHAScheduler
 from callbacks import grpo_callbacks
 from grpo_trainable.storage.checkpointing import checkpoint_round, read_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
-from tuning.schedulers import PBT
+from tuning.grid import OrderedGrid
+from tuning.schedulers import FIFO, PBT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
@@ -105,6 +107,55 @@ def test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced(
     ).fit()
 
     assert [result.metrics["training_iteration"] for result in grid] == [6, 6]
+
+
+class Shared(tune.Trainable):
+    """A trial of one round, which may fail or end its process while it starts over."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.arm = config["arm"]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.arm = new_config["arm"]
+        if self.arm == "dies":
+            os._exit(1)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if self.arm == "fails":
+            raise RuntimeError("no")
+        return {"done": True}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        (Path(checkpoint_dir) / "arm").write_text(self.arm)
+
+
+def test_processes_are_reused_only_after_success_and_never_keep_another_trial_waiting(
+    ray_session: None, tmp_path: Path
+) -> None:
+    # Only one of these trials at a time fits into Ray's 16 CPUs.
+    cpus = {"first": 9, "second": 9, "bigger": 10, "fails": 10, "next": 10, "dies": 10, "last": 9}
+    scheduler = FIFO()
+    scheduler.limit(max_failures=0, max_concurrent=1)
+    grid = tune.Tuner(
+        tune.with_resources(
+            Shared, lambda config: tune.PlacementGroupFactory([{"CPU": cpus[config["arm"]]}])
+        ),
+        param_space={"arm": tune.grid_search(list(cpus)), "seed": tune.grid_search([0])},
+        tune_config=tune.TuneConfig(
+            scheduler=scheduler,
+            search_alg=OrderedGrid([(arm, 0) for arm in cpus], scheduler.is_any_waiting),
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(name="experiment", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+
+    by_arm = {arm: grid[index] for index, arm in enumerate(cpus)}
+    assert [arm for arm in cpus if by_arm[arm].error] == ["fails", "dies"]
+    pids = {arm: r.metrics["pid"] for arm, r in by_arm.items() if r.metrics and not r.error}
+    assert pids["second"] == pids["first"]
+    # The trial "fails" ran in the process of "bigger".
+    assert len({pids[arm] for arm in ("first", "bigger", "next", "last")}) == 4
 
 
 def test_pbt_clone_has_its_donors_state_and_its_own_settings(

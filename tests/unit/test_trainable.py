@@ -28,6 +28,7 @@ from grpo_trainable.protocol.stopping import Finishing, RoundAbandoned, Stopped
 from grpo_trainable.storage.checkpointing import CheckpointError, TrialState, read_checkpoint
 from grpo_trainable.storage.ray_private import _TrainingResult
 from grpo_trainable.storage.trial_storage import TrialStorage
+from grpo_trainable.tasks.input_files import InputChanged
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import Trial as RealTrial
 
@@ -225,6 +226,19 @@ def test_a_task_that_cannot_be_loaded_fails_the_step_after_a_reset(misnamed):
         trainable.train()
 
 
+def test_a_file_that_has_changed_fails_the_step_after_a_reset(monkeypatch):
+    def reset(*_: Any) -> None:
+        raise InputChanged("words.txt has changed")
+
+    monkeypatch.setattr(CountingTrial, "reset", reset)
+    trainable = GRPOTrainable(dict(UNDER_TUNE))
+    assert trainable.reset(dict(UNDER_TUNE))
+    with pytest.raises(InputChanged, match=r"words\.txt has changed"):
+        trainable.train()
+    with pytest.raises(InputChanged):
+        GRPOTrainable({}).reset({})
+
+
 # ---- Another config for the same process -------------------------------------------------------
 
 COLOCATED = GRPOConfig.from_dict({"placement": "colocated"})
@@ -243,6 +257,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def start(self) -> None:
             pass
 
+        def reset(self, config: GRPOConfig) -> None:
+            events.append(f"reset {config.placement}")
+
         def end(self) -> None:
             events.append("end")
 
@@ -260,7 +277,7 @@ def reserve_for(config: GRPOConfig, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_config_that_needs_fewer_bundles_starts_its_own_actors(events, monkeypatch):
     reserve_for(DISAGGREGATED, monkeypatch)
     trial = RealTrial(DISAGGREGATED)
-    trial.reset(COLOCATED)
+    trial.reset(COLOCATED, None, None)
     assert events == ["new disaggregated", "end", "new colocated"]
     assert trial.config == COLOCATED
 
@@ -269,8 +286,48 @@ def test_a_config_that_needs_other_bundles_is_refused(events, monkeypatch):
     reserve_for(COLOCATED, monkeypatch)
     trial = RealTrial(COLOCATED)
     with pytest.raises(ConfigError, match="placement=disaggregated: needs the bundles"):
-        trial.reset(DISAGGREGATED)
+        trial.reset(DISAGGREGATED, None, None)
     assert events == ["new colocated", "end"]
+
+
+def stop_request(*, made: bool) -> Any:
+    return SimpleNamespace(made=made)
+
+
+def test_a_trial_in_reused_actors_obeys_only_its_own_request_to_stop(events, monkeypatch):
+    reserve_for(COLOCATED, monkeypatch)
+    trial = RealTrial(COLOCATED, stop_request=stop_request(made=True))
+    trial.pipeline = SimpleNamespace(abandon=lambda: None)  # type: ignore[assignment]
+    own = stop_request(made=False)
+    trial.stoppable.stopped = True
+    trial.reset(COLOCATED, None, own)
+    assert events == ["new colocated", "reset colocated"]
+    assert not trial.stoppable.stopped
+    with trial.stoppable.round(1):
+        own.made = True
+        with pytest.raises(RoundAbandoned):
+            trial.runtime.wait([], timeout_s=1.0)
+
+
+def test_a_running_trial_that_loads_a_checkpoint_keeps_its_request_to_stop(
+    events, monkeypatch, tmp_path
+):
+    class Reset(Exception):
+        pass
+
+    def reset(*arguments: Any) -> None:
+        raise Reset(*arguments)
+
+    reserve_for(COLOCATED, monkeypatch)
+    monkeypatch.setattr(grpo_trainable.trial, "verified_digests", lambda directory: {})
+    monkeypatch.setattr(grpo_trainable.trial, "read_state", lambda *_: ({}, []))
+    own: Any = stop_request(made=False)
+    trial = RealTrial(COLOCATED, stop_request=own)
+    trial._has_first_weights = True
+    monkeypatch.setattr(trial, "reset", reset)
+    with pytest.raises(Reset) as caught:
+        trial.load(tmp_path)
+    assert caught.value.args == (COLOCATED, None, own)
 
 
 # ---- A round that is abandoned ---------------------------------------------------------------

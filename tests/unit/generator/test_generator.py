@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -15,6 +16,7 @@ from virtual_time import one_token_group
 
 from grpo_trainable.cluster.colocated import Colocated
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.generator import generator
 from grpo_trainable.generator.generator import Generator, _Rollouts, _scored
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import Reference
@@ -264,6 +266,23 @@ def test_deposit_while_idle_is_taken_in_before_the_first_token() -> None:
     unit = generator.generate(requests)
     assert [loaded.version for loaded in unit.loaded] == [2]
     assert all(group.token_versions.unique().tolist() == [2] for group in unit.groups)
+
+
+def test_a_reset_frees_the_old_engine_before_it_builds_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of()
+    own = Generator(config, InProcess())
+    old = weakref.ref(own.engine)
+    build, alive = generator.build_engine, []
+
+    def building(setup: Any) -> Any:
+        alive.append(old() is not None)
+        return build(setup)
+
+    monkeypatch.setattr(generator, "build_engine", building)
+    own.reset(config)
+    assert alive == [False]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from grpo_trainable.algo import (
     weights_bounded,
 )
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner import learner
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.learner.optimizer import PolicyOptimizer
@@ -52,6 +54,25 @@ def with_first(groups: Sequence[RolloutGroup], **fields: Tensor) -> list[Rollout
 
 
 # ---- Before the first round --------------------------------------------------------------------
+
+
+def test_a_reset_frees_the_old_policy_and_optimizer_before_it_builds_new_ones(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, loss={"kl_coef": 0.1})
+    a_round(pair)
+    old = [weakref.ref(pair.learner.policy), weakref.ref(pair.learner.optimizer)]
+    old.append(weakref.ref(pair.learner.reference))
+    build = learner.build_any_trained_policy
+    alive: list[bool] = []
+
+    def building(*args: Any, **options: Any) -> Any:
+        alive.extend(reference() is not None for reference in old)
+        return build(*args, **options)
+
+    monkeypatch.setattr(learner, "build_any_trained_policy", building)
+    pair.learner.reset(pair.config)
+    assert alive == [False] * 3
 
 
 def a_round(pair: Pair) -> tuple[Any, Weights]:

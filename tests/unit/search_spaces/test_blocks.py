@@ -62,7 +62,7 @@ ORDER = [("b", 0), ("a", 0), ("a", 1), ("b", 1)]
 
 
 def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
-    grid = OrderedGrid(ORDER)
+    grid = OrderedGrid(ORDER, lambda: False)
     grid.add_configurations([experiment])
     trials = [grid.next_trial() for _ in ORDER]
 
@@ -76,12 +76,22 @@ def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
     assert grid.is_finished()
 
 
+def test_a_search_is_not_finished_while_a_trial_waits(experiment):
+    waiting = [True]
+    grid = OrderedGrid(ORDER, lambda: waiting[0])
+    grid.add_configurations([experiment])
+    assert [grid.next_trial() is None for _ in range(len(ORDER) + 2)] == [False] * 4 + [True] * 2
+    assert not grid.is_finished()
+    waiting[0] = False
+    assert grid.is_finished()
+
+
 def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
-    grid = OrderedGrid(ORDER)
+    grid = OrderedGrid(ORDER, lambda: False)
     grid.add_configurations([experiment])
     grid.next_trial()
     grid.save_to_dir(str(tmp_path), "session")
-    resumed = OrderedGrid([])
+    resumed = OrderedGrid([], lambda: False)
     resumed.restore_from_dir(str(tmp_path))
 
     others = [resumed.next_trial() for _ in ORDER[1:]]

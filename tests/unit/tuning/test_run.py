@@ -1,13 +1,36 @@
-"""The token of a cluster that the command starts."""
+"""The token of a cluster that the command starts, and trials that share processes."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tuning.run import make_token
+from grpo_trainable.config import GRPOConfig
+from tuning.run import leaves_no_state, make_token
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"task": {"reward": "mine.py:score"}}, True),  # runs in a process that ends
+        (
+            {"task": {"mix": {"a": {"name": "keyword", "weight": 1, "reward": "mine.py:score"}}}},
+            True,
+        ),
+        ({"loss": {"type": "mine.py:loss"}}, False),
+        ({"loss": {"advantage": "mine.py:advantage"}}, False),
+        ({"engine": "mine.py:engine"}, False),
+        ({"placement": "disaggregated", "transport": "mine.py:Disk"}, False),
+    ],
+)
+def test_no_trial_runs_in_processes_that_have_executed_a_users_module(
+    settings: dict[str, Any], expected: bool
+) -> None:
+    assert leaves_no_state(GRPOConfig.from_dict(settings)) == expected
 
 
 def test_a_token_is_made_that_nobody_else_can_read(tmp_path: Path) -> None:

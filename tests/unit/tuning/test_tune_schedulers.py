@@ -147,6 +147,22 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
     assert c.start() is None
 
 
+# ---- Reused processes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_the_search_goes_on_until_no_trial_waits_for_its_turn(controller, limit):
+    c = controller(trials(2), max_concurrent=limit)
+    first, last = c.trials
+    first.set_status(Trial.RUNNING)
+    assert c.scheduler.is_any_waiting()
+    for status in (Trial.RUNNING, Trial.TERMINATED, Trial.ERROR):
+        last.set_status(status)
+        assert not c.scheduler.is_any_waiting()
+    last.set_status(Trial.PAUSED)  # as PBT does
+    assert c.scheduler.is_any_waiting()
+
+
 # ---- Failures that are not retried ---------------------------------------------------------------
 
 
