@@ -101,7 +101,7 @@ def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
 
 def test_trials_that_a_resumed_search_has_yet_to_start_keep_its_settings(experiment, tmp_path):
     def search(packing: bool) -> OrderedGrid:
-        grid, own = OrderedGrid(ORDER), copy.copy(experiment)
+        grid, own = OrderedGrid(ORDER, lambda: False), copy.copy(experiment)
         own.spec = {**own.spec, "config": {**own.spec["config"], "model": {"packing": packing}}}
         grid.add_configurations([own])
         return grid
