@@ -165,7 +165,7 @@ class Mirror:
             if not self._failing:
                 said = reason(error) if isinstance(error, OSError) else repr(error)
                 logger.error(
-                    "%s does not accept the files of a trial (%s); the files wait in %s",
+                    "%s does not accept the files of a trial (%s); they remain in %s for now",
                     *(self._stored, said, self.local),
                 )
             self._failing = True
@@ -399,7 +399,9 @@ def tell(trial: Any, mirror: Mirror) -> None:
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told_s = behind_s
-        what = "training waits for it" if mirror.answers else f"files wait in {mirror.local}"
+        what = (
+            "training waits for it" if mirror.answers else f"files remain in {mirror.local} for now"
+        )
         lag = f"is {behind_s:.0f} s ({plural(rows, 'round')}) behind"
         print(f"{label(trial)}: {trial_path(trial)} {lag}; {what}", flush=True)
     elif mirror.told_s and behind_s <= MOST_BEHIND_S:

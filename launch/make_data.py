@@ -116,47 +116,48 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--no-chat",
         action="store_true",
-        help="--model: instead of chat messages, give the model examples to continue; for a model "
-        "without a chat template",
+        help="with --model: instead of chat messages, give the model examples to continue; for a "
+        "model without a chat template",
     )
     add(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="--model: device that the model runs on (cpu)",
+        help="with --model: device that the model runs on (cpu)",
     )
     add(
         "--key-variable",
         metavar="NAME",
         default="OPENAI_API_KEY",
-        help="--endpoint: environment variable with its key; may be unset (OPENAI_API_KEY)",
+        help="with --endpoint: environment variable of the API key; may be unset (OPENAI_API_KEY)",
     )
     add(
         "--workers",
         metavar="N",
         type=number(int, 1, 256),
         default=8,
-        help="--endpoint: number of simultaneous requests (8)",
+        help="with --endpoint: number of simultaneous requests (8)",
     )
     add(
         "--per-minute",
         metavar="N",
         type=number(float, 0.01),
-        help="--endpoint: maximum number of requests per minute",
+        help="with --endpoint: maximum number of requests per minute",
     )
     add(
         "--timeout",
         metavar="S",
         type=number(float, 0.01),
         default=60.0,
-        help="--endpoint: maximum number of seconds for an answer (60)",
+        help="with --endpoint: maximum number of seconds for an answer (60)",
     )
     add(
         "--retries",
         metavar="N",
         type=number(int, 0),
         default=5,
-        help="--endpoint: number of retries after a temporary failure, with increasing delays (5)",
+        help="with --endpoint: number of retries after a temporary failure, with increasing "
+        "delays (5)",
     )
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""The lineage of a population: the settings of each member, and which members they came from.
+"""The lineage of a population: the settings of each member, and the members that it copied.
 
 PBT makes a member with a low reward copy the policy and the settings of a better member, and then
 change the settings. So members depend on each other, and no single configuration describes a

@@ -298,7 +298,7 @@ class TrialActors:
 
 
 class MadeInActor:
-    """Argument that is created in the process of the actor it is passed to.
+    """Argument that is created inside the actor that receives it.
 
     A user's sender or receiver need not be picklable, and its file is imported by path.
     """

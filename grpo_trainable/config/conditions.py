@@ -99,7 +99,7 @@ REPLAY = at_least("buffer_capacity", 2)
 NOT_PLAYED = one_of("env.name", "off")
 OF_TEXT = Condition(
     keys=("task.name",),
-    needs="a task other than control, which has no text",
+    needs="a task with text (any except control)",
     holds=lambda name: name != CONTROL,
 )
 GAE = one_of("loss.advantage", "gae")

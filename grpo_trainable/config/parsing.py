@@ -369,7 +369,7 @@ class Given:
 
     @cached_property
     def _tasks(self) -> list[Given]:
-        """One copy of the settings per task of the mix, or only these settings without a mix."""
+        """One copy of the settings per task of the mix. If there is no mix, only this object."""
         mixed = _entries(self._section_of("task.mix").get("mix")).values()
         alone = [Given({**self._data, "task": entry}, same_model=self) for entry in mixed]
         return alone or [self]

@@ -154,8 +154,9 @@ def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dic
 def drift_before_step(seen: Tensor, batch: BatchWithLogProbs) -> dict[str, Drift]:
     """Return the KL from the policy before a gradient step to the policies of `drift`.
 
-    The step itself computes the log-probs of the policy. So the KL to "behaviour", whose log-probs
-    are known, is that of all rows. The other two are missing if the step has no watched row.
+    The step itself computes the log-probs of the policy. The log-probs of "behaviour" are already
+    known, so the KL to "behaviour" is measured on all rows. The KL to the other two is measured on
+    the watched rows, and is missing if the step has none.
 
     Args:
         seen: Log-probs of the policy, (B, S).

@@ -67,7 +67,7 @@ class ProcessGroup:
             rank: Index of this rank.
             size: Number of ranks.
             place: Address and port of the `Rendezvous`.
-            own: The `Rendezvous` itself, in the first rank.
+            own: The `Rendezvous` object on the first rank, and None on all others.
 
         Raises:
             RuntimeError: The other ranks did not join within the deadline.

@@ -56,7 +56,7 @@ def configured_selection(settings: LossSettings) -> Selection | None:
 
 
 def _own_settings(function: Callable[..., Any], settings: LossSettings) -> dict[str, Any]:
-    """Return the settings that have the names of a built-in function's keyword arguments.
+    """Return the settings that a built-in function takes as keyword arguments.
 
     The clip range is left out, because every loss gets it.
     """

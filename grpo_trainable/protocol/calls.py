@@ -24,8 +24,8 @@ class FailsAgain(ActorFailed):
 class ActorLost(ActorFailed):
     """The actor died or stayed silent, or weights did not reach it.
 
-    A replacement for the actor may succeed. After an exception in the work itself, by contrast, a
-    replacement would only raise the same exception.
+    A replacement for the actor may succeed. If the actor's work raised an exception, a replacement
+    would only raise the same exception.
     """
 
 

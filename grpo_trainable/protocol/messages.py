@@ -100,7 +100,7 @@ class CriticStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticFigures:
-    """Summary of the values that the critic predicted for the round's states before the round."""
+    """Summary of the critic's values, computed before the round's first gradient step."""
 
     value_mean: float
     return_mean: float  # mean discounted sum of the rewards that followed a state

@@ -99,7 +99,7 @@ def _lengths(record: EvaluationRecord) -> Plot:
         name="lengths",
         title="Response lengths",
         look="A peak at the right end means that the token limit cuts responses off: raise the "
-        "limit before you trust the figures. If responses of one category are longer than others, "
+        "limit before you trust the figures. If one category has longer responses than the others, "
         "the reward may depend on length.",
         draw=draw,
         alt=f"A histogram from {min(every)} to {max(every)} tokens.",

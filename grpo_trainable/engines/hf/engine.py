@@ -49,7 +49,7 @@ class HFEngine(LocalEngine):
         return HFDecoder(self.policy, self._logits, batch, self._tokenizer.pad_id)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits (A, V), float32, of hidden states (A, D)."""
+        """Return the float32 logits (A, V) of hidden states (A, D)."""
         if self._head is None:
             # The copy is computed only once per snapshot, because widening the head of a bfloat16
             # model takes about as long as sampling a token.

@@ -483,7 +483,7 @@ def test_a_lag_is_told_when_it_has_doubled_and_when_it_is_over(
         tell(training.trial, mirror)
     assert capsys.readouterr().out.splitlines() == [
         "sync/0: s3://trial is 11 s (11 rounds) behind; training waits for it",
-        f"sync/0: s3://trial is 23 s (23 rounds) behind; files wait in {training.local}",
+        f"sync/0: s3://trial is 23 s (23 rounds) behind; files remain in {training.local} for now",
         "sync/0: s3://trial has caught up",
         # A new lag counts from the start.
         "sync/0: s3://trial is 12 s (12 rounds) behind; training waits for it",

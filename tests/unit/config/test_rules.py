@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             value,
             CONTROL,
             "task.name=control",
-            "a task other than control, which has no text",
+            "a task with text (any except control)",
             read,
         )
         for key, value, read in (
