@@ -143,8 +143,8 @@ class ModelSettings(Settings):
         default_by=(
             by_model(
                 "on a GPU, packing can take longer than padding",
-                lambda model, gpus: False if gpus else None,
-                keys=("resources.learner_gpus",),
+                lambda model, *gpus: False if any(gpus) else None,
+                keys=("resources.learner_gpus", "resources.worker_gpus"),
                 told="`false` on a GPU",
             ),
             by_model(

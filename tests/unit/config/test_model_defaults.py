@@ -343,8 +343,11 @@ def test_a_model_packs_by_default_if_tests_compare_its_packed_rows(
         assert config_of(str(tmp_path), model={"packing": given}).model.packing is given
 
 
-def test_a_model_on_a_gpu_is_not_packed_by_default(model: Model):
-    gpu = {"placement": "disaggregated", "resources": {"learner_gpus": 1.0}}
+@pytest.mark.parametrize(
+    ("placement", "key"), [("disaggregated", "learner_gpus"), ("colocated", "worker_gpus")]
+)
+def test_a_model_on_a_gpu_is_not_packed_by_default(model: Model, placement: str, key: str):
+    gpu = {"placement": placement, "resources": {key: 1.0}}
     found = config_of(model(), **gpu)
     assert not found.model.packing
     reason = "on a GPU, packing can take longer than padding"
