@@ -279,8 +279,8 @@ def test_a_made_up_microbatch_runs_through_the_policy(spaces: Spaces):
         ({"engine": "control"}, "engine=control: only acts in environments"),
         ({"loss": {"advantage": "group_to_go"}}, "group_to_go compares episodes step by step"),
         ({"task": {"name": "control"}, "loss": {"advantage": "vine"}}, "must not be vine"),
-        ({"task": {"name": "control"}, "rollout": {"stop": ["."]}}, "has no text"),
-        ({"task": {"name": "control"}, "model": {"path": "here"}}, "has no text"),
+        ({"task": {"name": "control"}, "rollout": {"stop": ["."]}}, "needs a task with text"),
+        ({"task": {"name": "control"}, "model": {"path": "here"}}, "needs a task with text"),
         ({"task": {"mix": '{"math": 1, "control": 1}'}}, "so it cannot be part of a mix"),
     ],
 )
