@@ -396,7 +396,7 @@ def test_only_small_files_are_fetched_before_trials_are_planned(tmp_path: Path, 
     fetch_small_files("org/name")
     fetch_small_files("org/name")  # the files are here now
     assert asked == [("org/name", ["*.json", "*.jinja"])]
-    facts = ModelFacts(has_chat_template=True, context_length=CONTEXT_LENGTH)
+    facts = ModelFacts(has_chat_template=True, context_length=CONTEXT_LENGTH, packs=True)
     assert facts_of("org/name") == facts
     # The weights are still missing.
     assert local_directory("org/name") == tmp_path
