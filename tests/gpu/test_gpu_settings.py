@@ -54,6 +54,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "vine": {"loss": {**PPO, "advantage": "vine"}, "vine": {"samples": 2}},
     "kl_in_the_reward": {"loss": {"kl_coef": 0.05, "kl_in": "reward"}},
     "importance": {**FOUR_STEPS, "loss": {"importance_cap": 2.0}},
+    "monitor_sample": {"loss": {"kl_monitor_responses": 4}},
+    "monitor_all": {"loss": {"kl_monitor_responses": "all"}},
     "packing": {"model": {"packing": True, "gradient_checkpointing": True}},
     "sampler_bfloat16": {"model": {"sampler_dtype": "bfloat16"}},
     "slots": {"rollout": {"slots": 5, "min_new_tokens": 4}},
