@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo_trainable.command_line import align
-from grpo_trainable.config import GRPOConfig, defaults_with, flatten, follow_from_model
+from grpo_trainable.config import GRPOConfig, defaults_with, explained_defaults, flatten
 from grpo_trainable.text import plural
 
 LABELS = ("arm", "seed")  # always in the table
@@ -100,13 +100,15 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
 def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     """Yield the settings that all trials share, if at least one trial reads them.
 
-    Chosen settings come first, then those that follow from the model, with the reason. Settings
-    that have their default in every trial come last.
+    Chosen settings come first, then those that follow from the model or the device, with the
+    reason. Settings that have their default in every trial come last.
     """
     flat = [trial.in_effect for trial in trials]
     given = [flatten(trial.to_dict()) for trial in trials]
     defaults = [defaults_with(trial.task.name) for trial in trials]
-    of_model = {key: reason for trial in trials for key, reason in follow_from_model(trial).items()}
+    explained = {
+        key: reason for trial in trials for key, reason in explained_defaults(trial).items()
+    }
     shared = [
         key
         for key in flat[0]
@@ -115,20 +117,20 @@ def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     chosen = [
         key
         for key in shared
-        if key not in of_model
+        if key not in explained
         and not all(
             key in own and own[key] == settings[key]
             for own, settings in zip(defaults, given, strict=True)
         )
     ]
-    by_default = [key for key in shared if key not in chosen and key not in of_model]
+    by_default = [key for key in shared if key not in chosen and key not in explained]
     assigned = {key: f"{key}={shown(flat[0][key])}" for key in shared}
     if chosen:
         yield "\nthe same in every trial:"
         yield from wrapped([assigned[key] for key in chosen])
-    if of_model:
-        yield "\ndefaults that follow from the model:"
-        yield from (f"  {assigned.get(key, key)} ({reason})" for key, reason in of_model.items())
+    if explained:
+        yield "\ndefaults that follow from the model or the device:"
+        yield from (f"  {assigned.get(key, key)} ({reason})" for key, reason in explained.items())
     if by_default:
         yield "\nleft at their defaults in every trial:"
         yield from wrapped([assigned[key] for key in by_default])

@@ -32,7 +32,7 @@ from grpo_trainable.config.trial import (
     GRPOConfig,
     defaults_with,
     expanded,
-    follow_from_model,
+    explained_defaults,
     prepared,
 )
 from grpo_trainable.config.values import (
@@ -75,9 +75,9 @@ __all__ = [
     "defaults_with",
     "expand_set",
     "expanded",
+    "explained_defaults",
     "flag",
     "flatten",
-    "follow_from_model",
     "fresh_wanted",
     "integer",
     "make_absolute",

@@ -22,6 +22,8 @@ Moment = Literal["absent", "none", "read"]
 TASKS = "the tasks"  # the names of the tasks, several in a mix
 TEMPLATES = "the templates"  # the templates of the tasks that have one
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
+# GPUs of the actor that trains. In each placement, one of the keys has no effect and stays 0.
+TRAINING_GPUS = ("resources.learner_gpus", "resources.worker_gpus")
 # Prefix of a key. The prefixed key stands for the value of the key if it is given, else for none.
 # With this prefix, the defaults of two keys can depend on each other's given values.
 GIVEN = "given "
@@ -35,8 +37,8 @@ class DefaultBy:
     value: Callable[..., Any]  # takes the values of `keys`; None: the default does not apply
     moment: Moment
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
-    because: str = ""  # the reason, if the model decides
-    told: str = ""  # the default in words, if the model decides
+    because: str = ""  # the reason, if the model or a GPU decides
+    told: str = ""  # the default in words, if the model or a GPU decides
 
     def beside(self, settings: Readable) -> Any:
         """Return the default for these settings, or None if it does not apply."""
@@ -73,6 +75,23 @@ def by_model(
 
     return DefaultBy(
         keys=(MODEL, *keys), value=of_model, moment="absent", because=because, told=told
+    )
+
+
+def by_gpu(because: str, value: Any, *, told: str) -> DefaultBy:
+    """Return a default for every policy that is trained on a GPU.
+
+    Args:
+        because: The reason, which `--dry-run` shows.
+        value: The default.
+        told: The default in words, for the reference of all keys.
+    """
+    return DefaultBy(
+        keys=TRAINING_GPUS,
+        value=lambda *gpus: value if any(gpus) else None,
+        moment="absent",
+        because=because,
+        told=told,
     )
 
 

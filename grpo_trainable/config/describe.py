@@ -22,9 +22,10 @@ A `tune.Tuner` takes the same dicts. To choose several settings together, write 
 below the key `set`, under a name of your choice:
 `{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
 If a task has a different default, the default column lists it after the task's name. If a Hugging
-Face model has one, the column lists it after `{HUGGING_FACE}`. The default of a model takes
-precedence over that of a task. The last column says when a key has an effect. A key that has no
-effect must keep its default.
+Face model has one, the column lists it after `{HUGGING_FACE}`. If a learner on a GPU has one, the
+column lists it after `on a GPU`. The default on a GPU takes precedence over that of a model, and
+the default of a model takes precedence over that of a task. The last column says when a key has an
+effect. A key that has no effect must keep its default.
 """
 
 HEADER = "| key | type | default | must be | meaning | has effect when |\n|---|---|---|---|---|---|"
@@ -60,11 +61,12 @@ def _row(key: str) -> str:
 
 
 def _defaults(key: str) -> str:
-    """Return the default of a key, and the other defaults of some tasks and models."""
+    """Return the default of a key, and the other defaults of some tasks, models and GPUs."""
     check = CHECKS[key]
     own = (f"{task}: `{shown(default)}`" for task, default in check.of_tasks.items())
     of_models = ", else ".join(default.told for default in check.of_models)
-    last = (f"{HUGGING_FACE}: {of_models}",) if of_models else ()
+    last = [f"{HUGGING_FACE}: {of_models}"] if of_models else []
+    last += [f"on a GPU: {default.told}" for default in check.of_gpus]
     return "; ".join([f"`{shown(check.default)}`", *own, *last])
 
 
@@ -90,6 +92,8 @@ def _entry(key: str) -> str:
     if check.of_models:
         told = ", else ".join(default.told for default in check.of_models).replace("`", "")
         text += f" With a {HUGGING_FACE} the default is {told}."
+    for default in check.of_gpus:
+        text += f" On a GPU the default is {default.told.replace('`', '')}."
     indent = " " * 4
     body = textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
     return f"{key}={shown(check.default)}\n{body}"

@@ -17,7 +17,7 @@ from grpo_trainable.config.conditions import (
     none_given,
     one_of,
 )
-from grpo_trainable.config.defaults import TEMPLATES, by_model, by_task
+from grpo_trainable.config.defaults import TEMPLATES, by_gpu, by_model, by_task
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import (
     Settings,
@@ -136,17 +136,13 @@ class ModelSettings(Settings):
         True,
         "Avoid repeated work in the learner: compute each prompt once for all responses of its "
         "group, and skip padding. Log-probs and gradients differ only by rounding. A model has to "
-        "support packing. For a Hugging Face model, the default is `false` on a GPU, and also if "
-        "no test compares packed with padded rows of this kind of model.",
+        "support packing. If the learner runs on a GPU, the default is `false` for every model. "
+        "Otherwise it is `false` for a Hugging Face model if no test compares packed with padded "
+        "rows of this kind of model.",
         read_if=OF_TEXT,
         harmless=(False,),
         default_by=(
-            by_model(
-                "on a GPU, packing can take longer than padding",
-                lambda model, *gpus: False if any(gpus) else None,
-                keys=("resources.learner_gpus", "resources.worker_gpus"),
-                told="`false` on a GPU",
-            ),
+            by_gpu("on a GPU, packing can take longer than padding", False, told="`false`"),
             by_model(
                 "packing is tested with this kind of model",
                 lambda model: model.packs or None,

@@ -342,7 +342,7 @@ class Given:
         return key.rpartition(".")[2] in self._section_of(key)
 
     def default_of(self, key: str) -> tuple[Any, str] | None:
-        """Return the default that depends on other settings, and the reason if the model decides.
+        """Return the default that depends on other settings, and its reason (empty if it has none).
 
         The first default that applies counts. If none applies, the key has its general default.
         """

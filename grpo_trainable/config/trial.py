@@ -369,11 +369,12 @@ def prepared(
     return settings
 
 
-def follow_from_model(config: GRPOConfig) -> dict[str, str]:
-    """Return the keys that have the default for the config's model, each with the reason."""
+def explained_defaults(config: GRPOConfig) -> dict[str, str]:
+    """Return the keys that have a default for the config's model or for a GPU, with the reasons."""
     settings, found = config.to_dict(), {}
     given = Given(settings)
-    for key in [key for key in flatten(settings) if key in CHECKS and CHECKS[key].of_models]:
+    explained = {key for key, check in CHECKS.items() if check.of_models or check.of_gpus}
+    for key in [key for key in flatten(settings) if key in explained]:
         value, reason = given.without(key).default_of(key) or (None, "")
         if reason and converted(key, value, CHECKS[key]) == config[key]:
             found[key] = reason

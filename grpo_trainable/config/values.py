@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, cast
 
 from grpo_trainable.config.conditions import Condition, Readable
-from grpo_trainable.config.defaults import DefaultBy, Moment
+from grpo_trainable.config.defaults import MODEL, TRAINING_GPUS, DefaultBy, Moment
 from grpo_trainable.config.foreign_names import ForeignName
 from grpo_trainable.config.mix import mix_of, mix_text
 from grpo_trainable.plugins import is_reference
@@ -78,7 +78,12 @@ class Check:
     @property
     def of_models(self) -> list[DefaultBy]:
         """Defaults for Hugging Face models, which come before those of tasks."""
-        return [default for default in self.default_by if default.because]
+        return [default for default in self.default_by if MODEL in default.keys]
+
+    @property
+    def of_gpus(self) -> list[DefaultBy]:
+        """Defaults for training on a GPU, which come before those for models."""
+        return [default for default in self.default_by if default.keys == TRAINING_GPUS]
 
     @property
     def unremarkable(self) -> tuple[Any, ...]:

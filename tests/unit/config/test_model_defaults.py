@@ -15,8 +15,8 @@ from grpo_trainable.config import (
     CHECKS,
     ConfigError,
     GRPOConfig,
+    explained_defaults,
     flatten,
-    follow_from_model,
     mix_of,
     parsing,
     prepared,
@@ -95,7 +95,7 @@ def test_defaults_depend_on_the_model_and_the_task(model: Model, chat, data, def
     path = model(**({"chat_template": TEMPLATE} if chat else {}))
     config = config_of(path, **data)
     assert changed(config, **data) == defaults
-    assert follow_from_model(config).keys() == {*defaults, "model.packing"}
+    assert explained_defaults(config).keys() == {*defaults, "model.packing"}
     assert GRPOConfig.from_dict(config.to_dict()) == config
 
 
@@ -122,7 +122,7 @@ def test_a_chat_template_of_the_users_makes_the_prompt_a_message(model: Model, c
     path = model(**({"chat_template": TEMPLATE} if chat else {}))
     config = config_of(path, **MATH, model={"chat_template": "/my.jinja"})
     assert config.task.template == "boxed"
-    assert "task.template" in follow_from_model(config)
+    assert "task.template" in explained_defaults(config)
     mixed = config_of(path, task={"mix": {"math": 1}}, model={"chat_template": "/my.jinja"})
     assert mix_of(mixed.task.mix)["math"]["template"] == "boxed"
 
@@ -135,7 +135,7 @@ def test_a_prompt_of_a_mix_that_begins_the_response_is_no_message(model: Model):
         config = config_of(path, task={"mix": {"math": 1, "other": one, "keyword": 1}})
         assert config.model.chat_template == "off"
         assert mix_of(config.task.mix)["other"]["template"] == "r1_zero"
-        assert "model.chat_template" not in follow_from_model(config)
+        assert "model.chat_template" not in explained_defaults(config)
 
 
 def test_an_invalid_chat_template_is_refused_by_its_own_check(model: Model):
@@ -173,7 +173,7 @@ def test_given_values_go_before_those_of_the_model(model: Model):
     assert config.callbacks.kl_band is None
     assert config.rollout.max_new_tokens == 100
     assert (config.task.template, config.model.chat_template) == ("question_only", "off")
-    assert follow_from_model(config) == {}
+    assert explained_defaults(config) == {}
     # The band follows the given length.
     del given["callbacks"]
     assert config_of(path, **given).callbacks.kl_band == (0.0, 20.0)
@@ -182,7 +182,7 @@ def test_given_values_go_before_those_of_the_model(model: Model):
 def test_no_band_where_no_kl_is_measured(model: Model):
     config = config_of(model(), loss={"kl_monitor": False})
     assert config.callbacks.kl_band is None
-    assert "callbacks.kl_band" not in follow_from_model(config)
+    assert "callbacks.kl_band" not in explained_defaults(config)
 
 
 def test_invalid_values_are_refused_by_their_own_check(model: Model):
@@ -228,7 +228,7 @@ def test_a_model_is_read_once(model: Model, monkeypatch):
     task = {"mix": {"math": 1, "hard": {"name": "math", "weight": 1}}}
     config = config_of(path, task=task)
     assert read == [path]
-    assert follow_from_model(config)["model.chat_template"]
+    assert explained_defaults(config)["model.chat_template"]
     assert read == [path] * 2
 
 
@@ -265,7 +265,7 @@ def test_tasks_of_a_mix_have_them_too(model: Model):
 
 def test_reasons_name_what_decided(model: Model):
     full, lora = (
-        follow_from_model(config_of(model(), model=settings))["optim.lr"]
+        explained_defaults(config_of(model(), model=settings))["optim.lr"]
         for settings in ({}, {"lora_rank": 2})
     )
     assert (full, lora) == (
@@ -338,7 +338,7 @@ def test_a_model_packs_by_default_if_tests_compare_its_packed_rows(
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = config_of(str(tmp_path))
     assert found.model.packing is packs
-    assert follow_from_model(found)["model.packing"] == (TESTED if packs else UNTESTED)
+    assert explained_defaults(found)["model.packing"] == (TESTED if packs else UNTESTED)
     for given in (False, True):
         assert config_of(str(tmp_path), model={"packing": given}).model.packing is given
 
@@ -346,23 +346,39 @@ def test_a_model_packs_by_default_if_tests_compare_its_packed_rows(
 @pytest.mark.parametrize(
     ("placement", "key"), [("disaggregated", "learner_gpus"), ("colocated", "worker_gpus")]
 )
-def test_a_model_on_a_gpu_is_not_packed_by_default(model: Model, placement: str, key: str):
-    gpu = {"placement": placement, "resources": {key: 1.0}}
-    found = config_of(model(), **gpu)
+@pytest.mark.parametrize("hugging_face", [False, True])
+def test_no_policy_packs_by_default_on_a_gpu(
+    model: Model, hugging_face: bool, placement: str, key: str
+):
+    data = {"placement": placement, "resources": {key: 1.0}}
+    chosen = {"path": model()} if hugging_face else {}
+    found = GRPOConfig.from_dict({**data, "model": chosen})
     assert not found.model.packing
     reason = "on a GPU, packing can take longer than padding"
-    assert follow_from_model(found)["model.packing"] == reason
-    assert config_of(model(), **gpu, model={"packing": True}).model.packing
+    assert explained_defaults(found)["model.packing"] == reason
+    assert GRPOConfig.from_dict({**data, "model": {**chosen, "packing": True}}).model.packing
 
 
-def test_every_policy_of_this_package_packs_by_default(tmp_path: Path):
+def test_generators_on_a_gpu_do_not_decide_how_a_learner_on_a_cpu_packs():
+    resources = {"generator_gpus": 1.0}
+    config = GRPOConfig.from_dict({"placement": "disaggregated", "resources": resources})
+    assert config.model.packing
+
+
+def test_a_policy_without_text_has_no_default_for_packing_on_a_gpu():
+    data = {"placement": "colocated", "resources": {"worker_gpus": 1.0}}
+    config = GRPOConfig.from_dict({**data, "task": {"name": "control"}})
+    assert explained_defaults(config) == {}
+
+
+def test_every_policy_of_this_package_packs_by_default_on_a_cpu(tmp_path: Path):
     own = tmp_path / "own"
     shutil.copytree(SHIPPED_POLICY, own)
     assert config_of(str(own)).model.packing
     for data in ({}, MATH, {"task": {"name": "guess"}}, {"model": {"preset": "course"}}):
         config = GRPOConfig.from_dict(data)
         assert config.model.packing
-        assert "model.packing" not in follow_from_model(config)
+        assert "model.packing" not in explained_defaults(config)
         without = {**data, "model": {**data.get("model", {}), "packing": False}}
         assert not GRPOConfig.from_dict(without).model.packing
 
@@ -398,8 +414,17 @@ def test_the_reference_shows_them():
     assert "With a Hugging Face model the default is a twentieth of the rounds" in shown
 
 
-def test_every_default_of_a_model_tells_its_reason_and_its_value():
-    declared = [default for check in CHECKS.values() for default in check.of_models]
+def test_the_reference_shows_the_default_on_a_gpu():
+    (row,) = (line for line in page().splitlines() if line.startswith("| `model.packing` |"))
+    assert "| `true`; Hugging Face model: `true` for llama, qwen2, qwen3 without" in row
+    assert ", else `false`; on a GPU: `false` |" in row
+    assert "On a GPU the default is false." in " ".join(settings("packing").split())
+
+
+def test_every_default_of_a_model_or_a_gpu_tells_its_reason_and_its_value():
+    declared = [
+        default for check in CHECKS.values() for default in (*check.of_models, *check.of_gpus)
+    ]
     assert len(declared) == 10
     for default in declared:
         assert default.told

@@ -78,7 +78,7 @@ def test_defaults_of_a_model_stand_apart_with_their_reasons(tmp_path):
     assert table.splitlines()[0].split() == ["arm", "seed", "rounds", "optim.warmup_rounds"]
     assert chosen == f"the same in every trial:\n  model.path={tmp_path}"
     assert of_model.splitlines() == [
-        "defaults that follow from the model:",
+        "defaults that follow from the model or the device:",
         "  model.chat_template=on (the model has a chat template)",
         "  model.packing=true (packing is tested with this kind of model)",
         "  optim.lr=5e-06 (all weights of a Hugging Face model)",
