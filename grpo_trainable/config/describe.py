@@ -22,10 +22,10 @@ A `tune.Tuner` takes the same dicts. To choose several settings together, write 
 below the key `set`, under a name of your choice:
 `{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
 If a task has a different default, the default column lists it after the task's name. If a Hugging
-Face model has one, the column lists it after `{HUGGING_FACE}`. If a learner on a GPU has one, the
-column lists it after `on a GPU`. The default on a GPU takes precedence over that of a model, and
-the default of a model takes precedence over that of a task. The last column says when a key has an
-effect. A key that has no effect must keep its default.
+Face model has one, the column lists it after `{HUGGING_FACE}`. If a learner on a GPU has one,
+the column lists it after `on a GPU`. The default on a GPU takes precedence over that of a model,
+and the default of a model takes precedence over that of a task. The last column says when a key has
+an effect. A key that has no effect must keep its default.
 """
 
 HEADER = "| key | type | default | must be | meaning | has effect when |\n|---|---|---|---|---|---|"
