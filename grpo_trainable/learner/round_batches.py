@@ -162,10 +162,11 @@ class RoundBatches:
         """Return True if all rows need log-probs of the policy before the round.
 
         The loss may need them, and so does the KL between sampler and learner, which is measured on
-        every token that both computed with the same weights.
+        every token that both computed with the same weights. The other KLs need the watched rows.
         """
         config = self._config
-        if config.importance_cap is not None:
+        watches_all = config.loss.kl_monitor and all(batch.watched is None for batch in batches)
+        if config.importance_cap is not None or watches_all:
             return True
         any_own = any(bool(batch.own_tokens.any()) for batch in batches)
         return any_own and (config.loss.kl_monitor or not config.ratio_sees_sampler)

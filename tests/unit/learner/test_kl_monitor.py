@@ -273,6 +273,21 @@ def test_a_sample_changes_no_weight_and_measures_what_it_draws(
             assert mine.kl["behaviour"] == other.kl["behaviour"]
 
 
+def test_a_batch_that_the_first_step_processes_needs_no_pass_before_it(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, **STALE, loss={"kl_monitor_responses": "all"})
+    pair.sync()
+    batches = [pair.rollouts() for _ in range(4)]
+    pair.learner.update(batches[:2])
+    seen, start = [], pair.learner._batches._start
+    monkeypatch.setattr(
+        pair.learner._batches, "_start", lambda b: seen.append(b.num_rows) or start(b)
+    )
+    pair.learner.update(batches[2:])  # older weights sampled all tokens
+    assert seen == [12]
+
+
 def test_the_reference_sees_only_the_drawn_rows(
     policy_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
