@@ -171,7 +171,8 @@ class BandsCallback(FailSafeCallback):
     - `BANDS`: the callback warns at most once for each band of a trial.
     - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
       falls below the band after having been inside. The callback prints a line when the KL is back
-      in the band. The KL is outside only if two standard errors do not reach into the band.
+      in the band. The KL has left the band only if two standard errors do not reach into it. The KL
+      is back only if the estimate itself is in the band.
     - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The trial ends itself,
       after a last evaluation and a checkpoint.
     """
@@ -197,21 +198,21 @@ class BandsCallback(FailSafeCallback):
             if warning := watch.take(result):
                 logger.warning("%s, round %d: %s", label(trial), round_, warning)
         if KL in result:
-            before, place = self._places[trial.trial_id], _place(config, result)
+            before = self._places[trial.trial_id]
+            place = _place(config, result, before)
             self._places[trial.trial_id] = place
             _judge_kl(label(trial), config, result, before, place)
 
     def _take_earlier(self, trial: Any, config: GRPOConfig, round_: int) -> None:
         """Take the rows before `round_` from a trial's `result.json`, without warnings."""
         watches = watches_of(config)
-        latest: Row = {KL: 0.0}  # the KL of the initial policy
+        place = _place(config, {KL: 0.0}, "inside")  # the KL of the initial policy
         for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ():
             if row["training_iteration"] < round_:
                 for watch in watches:
                     watch.take(row)
-                latest = row if KL in row else latest
-        self._watches[trial.trial_id] = watches
-        self._places[trial.trial_id] = _place(config, latest)
+                place = _place(config, row, place) if KL in row else place
+        self._watches[trial.trial_id], self._places[trial.trial_id] = watches, place
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment. After a resume, the rows are read again.
@@ -223,8 +224,9 @@ def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str)
     band, limit = config.callbacks.kl_band, config.callbacks.kl_stop
     round_, nats = row["training_iteration"], row[KL]
     if band is not None and place != before:
-        margin = f" ± {_margin(row):.2g}" if _margin(row) else ""
-        told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g}{margin} is"
+        se = row.get(f"{KL}{SE}", 0.0)
+        estimated = f" ± {se:.2g}" if se else ""  # as in the live table
+        told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g}{estimated} is"
         named = f"callbacks.kl_band [{band[0]:g}, {band[1]:g}]"
         if place == "inside":
             print(f"{told} in {named}", flush=True)
@@ -237,15 +239,19 @@ def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str)
         )
 
 
-def _place(config: GRPOConfig, row: Row) -> str:
+def _place(config: GRPOConfig, row: Row, before: str) -> str:
     """Return "below", "above" or "inside", the position of a row's KL relative to its band.
 
-    A KL counts as inside if its interval reaches into the band, or if there is no band. The
-    estimate of the KL can be negative, so no value counts as below if the band begins at 0.
+    If the KL is outside the band but its interval reaches into it, the position of the row `before`
+    remains. So sampling errors near an end of the band cause no lines. Without a band, every KL is
+    inside. The estimate of the KL can be negative, so no value is below a band that begins at 0.
     """
     if config.callbacks.kl_band is None:
         return "inside"
     (low, high), nats, margin = config.callbacks.kl_band, row[KL], _margin(row)
-    if low > 0 and nats + margin < low:
+    low = low if low > 0 else -math.inf
+    if low <= nats <= high:
+        return "inside"
+    if nats + margin < low:
         return "below"
-    return "above" if nats - margin > high else "inside"
+    return "above" if nats - margin > high else before

@@ -630,8 +630,27 @@ def test_a_kl_within_two_standard_errors_of_the_band_causes_no_warning(caplog, t
         kl = {"kl/reference_nats": nats, "kl/reference_nats_se": se}
         report([callback], trial, row(round_, **kl))
     assert [record.getMessage() for record in caplog.records] == [
-        "sync/0, round 2: kl/reference_nats 23 ± 1.2 is above callbacks.kl_band [0, 20]"
+        "sync/0, round 2: kl/reference_nats 23 ± 0.6 is above callbacks.kl_band [0, 20]"
     ]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_kl_is_back_in_its_band_only_if_the_estimate_itself_is(
+    capsys, tmp_path, monkeypatch, restart
+):
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [0.0, 20.0]})
+    callback = BandsCallback()
+    rows = [
+        row(round_, **{"kl/reference_nats": nats, "kl/reference_nats_se": 0.6})
+        for round_, nats in enumerate([23.0, 21.0, 22.0, 19.0], start=1)
+    ]
+    monkeypatch.setattr("callbacks.bands.read_rows", lambda path: rows)
+    for result in rows:
+        callback = BandsCallback() if restart else callback
+        report([callback], trial, result)
+    assert capsys.readouterr().out == (
+        "sync/0, round 4: kl/reference_nats 19 ± 0.6 is in callbacks.kl_band [0, 20]\n"
+    )
 
 
 def test_reason_of_a_stop_is_told(caplog, tmp_path):
