@@ -417,9 +417,14 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
         agreement[name] = {
             "within_two_se": statistics.mean(abs(e) <= 2 * se + ROUNDING for e, se in found),
             "mean_error": statistics.mean(error for error, _ in found),
+            # The draws of two rounds are independent, and an error is expected to be 0.
+            "mean_error_se": math.sqrt(sum(error**2 for error, _ in found)) / len(found),
             "mean_se": statistics.mean(se for _, se in found),
         }
-        print(f"  {name}: {agreement[name]['within_two_se']:.1%} within two standard errors")
+        print(
+            "  {name}: {within_two_se:.1%} within two standard errors; mean error "
+            "{mean_error:.2g} ± {mean_error_se:.2g}".format(name=name, **agreement[name])
+        )
     share = {
         responses: measure.spread([row["time/reference_s"] / row["time/step_s"] for row in own])
         for responses, own in rows.items()
