@@ -45,29 +45,35 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
 
-def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], Any]:
-    """Return an argparse type for finite numbers in [low, high]; `kind` is int or float."""
+def number(
+    kind: type, low: float, high: float = math.inf, *, above: bool = False
+) -> Callable[[str], Any]:
+    """Return an argparse type for finite numbers in [low, high].
+
+    Args:
+        kind: int or float.
+        low: The smallest number.
+        high: The largest number.
+        above: Exclude `low`.
+    """
     what = "an integer" if kind is int else "a number"
-    span = f">= {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+    span = f"in {'(' if above else '['}{low:g}, {high:g}]"
+    if high == math.inf:
+        span = f"{'above' if above else '>='} {low:g}"
 
     def read(text: str) -> Any:
         try:
             value = kind(text) if re.fullmatch(r"[-+.\deE]+", text) else math.nan
         except ValueError:
             value = math.nan
-        if not low <= value <= high or value == math.inf:
+        if not low <= value <= high or value == math.inf or (above and value == low):
             raise argparse.ArgumentTypeError(f"must be {what} {span}, got {shown(text)}")
         return value
 
     return read
 
 
-def positive(text: str) -> float:
-    """Return a finite number above 0; an argparse type."""
-    value = number(float, 0)(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {shown(text)}")
-    return value
+positive = number(float, 0, above=True)
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
