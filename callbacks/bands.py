@@ -74,9 +74,13 @@ def _kl_per_token(row: Row) -> float | None:
     return None if nats is None or not tokens else (nats - _margin(row)) / tokens
 
 
+def _standard_error(row: Row) -> float:
+    return row.get(f"{KL}{SE}", 0.0)
+
+
 def _margin(row: Row) -> float:
     """Return half the width of the interval of the KL in a row."""
-    return STANDARD_ERRORS * row.get(f"{KL}{SE}", 0.0)
+    return STANDARD_ERRORS * _standard_error(row)
 
 
 def _answers_once(config: GRPOConfig) -> bool:
@@ -224,7 +228,7 @@ def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str)
     band, limit = config.callbacks.kl_band, config.callbacks.kl_stop
     round_, nats = row["training_iteration"], row[KL]
     if band is not None and place != before:
-        se = row.get(f"{KL}{SE}", 0.0)
+        se = _standard_error(row)
         estimated = f" ± {se:.2g}" if se else ""  # as in the live table
         told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g}{estimated} is"
         named = f"callbacks.kl_band [{band[0]:g}, {band[1]:g}]"
