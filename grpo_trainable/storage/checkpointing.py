@@ -575,8 +575,8 @@ def refuse_foreign_files(directory: str | AnyPath) -> None:
     names = _names(directory)
     if inside := [name for name in names if name.startswith("checkpoint_")]:
         raise ForeignCheckpoint(
-            f"{directory}: is no checkpoint, but contains some, such as {max(inside)}; nothing was "
-            "loaded"
+            f"{directory}: is not a checkpoint, but contains some, such as {max(inside)}; nothing "
+            "was loaded"
         )
     for name in names:
         # A process that was killed while writing leaves a file `.NAME.RANDOM`.
