@@ -90,6 +90,7 @@ def test_no_question_that_is_trained_on_is_held_out():
     assert sums(seed=9).eval_examples(100)[:40] == task.eval_examples(40)
 
 
+@pytest.mark.slow
 @needs_reasoning_gym
 def test_a_pass_takes_each_problem_about_once_in_an_order_of_its_own():
     task = sums(size=100, options={"min_digits": 4})
