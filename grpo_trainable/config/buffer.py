@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from grpo_trainable.config import schedule
 from grpo_trainable.config.conditions import REPLAY, Config, Conflict, one_of
+from grpo_trainable.config.defaults import when_read
 from grpo_trainable.config.values import Settings, integer, number
 
 
@@ -18,13 +19,15 @@ class BufferSettings(Settings):
 
     SECTION: ClassVar[str] = "buffer"
 
-    sample_batches: int = integer(
-        1,
-        "Number of groups that a gradient step draws, as a multiple of rollout.prompts. With "
-        "buffer_sampling=mixed, some fresh groups are never used if fresh_fraction times "
-        "sample_batches is below 1.",
+    sample_batches: int | None = integer(
+        None,
+        "Number of groups that a gradient step draws, as a multiple of rollout.prompts. `none` "
+        "means 2. With buffer_sampling=mixed, some fresh groups are never used if fresh_fraction "
+        "times sample_batches is below 1.",
         minimum=1,
         read_if=REPLAY,
+        harmless=(1,),
+        default_by=when_read(("buffer_capacity",), lambda capacity: 2 if capacity > 1 else 1),
     )
     max_age: int | None = integer(
         None,
@@ -50,7 +53,7 @@ def fresh_wanted(fraction: float, count: int) -> int:
 
 def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield conflicts between limits, and combinations of settings that never reuse a group."""
-    sampling, sample = config.buffer_sampling, config.buffer.sample_batches
+    sampling, sample = config.buffer_sampling, config.effective("buffer.sample_batches")
     replay = config.buffer_capacity > 1
     drawn = sample * config.rollout.prompts
 

@@ -127,7 +127,8 @@ class Collector:
 
     def _sample(self, batch_id: BatchId) -> list[RolloutGroup]:
         """Return the fresh and older groups that the replay buffer selects for a rollout batch."""
-        count = self._config.buffer.sample_batches * self._config.rollout.prompts
+        batches = self._config.effective("buffer.sample_batches")
+        count = batches * self._config.rollout.prompts
         rng = np.random.default_rng((self._config.seed, *batch_id, 0, REPLAY))
         fresh = self.ledger.batch(batch_id).accepted
         older = self.ledger.accepted_before(batch_id)
