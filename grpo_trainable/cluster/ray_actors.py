@@ -11,7 +11,15 @@ import ray.util
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from grpo_trainable.protocol.calls import ActorFailed, ActorLost, DeliveryFailed, OutOfBand
+from grpo_trainable.config import ConfigError
+from grpo_trainable.plugins import PluginError
+from grpo_trainable.protocol.calls import (
+    ActorFailed,
+    ActorLost,
+    DeliveryFailed,
+    FailsAgain,
+    OutOfBand,
+)
 from grpo_trainable.storage.ray_private import jobs
 from grpo_trainable.telemetry.timers import now
 
@@ -19,6 +27,9 @@ ANY_BUNDLE = -1
 # Maximum number of seconds between two calls of `look` during a wait. Ray itself divides each wait
 # into intervals of this length, so `look` interrupts no transfer that would otherwise continue.
 LOOK_S = 1.0
+# Prefixes of the errors that name a mistake in the settings or in the user's code. If such an error
+# ends the constructor of an actor, Ray keeps only its text.
+MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (ConfigError, PluginError))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,8 @@ class RayRuntime:
         """Return the answer to a call that is done.
 
         Raises:
+            FailsAgain: The actor could not start because of a mistake in the settings or in the
+                user's code.
             ActorLost: The actor died, data did not reach the actor, or its answer cannot be
                 fetched.
             ActorFailed: The call raised an exception.
@@ -182,6 +195,9 @@ class RayRuntime:
         except RayActorError as error:
             # The last line is the reason. If the actor never started, a traceback precedes it.
             reason = str(error).strip().splitlines()[-1]
+            if error.actor_init_failed and reason.startswith(MISTAKES):
+                mistake = reason.partition(": ")[2]
+                raise FailsAgain(f"{call.actor.name} cannot start: {mistake}") from error
             raise ActorLost(
                 f"{call.stage}: {call.actor.name} died ({_one_line(reason)})"
             ) from error

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.telemetry.progress import advance
 
 WAIT_S = 0.5  # each interval of a wait counts as progress
@@ -83,8 +84,8 @@ class WorkerProcess:
         """Wait until the process is ready for requests, and return its first message.
 
         Raises:
-            ValueError: The process cannot start. The message is the process's own error, or names
-                the setting and the reason.
+            PluginError: The user's code cannot be used. The message is one line.
+            ValueError: The process cannot start. The message names the setting and the reason.
         """
         try:
             reply = self._converse(b"", START_DEADLINE_S)
@@ -96,7 +97,7 @@ class WorkerProcess:
             if "error" not in reply:
                 return reply
             self.kill()
-            raise ValueError(reply["error"])
+            raise PluginError(reply["error"])
         raise ValueError(f"{self._name}: {reason}")
 
     def ask(self, message: dict[str, Any], deadline_s: float) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -11,8 +11,10 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils import force_list
 
 from grpo_trainable.config import (
+    CHECKS,
     ConfigError,
     GRPOConfig,
+    converted,
     expand_set,
     flatten,
     prepared,
@@ -94,7 +96,7 @@ def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
     data: dict[str, Any] = {
         "rounds": rounds,
         **_actors(config, given),
-        **{ours: value for theirs, ours in SAME.items() if (value := config[theirs]) is not None},
+        **dict(_same(config)),
         "eval.every": config.evaluation_interval or rounds,
         **given,
     }
@@ -109,6 +111,23 @@ def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
             "rounds over which the learning rate falls"
         )
     return nested
+
+
+def _same(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield our key and the value of each setting that has another name in RLlib.
+
+    Raises:
+        ConfigError: A value is invalid. The message has RLlib's name.
+    """
+    for theirs, ours in SAME.items():
+        value = config[theirs]
+        if theirs == "lr" and isinstance(value, list | tuple):
+            raise ConfigError(
+                f"lr={shown(value)}: must be a number; for a schedule, use "
+                "training(grpo={'rounds': …, 'optim': {'schedule': 'linear'}})"
+            )
+        if value is not None:
+            yield ours, converted(theirs, value, CHECKS[ours])
 
 
 def _actors(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:

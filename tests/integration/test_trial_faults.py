@@ -9,7 +9,7 @@ import pytest
 from conftest import assert_no_actor_left, kill, trial_config
 
 from grpo_trainable.cluster.ray_actors import RayActor
-from grpo_trainable.protocol.calls import ActorFailed
+from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
 from grpo_trainable.storage.checkpointing import OF_LEARNERS, part_file, read_checkpoint
 
 
@@ -61,16 +61,24 @@ def test_dead_learner_is_an_error_that_names_it_and_no_actor_is_left(begun: Any)
     assert_no_actor_left()
 
 
-def test_actor_that_cannot_start_is_an_error_that_says_why(trainable: Any) -> None:
+def test_reward_file_that_cannot_be_imported_is_named_and_not_tried_again(
+    trainable: Any, tmp_path: Path
+) -> None:
     # launch/tune.py refuses this before Ray starts.
+    reward = tmp_path / "my_reward.py"
+    reward.write_text("import no_such_module\n")
     running = trainable(
         trial_config(
             placement="colocated",
-            task={"reward": "no_such_module:reward", "reward_deadline_s": 5.0},
+            task={"reward": f"{reward}:score", "reward_deadline_s": 5.0},
         )
     )
-    with pytest.raises(ActorFailed, match=r"warm-up: worker .*No module named 'no_such_module'"):
+    with pytest.raises(FailsAgain) as failed:
         running.step()
+    assert str(failed.value) == (
+        f"worker cannot start: task.reward={reward}:score: cannot be imported: "
+        "ModuleNotFoundError: No module named 'no_such_module'"
+    )
 
 
 def test_trial_that_cannot_be_set_up_leaves_no_actor(trainable: Any, tmp_path: Path) -> None:

@@ -161,7 +161,10 @@ def unread() -> dict[str, AlgorithmConfig]:
         "min_time_s_per_iteration: ": new().reporting(min_time_s_per_iteration=5),
         "lerning_rate.* unknown key": new().update_from_dict({"lerning_rate": 1}),
         "lagg.*did you mean lag": new().training(grpo={"lagg": 1}),
-        "optim.lr=-1": new().training(lr=-1),
+        "^lr=-1: must be a number >= 0": new().training(lr=-1),
+        r"^lr=\[\[0, 0.001\], .*: must be a number; for a schedule, use training\(grpo=": (
+            new().training(lr=[[0, 1e-3], [1000, 1e-4]])
+        ),
         r"grpo: optim.lr .*; use training\(lr": new().training(grpo={"optim": {"lr": 1e-4}}),
         "grpo: placement .*; use env_runners": new().training(grpo={"placement": "colocated"}),
         "grpo: eval.every .*; use evaluation": new().training(grpo={"eval": {"every": 3}}),

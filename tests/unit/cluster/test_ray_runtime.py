@@ -1,4 +1,4 @@
-"""Waits of the Ray runtime, which are interrupted to look for a request to stop."""
+"""The Ray runtime: waits, which look for a request to stop, and the errors of actors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from grpo_trainable.cluster import ray_actors
 from grpo_trainable.cluster.ray_actors import LOOK_S, RayRuntime
+from grpo_trainable.protocol.calls import ActorLost, FailsAgain
 
 
 class FakeRay:
@@ -81,3 +83,53 @@ def test_a_look_that_raises_ends_the_wait(fake_ray):
     with pytest.raises(KeyError, match="stop"):
         RayRuntime(look=look).wait(calls(fake_ray, a=100.0), 50.0)
     assert fake_ray.time_s == 2.0
+
+
+# ---- Errors of actors ----------------------------------------------------------------------------
+
+STARTED = "The actor died because of an error raised in its creation task, Traceback:\n  File\n"
+MISTAKE = "task.reward=my.py:f: cannot be imported: ModuleNotFoundError: No module named 'x'"
+
+
+@pytest.mark.parametrize(
+    ("last_line", "never_started", "kind", "message"),
+    [
+        (
+            f"grpo_trainable.plugins.PluginError: {MISTAKE}",
+            True,
+            FailsAgain,
+            f"generator-0 cannot start: {MISTAKE}",
+        ),
+        (
+            "grpo_trainable.config.values.ConfigError: k=0: must be an integer >= 1",
+            True,
+            FailsAgain,
+            "generator-0 cannot start: k=0: must be an integer >= 1",
+        ),
+        (
+            "OSError: the disk does not answer",
+            True,
+            ActorLost,
+            "warm-up: generator-0 died (OSError: the disk does not answer)",
+        ),
+        (
+            "grpo_trainable.plugins.PluginError: said by a process that died later",
+            False,
+            ActorLost,
+            "warm-up: generator-0 died (grpo_trainable.plugins.PluginError: said by a process that "
+            "died later)",
+        ),
+    ],
+)
+def test_only_a_mistake_of_the_user_that_keeps_an_actor_from_starting_fails_again(
+    monkeypatch, last_line, never_started, kind, message
+):
+    def get(ref: str, timeout: float | None) -> None:
+        raise RayActorError(error_msg=STARTED + last_line, actor_init_failed=never_started)
+
+    monkeypatch.setattr(ray_actors, "ray", SimpleNamespace(get=get))
+    call: Any = SimpleNamespace(stage="warm-up", actor=SimpleNamespace(name="generator-0"), ref="a")
+    with pytest.raises(kind) as failed:
+        RayRuntime().result(call)
+    assert type(failed.value) is kind
+    assert str(failed.value) == message

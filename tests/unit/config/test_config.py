@@ -190,7 +190,7 @@ DEFAULTS = {
         "max_skipped_steps": 3,
     },
     "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8, "top_p": 1.0},
-    "buffer": {"sample_batches": 1, "max_age": None, "fresh_fraction": 0.5},
+    "buffer": {"sample_batches": None, "max_age": None, "fresh_fraction": 0.5},
     "checkpoint": {"every": 10, "keep": 2},
     "callbacks": {
         "kl_band": None,
@@ -500,9 +500,10 @@ def test_floats_without_a_fraction_become_integers_where_an_integer_is_meant():
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
 def test_a_capacity_alone_is_valid(capacity):
-    """The sampling follows, so a search may vary nothing but the capacity."""
+    """The sampling and the draws follow, so a search may vary nothing but the capacity."""
     config = GRPOConfig.from_dict(nested(buffer_capacity=capacity))
     assert config.buffer_sampling == ("recency" if capacity == 1 else "mixed")
+    assert config.effective("buffer.sample_batches") == (1 if capacity == 1 else 2)
     assert GRPOConfig.from_dict(config.to_dict()) == config
     assert GRPOConfig.from_dict(nested(buffer_capacity=capacity, buffer_sampling="auto")) == config
 
@@ -826,18 +827,18 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             "buffer.sample_batches=3: must be <= buffer_capacity=2",
         ),
         (
-            nested(buffer_capacity=2, buffer_sampling="recency"),
-            "buffer_capacity=2: must be <= buffer.sample_batches=1 with buffer_sampling=recency, "
+            nested(buffer_capacity=3, buffer_sampling="recency"),
+            "buffer_capacity=3: must be <= buffer.sample_batches=2 with buffer_sampling=recency, "
             "which otherwise never reuses a group; or set buffer_sampling to fifo, uniform or "
             "mixed",
         ),
         (
-            nested(buffer_capacity=4, buffer_sampling="fifo"),
+            nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=1),
             "buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo, which never reuses "
             "a group while unused ones remain",
         ),
         (
-            nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.99),
+            nested(buffer_capacity=4, buffer__sample_batches=1, buffer__fresh_fraction=0.99),
             "buffer.fresh_fraction=0.99: never reuses a group with buffer.sample_batches=1; "
             "lower buffer.fresh_fraction",
         ),
@@ -935,7 +936,7 @@ def test_k1_is_no_estimator_of_the_loss_and_what_the_error_advises_is_valid():
     [
         APART | nested(lag=3),
         APART | nested(lag=1, weight_update="in_flight"),
-        APART | nested(lag=2, buffer_capacity=2, buffer__sample_batches=2, buffer__max_age=3),
+        APART | nested(lag=2, buffer_capacity=2, buffer__max_age=3),
         APART | nested(transport="object_store", resources__num_generators=2),
         APART | nested(transport="shm", transport_dtype="bfloat16"),
         APART | nested(transport="nixl"),
@@ -976,7 +977,10 @@ def test_k1_is_no_estimator_of_the_loss_and_what_the_error_advises_is_valid():
         nested(task__train_file="t", task__eval_file="e"),
         nested(task__reward="my:reward", task__reward_deadline_s=300),
         nested(buffer_capacity=2, buffer__sample_batches=2),
-        nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=2),
+        nested(buffer_capacity=2, buffer_sampling="recency"),
+        nested(buffer_capacity=3, buffer_sampling="recency", buffer__sample_batches=3),
+        nested(buffer_capacity=4, buffer_sampling="fifo"),
+        nested(buffer_capacity=4, buffer__fresh_fraction=0.99),
         nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.5),
         nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=1),
         nested(task__reward="my:reward", resources__reward_workers=8, resources__reward_cpus=1),

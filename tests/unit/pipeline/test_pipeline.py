@@ -629,7 +629,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
             assert (
                 len(set(indices))
                 == len(indices)
-                <= (config.buffer.sample_batches * config.rollout.prompts)
+                <= (config.effective("buffer.sample_batches") * config.rollout.prompts)
             )
             assert list(indices) == sorted(indices)
             for index, round_, use in zip(indices, rounds, counted, strict=True):
@@ -699,7 +699,6 @@ def test_replay_of_fresh_batches_keeps_each_step_to_its_own_place() -> None:
         k=2,
         k_mode="fresh_batches",
         buffer_capacity=2,
-        buffer={"sample_batches": 2},
     )
     w = virtual_trial(config)
     w.run(3)
@@ -709,6 +708,43 @@ def test_replay_of_fresh_batches_keeps_each_step_to_its_own_place() -> None:
         ((0, 1, 4, 5), (2, 3, 6, 7)),
         ((4, 5, 8, 9), (6, 7, 10, 11)),
     ]
+
+
+@pytest.mark.parametrize("capacity", [2, 4])
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("sampling", ["auto", "fifo"])
+def test_replay_trains_every_fresh_group_by_default(capacity: int, lag: int, sampling: str) -> None:
+    """Each round trains on its fresh batch and on as many older groups.
+
+    A draw has 2 · 5 = 10 groups, and ceil(0.5 · 10) = 5 of them are fresh: the whole fresh batch.
+    """
+    config = config_of(
+        lag=lag,
+        rounds=8,
+        buffer_capacity=capacity,
+        buffer_sampling=sampling,
+        rollout={"prompts": 5},
+    )
+    w = virtual_trial(config, durations=long_tailed_durations(3, {"rollout": 8.0}))
+    reports = w.run(8)
+    for call in w.trained:
+        (indices,), (uses,) = call.prompt_indices, call.group_uses
+        fresh = [index for index, use in zip(indices, uses, strict=True) if use == 1]
+        assert fresh == [*range(5 * call.round, 5 * call.round + 5)]
+        assert len(indices) == (10 if call.round > 0 else 5)
+    assert reports[-1].metrics["count/trained"] == reports[-1].metrics["count/requested"] == 40
+    assert reports[-1].metrics["count/dropped"] == 0
+
+
+def test_a_draw_of_one_batch_leaves_fresh_groups_out() -> None:
+    """Half of a batch of four is older, so two of the four fresh groups become too old."""
+    config = config_of(
+        rounds=8, buffer_capacity=2, buffer={"sample_batches": 1}, rollout={"prompts": 4}
+    )
+    (*_, last) = virtual_trial(config).run(8)
+    # The first round has no older groups, so it trains on all four.
+    assert last.metrics["count/trained"] == 4 + 7 * 2
+    assert last.metrics["count/dropped_stale"] == 7 * 2
 
 
 @pytest.mark.parametrize("lag", [1, 2, 4])

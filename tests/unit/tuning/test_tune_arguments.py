@@ -87,8 +87,8 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--set", "rollout.group_size=1"], ["rollout.group_size=1", "must be >= 2"]),
         ([*SPACE, "--set", "rollout.temperature=0"], ["rollout.temperature=0", "> 0"]),
         (
-            [*SPACE, "--set", "buffer_capacity=4", "--set", "buffer_sampling=fifo"],
-            ["buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo"],
+            [*SPACE, "--set", "buffer_capacity=4", "--set", "buffer_sampling=recency"],
+            ["buffer_capacity=4: must be <= buffer.sample_batches=2 with buffer_sampling=recency"],
         ),
         ([*SPACE, "--set", "transport=nixl"], ["transport=nixl"]),
         ([*SPACE, "--set", "arm=asynck1"], ["did you mean async_k1?"]),
