@@ -33,7 +33,8 @@ def system_space(
       which weights are updated, and a transport.
     - `set/steps`: the number and kind of gradient steps, with the number of rounds. All trials
       sample the same number of responses, and are evaluated equally often.
-    - `buffer_capacity`: rounds of rollouts that are kept for replay.
+    - `buffer_capacity`: rounds of rollouts that are kept for replay. With replay, a gradient step
+      trains on older groups in addition to all fresh ones.
 
     With one parameter per setting, some combinations would be invalid: `lag` and `transport` have
     an effect only with separate actors, and `weight_update` only with a lag. Tune cannot express
