@@ -14,7 +14,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.generator.worker_process import WorkerProcess
 from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
@@ -403,11 +403,11 @@ def _refuse_other_parts(named: str, functions: Sequence[str], weighted: Collecti
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
-        ValueError: A weight names something else. The message is one line.
+        ConfigError: A weight names something else.
     """
     unknown = set(weighted) - set(functions)
     if functions and unknown:
-        raise ValueError(
+        raise ConfigError(
             f"task.reward_weights: names {min(unknown)}, but {named} lists the functions "
             f"{', '.join(functions)}"
         )
