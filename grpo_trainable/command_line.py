@@ -76,6 +76,34 @@ def number(
 positive = number(float, 0, above=True)
 
 
+def add_verdict_options(parser: argparse.ArgumentParser, description: str) -> None:
+    """Add the margin and the baseline of verdicts as a group of options.
+
+    Args:
+        parser: The parser of the command.
+        description: What the command does with the options, or without them.
+    """
+    group = parser.add_argument_group("verdicts", description)
+    margin = group.add_mutually_exclusive_group()
+    margin.add_argument(
+        "--margin",
+        metavar="REWARD",
+        type=positive,
+        help="largest acceptable loss of held-out reward",
+    )
+    margin.add_argument(
+        "--margin-relative",
+        metavar="SHARE",
+        type=positive,
+        help="the same as a share of the baseline's held-out reward, such as 0.05",
+    )
+    group.add_argument(
+        "--baseline",
+        metavar="ARM",
+        help="the arm that verdicts compare the others with (the first arm)",
+    )
+
+
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as text: the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -21,8 +21,8 @@ from grpo_trainable.command_line import (
     OK,
     Parser,
     UsageError,
+    add_verdict_options,
     number,
-    positive,
 )
 from grpo_trainable.config import schedule
 from grpo_trainable.config.describe import settings
@@ -155,24 +155,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="number of seeds for each arm (1). Not the same as --samples, the length of a trial",
     )
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
-    margin = parser.add_mutually_exclusive_group()
-    margin.add_argument(
-        "--margin",
-        metavar="REWARD",
-        type=positive,
-        help="largest acceptable loss of held-out reward. The output and the report then end and "
-        "begin with a verdict on each arm (docs/howto/verdict.md)",
-    )
-    margin.add_argument(
-        "--margin-relative",
-        metavar="SHARE",
-        type=positive,
-        help="the same as a share of the baseline's held-out reward, such as 0.05",
-    )
-    add(
-        "--baseline",
-        metavar="ARM",
-        help="the arm that verdicts compare with (the first arm)",
+    add_verdict_options(
+        parser,
+        "with a margin, the output ends and the report begins with a verdict on each arm\n"
+        "(docs/howto/verdict.md)",
     )
     add(
         "--name",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo_trainable import command_line
-from grpo_trainable.command_line import Parser, UsageError, number, positive
+from grpo_trainable.command_line import Parser, UsageError, add_verdict_options, number
 from reports.experiment import ExperimentError, read_experiment
 from reports.intervals import MOST_SEEDS
 from reports.margin_tests import FIRST_LOOK
@@ -80,24 +80,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("experiment", metavar="EXPERIMENT", help="directory of the experiment")
-    margin = parser.add_mutually_exclusive_group()
-    margin.add_argument(
-        "--margin",
-        metavar="REWARD",
-        type=positive,
-        help="largest acceptable loss of held-out reward (default: as recorded by tune.py)",
-    )
-    margin.add_argument(
-        "--margin-relative",
-        metavar="SHARE",
-        type=positive,
-        help="the same as a share of the baseline's held-out reward, such as 0.05",
-    )
-    add(
-        "--baseline",
-        metavar="ARM",
-        help="the arm to compare with (default: as recorded by tune.py, or the first arm)",
-    )
+    add_verdict_options(parser, "by default, as they were given to tune.py")
     add(
         "--max-seeds",
         metavar="N",
