@@ -82,7 +82,8 @@ class Judgement:
     seeds: int
     # Probability that this comparison would find an arm no worse that equals the baseline.
     power: float | None
-    seeds_needed: int | None  # number of seeds at which a decision is likely; None above the limit
+    # Number of seeds at which a decision is likely, or was made; None above the limit.
+    seeds_needed: int | None
     seeds_missing: int | None  # seeds that have to be run for it; 0 if the verdict is a decision
 
 
@@ -119,7 +120,11 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
         high = None if high is None else high - own.margin
         if arm in copies and no_worse[arm].nominal:
             low = high = 0.0
-        needed = _seeds_needed(own, shifted[arm], no_worse[arm].alpha, design)
+        needed, missing = own.seeds, 0
+        if verdict == UNDECIDED:
+            likely = no_worse if shifted[arm].mean > 0 else worse
+            needed = _seeds_needed(own, shifted[arm], likely[arm].alpha, design)
+            missing = _missing(needed, own.seeds, design)
         found[arm] = Judgement(
             verdict=verdict,
             difference=float(own.differences.mean()),
@@ -129,7 +134,7 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
             seeds=own.seeds,
             power=_power_reached(own, shifted[arm], no_worse[arm].nominal),
             seeds_needed=needed,
-            seeds_missing=0 if verdict != UNDECIDED else _missing(needed, own.seeds, design),
+            seeds_missing=missing,
         )
     return found
 
@@ -140,8 +145,8 @@ def _refuse_to_look_early(arms: Mapping[str, Pairs], planned: int) -> None:
         arm, seeds = min(short.items(), key=lambda item: item[1])
         raise LooksEarly(
             f"{arm} has {seeds} of {plural(planned, 'planned seed')} in common with the baseline, "
-            "and a verdict with a fixed number of seeds is valid only when all are complete; wait, "
-            "or use --max-seeds N, which is valid at any time"
+            "and a verdict with a fixed number of seeds is valid only when all are complete; "
+            "complete them, or use --max-seeds N of launch/verdict.py, which is valid at any time"
         )
 
 
@@ -221,11 +226,12 @@ def _holm(
     """Apply Holm's step-down procedure to the claims about the arms.
 
     In an anytime design, all arms have the same maximum, so the order of their p-values at a look
-    is the order of their sequential p-values.
+    is the order of their sequential p-values. An arm with too few seeds for a test comes last.
     """
     found: dict[str, _Test] = {}
     remaining = max(design.arms, len(arms))
-    for arm in sorted(p_values, key=lambda arm: p_values[arm]):
+    untested = {arm: not design.nominal(ALPHA, own.seeds) for arm, own in arms.items()}
+    for arm in sorted(p_values, key=lambda arm: (untested[arm], p_values[arm])):
         alpha = ALPHA / remaining
         nominal = design.nominal(alpha, arms[arm].seeds)
         rejected = p_values[arm] < nominal

@@ -176,6 +176,31 @@ def test_an_arm_without_results_counts_for_holm():
     assert one_of_two.low < alone.low
 
 
+def test_an_arm_with_too_few_seeds_for_a_test_holds_up_no_other_arm():
+    # The p-value of the second arm is far lower, but two seeds are no look.
+    tested, few = [0.01, -0.01, 0.0, 0.01, 0.0, -0.01], [0.05, 0.0501]
+    design = Design(seeds=20, anytime=True, arms=2)
+    both = judge({"a": pairs(tested, 0.05), "b": pairs(few, 0.05)}, design)
+
+    assert (both["a"].verdict, both["b"].verdict) == (NO_WORSE, UNDECIDED)
+    copy = judge({"a": pairs(tested, 0.05), "b": pairs([0.0, 0.0], 0.05)}, design)
+    assert (copy["a"].verdict, copy["b"].verdict) == (NO_WORSE, UNDECIDED)
+
+
+def test_an_arm_that_is_probably_worse_needs_the_seeds_of_its_own_family():
+    # After the claim about the first arm, the second arm is tested at 5 % for being worse.
+    arms = {
+        "a": pairs([-0.3, -0.31, -0.29, -0.3], 0.03),
+        "b": pairs([-0.08, 0.02, -0.09, -0.06], 0.03),
+    }
+    both = judge(arms, Design(seeds=4))
+
+    assert (both["a"].verdict, both["b"].verdict) == (WORSE, UNDECIDED)
+    alone = judge_one(arms["b"].differences.tolist(), 0.03)
+    assert both["b"].seeds_needed == alone.seeds_needed
+    assert (both["a"].seeds_needed, both["a"].seeds_missing) == (4, 0)
+
+
 def test_an_arm_that_is_better_only_without_holm_has_a_lower_bound_of_at_most_0():
     # Alone, the second arm would be better: its p-value for a difference above 0 is 0.04.
     good = [0.03, 0.0, 0.035, 0.015]
