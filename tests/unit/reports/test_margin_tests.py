@@ -178,7 +178,7 @@ def test_an_arm_without_results_counts_for_holm():
 
 def test_an_arm_with_too_few_seeds_for_a_test_holds_up_no_other_arm():
     # The p-value of the second arm is far lower, but two seeds are no look.
-    tested, few = [0.01, -0.01, 0.0, 0.01, 0.0, -0.01], [0.05, 0.0501]
+    tested, few = [0.01, -0.01, 0.0, 0.01, 0.0, -0.01], [0.05, 0.0500001]
     design = Design(seeds=20, anytime=True, arms=2)
     both = judge({"a": pairs(tested, 0.05), "b": pairs(few, 0.05)}, design)
 
