@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,7 @@ class MenuRow:
     noise: Noise | None
     price: Price | None  # None if no more seeds are needed, or if their number is unknown
     in_pareto_set: bool  # no other arm is faster, cheaper and better in reward
+    ended_early: int  # number of trials that failed or were stopped, which do not count
 
     @property
     def verdict(self) -> str:
@@ -167,21 +169,22 @@ def menu_of(
     Raises:
         MenuError: The arms cannot be judged.
     """
-    arms = experiment.arms
-    baseline = _baseline(list(arms), options.baseline)
+    arms, planned = experiment.arms, _planned_arms(experiment)
+    baseline = _baseline(planned, list(arms), options.baseline)
     rewards = {
         arm: {t.config.seed: t.reward_after for t in trials if t.reward_after is not None}
         for arm, trials in experiment.complete_arms.items()
     }
-    design = _design(experiment, options)
+    design = _design(experiment, len(planned) - 1, options)
     pairs = _pairs(rewards, baseline, options)
     try:
         judged = judge(pairs, design)
     except LooksEarly as error:
         raise MenuError(str(error)) from None
     compared = relative_to(comparison, arms, baseline)
-    costs = {arm: _seed_cost(trials) for arm, trials in experiment.complete_arms.items()}
+    costs = {arm: _seed_cost(experiment.complete_arms.get(arm, ())) for arm in planned}
     pareto = _pareto_set(compared, baseline, judged)
+    ended_early = Counter(t.arm for t in experiment.trials if t.failed or t.stopped_by is not None)
 
     def row(arm: str) -> MenuRow:
         own = judged.get(arm)
@@ -190,9 +193,10 @@ def menu_of(
             speed=compared.speed.get(arm),
             cost=compared.cost.get(arm),
             judgement=own,
-            noise=_noise(arms[arm], arms[baseline], files),
+            noise=_noise(arms.get(arm, ()), arms[baseline], files),
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
             in_pareto_set=arm in pareto,
+            ended_early=ended_early[arm],
         )
 
     base = MenuRow(
@@ -203,10 +207,11 @@ def menu_of(
         noise=None,
         price=None,
         in_pareto_set=baseline in pareto,
+        ended_early=ended_early[baseline],
     )
     return Menu(
         baseline=base,
-        others=[row(arm) for arm in arms if arm != baseline],
+        others=[row(arm) for arm in planned if arm != baseline],
         options=options,
         margin=next(iter(judged.values())).margin,
         design=design,
@@ -215,19 +220,41 @@ def menu_of(
     )
 
 
-def _baseline(arms: Sequence[str], asked: str | None) -> str:
+def _planned_arms(experiment: ExperimentRecord) -> list[str]:
+    """Return all arms, including planned ones without results, in the order of the question."""
+    begun = {trial.arm: trial.config.arm for trial in experiment.trials}
+    waiting = {arm: arm for arm, _ in experiment.not_begun if arm not in begun.values()}
+    named = begun | waiting
+    asked = list(experiment.question.arms) if experiment.question else []
+    places = {arm: place for place, arm in enumerate(asked)}
+    return sorted(named, key=lambda arm: places.get(named[arm], len(places)))
+
+
+def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) -> str:
+    """Return the arm to compare with.
+
+    Args:
+        planned: All arms.
+        arms: The arms with results.
+        asked: The arm that the options name. None: the first arm.
+
+    Raises:
+        MenuError: The arm has no results, or no other arm has.
+    """
     if len(arms) < 2:
         raise MenuError("a verdict compares arms, but this experiment has results of only one arm")
+    if asked is None and planned[0] not in arms:
+        raise MenuError(
+            f"the first arm, {planned[0]}, has no results to compare with; choose another "
+            "--baseline"
+        )
     if asked is None or asked in arms:
-        return asked or arms[0]
+        return asked or planned[0]
     hint = did_you_mean(asked, arms) or f"the arms are {', '.join(arms)}"
     raise MenuError(f"--baseline {asked}: no arm with results has this name; {hint}")
 
 
-def _design(experiment: ExperimentRecord, options: VerdictOptions) -> Design:
-    arms = {trial.arm for trial in experiment.trials}
-    begun = {trial.config.arm for trial in experiment.trials}
-    others = len(arms) + len({arm for arm, _ in experiment.not_begun} - begun) - 1
+def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) -> Design:
     if options.max_seeds is not None:
         return Design(seeds=options.max_seeds, anytime=True, arms=others)
     seeds = {trial.config.seed for trial in experiment.trials}
@@ -285,7 +312,8 @@ def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.nda
 def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgement]) -> set[str]:
     """Return the arms that no other arm beats in speed, in cost and in reward.
 
-    An arm with an unknown figure is beaten by none and beats none.
+    An arm with an unknown speed or cost is beaten by none and beats none. An arm without a reward
+    to compare is not in the set.
     """
     figures = {baseline: (1.0, 1.0, 0.0)}
     for arm, own in judged.items():
@@ -302,7 +330,7 @@ def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgem
             for theirs in figures.values()
         )
 
-    return {arm for arm in compared.arms if not beaten(arm)}
+    return {arm for arm in (baseline, *judged) if not beaten(arm)}
 
 
 # ---- The price of a decision -----------------------------------------------------------------

@@ -74,9 +74,9 @@ def paragraph(menu: Menu) -> list[str]:
         f"held-out reward{_relative(menu)} is acceptable?"
     ]
     for verdict, opening in (
-        (BETTER, "Yes, with a higher reward"),
-        (NO_WORSE, "Yes, no worse by more than the margin"),
-        (WORSE, "No, worse by more than the margin"),
+        (BETTER, "Yes, and the reward is higher"),
+        (NO_WORSE, "Yes, any loss is below the margin"),
+        (WORSE, "No, the loss is above the margin"),
     ):
         arms = [_named(row) for row in menu.others if row.verdict == verdict]
         said += [f"{opening}: {', '.join(arms)}."] if arms else []
@@ -122,7 +122,9 @@ def notes(menu: Menu) -> list[str]:
             "One seed gives no verdict. The price assumes equal arms whose differences scatter "
             "from seed to seed by as much as the margin."
         )
-    elif not menu.design.anytime and any(row.verdict == UNDECIDED for row in menu.others):
+    elif not menu.design.anytime and any(
+        row.judgement and row.judgement.seeds_missing != 0 for row in menu.others
+    ):
         told.append(
             "A fixed number of seeds allows only one test, so the price is that of a new "
             "experiment. With --max-seeds, an experiment may be judged after every seed."
@@ -133,6 +135,11 @@ def notes(menu: Menu) -> list[str]:
         for row in menu.others
         if row.judgement is None
     ]
+    if early := [f"{row.ended_early} of {row.arm}" for row in menu.rows if row.ended_early]:
+        told.append(
+            f"Trials that failed or were stopped do not count: {', '.join(early)}. If they ended "
+            "because they trained badly, the reward of their arm looks too high."
+        )
     return told + [
         _said_of_noise(row.arm, row.noise)
         for row in menu.others
@@ -169,13 +176,9 @@ def _relative(menu: Menu) -> str:
 def _named(row: MenuRow) -> str:
     own = row.judgement
     assert own is not None
-    bound = ""
-    if own.low is not None and own.high is not None:
-        worse = own.verdict == WORSE
-        bound = (
-            f", at {'most' if worse else 'least'} {written(own.high if worse else own.low, REWARD)}"
-        )
-    figures = [f"reward {written(own.difference, REWARD)}{bound}"]
+    end, word = (own.high, "best") if own.verdict == WORSE else (own.low, "worst")
+    bound = "" if end is None else f", at {word} {written(end, REWARD)}"
+    figures = [f"reward difference {written(own.difference, REWARD)}{bound}"]
     if row.speed is not None:
         figures.append(f"{row.speed.value:.2f} times as fast")
     if row.cost is not None:
@@ -233,8 +236,8 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
     if row is menu.baseline:
         return (row.arm, "1.00x", "1.00x", "-", "baseline", "-", "-", "-", pareto)
     if own is None:
-        nothing = ("-", UNDECIDED, "0", "-", "-")
-        return (row.arm, _ratio(row.speed), _ratio(row.cost), *nothing, pareto)
+        nothing = ("-", UNDECIDED, "0", "-", "-", "-")
+        return (row.arm, _ratio(row.speed), _ratio(row.cost), *nothing)
     return (
         row.arm,
         _ratio(row.speed),

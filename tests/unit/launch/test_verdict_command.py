@@ -82,7 +82,9 @@ def test_the_menu_is_a_paragraph_a_table_and_notes(command, tmp_path):
     _, output, _ = command(write(tmp_path / "e", arms), "--margin", 0.03)
 
     told = " ".join(output.split())
-    assert "Yes, no worse by more than the margin: sync (reward +0.000, at least -0.0" in told
+    assert (
+        "Yes, any loss is below the margin: sync (reward difference +0.000, at worst -0.0" in told
+    )
     assert "Undecided: async_k1." in told
     (line,) = [line for line in output.splitlines() if line.startswith("sync ")]
     assert "no worse" in line
@@ -147,6 +149,38 @@ def test_at_any_time_means_before_all_planned_seeds_are_complete(command, tmp_pa
     status, output, _ = command(experiment, "--margin", 0.2, "--max-seeds", 20, "--json")
     assert status == 0
     assert json.loads(output)["mode"] == "anytime"
+
+
+PLANNED = [(arm, seed) for arm in (BASE, OTHER, THIRD) for seed in range(4)]
+
+
+def test_a_planned_arm_without_results_is_undecided(command, tmp_path):
+    experiment = write(tmp_path / "e", SAME, planned=PLANNED)
+    status, output, _ = command(experiment, "--margin", 0.03)
+
+    assert status == 4
+    assert "Undecided: async_k1." in output
+    assert "async_k1 has no completed seed in common with colocated_k1." in output
+    assert "A fixed number of seeds allows only one test" not in output
+    line = next(line for line in output.splitlines() if line.startswith("async_k1 "))
+    assert line.split() == ["async_k1", "-", "-", "-", "undecided", "0", "-", "-", "-"]
+
+
+def test_another_arm_does_not_silently_take_the_place_of_the_first(command, tmp_path):
+    arms = {OTHER: SAME[OTHER], THIRD: SAME[BASE]}
+    experiment = write(tmp_path / "e", arms, planned=PLANNED)
+    refused(command(experiment, "--margin", 0.03), "the first arm, colocated_k1, has no results")
+    assert command(experiment, "--margin", 0.03, "--baseline", OTHER)[0] == 4
+
+
+def test_trials_that_failed_are_named(command, tmp_path):
+    experiment = write(tmp_path / "e", {**SAME, BASE: (*SAME[BASE], 0.6)})
+    failed = experiments.config(OTHER, 4, rounds=ROUNDS)
+    experiments.write_trial(experiment, failed, [experiments.row(1)], error="ValueError: no")
+    status, output, _ = command(experiment, "--margin", 0.03, "--max-seeds", 20)
+
+    assert status == 0
+    assert "do not count: 1 of sync." in " ".join(output.split())
 
 
 @pytest.mark.parametrize("margin", ["0", "-0.03", "nan", "x"])
