@@ -58,6 +58,7 @@ class Pairs:
 
     differences: np.ndarray  # (n,), arm minus baseline
     margins: np.ndarray  # (n,), equal values unless the margin is relative to the baseline
+    copy: bool = False  # the arm repeats the baseline, as a synchronous arm can
 
     @property
     def seeds(self) -> int:
@@ -92,8 +93,8 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
 
     An arm is *no worse* if the lower bound of its difference is above -margin, *better* if the
     lower bound is above 0, and *worse* if the upper bound is below -margin. The claims of each kind
-    form a family of tests, whose error probability is at most `ALPHA` over all arms. An arm without
-    any difference in two or more seeds is a copy of the baseline, and no worse.
+    form a family of tests, whose error probability is at most `ALPHA` over all arms. From two seeds
+    on, a copy of the baseline is no worse.
 
     Args:
         arms: The differences of each arm, at least one per arm.
@@ -106,7 +107,7 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
         _refuse_to_look_early(arms, design.seeds)
     shifted = {arm: _Sample(own.differences + own.margins) for arm, own in arms.items()}
     plain = {arm: _Sample(own.differences) for arm, own in arms.items()}
-    copies = {arm for arm, own in arms.items() if not own.differences.any()}
+    copies = {arm for arm, own in arms.items() if own.copy}
     above = {arm: 0.0 if arm in copies else own.above_0() for arm, own in shifted.items()}
     no_worse = _holm(above, arms, design)
     better = _holm({arm: own.above_0() for arm, own in plain.items()}, arms, design)

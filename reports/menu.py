@@ -28,6 +28,8 @@ from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import Comparison, relative_to
 
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
+# Metrics in which a copy of the baseline agrees with it, bit for bit.
+REPEATED = ("reward/train_mean", "reward/eval_mean", "response/length_mean")
 MORE_PROMPTS = 4  # factor by which a larger evaluation is compared with more seeds
 
 
@@ -171,12 +173,12 @@ def menu_of(
     """
     arms, planned = experiment.arms, _planned_arms(experiment)
     baseline = _baseline(planned, list(arms), options.baseline)
-    rewards = {
-        arm: {t.config.seed: t.reward_after for t in trials if t.reward_after is not None}
+    complete = {
+        arm: {t.config.seed: t for t in trials if t.reward_after is not None}
         for arm, trials in experiment.complete_arms.items()
     }
     design = _design(experiment, len(planned) - 1, options)
-    pairs = _pairs(rewards, baseline, options)
+    pairs = _pairs(complete, baseline, options)
     try:
         judged = judge(pairs, design)
     except LooksEarly as error:
@@ -263,22 +265,31 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
 
 
 def _pairs(
-    rewards: Mapping[str, Mapping[int, float]], baseline: str, options: VerdictOptions
+    complete: Mapping[str, Mapping[int, TrialRecord]], baseline: str, options: VerdictOptions
 ) -> dict[str, Pairs]:
     """Return the paired differences of each arm that shares a seed with the baseline.
+
+    Args:
+        complete: arm -> seed -> complete trial.
+        baseline: The arm to compare with.
+        options: The margin and the design.
 
     Raises:
         MenuError: No arm shares a seed, or the margin has no value.
     """
-    base = rewards[baseline]
+    base = complete[baseline]
     found = {}
-    for arm, own in rewards.items():
+    for arm, own in complete.items():
         shared = sorted(own.keys() & base.keys())
         if arm == baseline or not shared:
             continue
-        values = np.array([base[seed] for seed in shared])
-        differences = np.array([own[seed] for seed in shared]) - values
-        found[arm] = Pairs(differences, _margins(values, options, baseline))
+        values = np.array([base[seed].reward_after for seed in shared])
+        differences = np.array([own[seed].reward_after for seed in shared]) - values
+        found[arm] = Pairs(
+            differences,
+            _margins(values, options, baseline),
+            copy=all(_repeats(own[seed], base[seed]) for seed in shared),
+        )
     if not found:
         raise MenuError(
             f"no arm has a completed seed in common with the baseline {baseline}; wait until both "
@@ -292,6 +303,14 @@ def _pairs(
                 "chosen before the experiment starts and cannot be lower"
             )
     return found
+
+
+def _repeats(trial: TrialRecord, other: TrialRecord) -> bool:
+    """Return True if two trials had the same rewards and response lengths in every round.
+
+    Equal rewards after training are not enough: two arms can both have learned nothing, or all.
+    """
+    return all(trial.column(name) == other.column(name) for name in REPEATED)
 
 
 def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.ndarray:

@@ -130,6 +130,20 @@ def test_unequal_numbers_of_samples_are_named(directory):
     assert UNEQUAL in notes(menu(directory))
 
 
+def test_only_an_arm_with_the_same_rounds_is_a_copy(directory):
+    """Write two arms that have learned all: one copies the baseline, and one learned otherwise."""
+    perfect: Rewards = [(1.0, 1.0)] * 3
+    for arm in (BASE, OTHER, THIRD):
+        write_arm(directory, arm, 2.0, perfect)
+    for path in directory.glob(f"{THIRD}-*/result.json"):
+        path.write_text(
+            path.read_text().replace('"reward/train_mean": 0.4', '"reward/train_mean": 0.5')
+        )
+    found = by_arm(menu(directory))
+
+    assert (found[OTHER].verdict, found[THIRD].verdict) == (NO_WORSE, UNDECIDED)
+
+
 def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
     write_arm(directory, BASE, 2.0, LOW)
     write_arm(directory, OTHER, 2.0, LOW)
