@@ -507,6 +507,8 @@ class Plan:
             check_population(self.trials, self.fixed)
         if self.options.scheduler == "asha":
             check_comparable(self.trials)
+        if self.options.scheduler != "fifo":
+            self._refuse_margin()
         if self.inputs is not None:
             self._compare_inputs(self._unchanged)
         here = self.options.address is None
@@ -522,6 +524,16 @@ class Plan:
             self.told += [line for line in told if line not in self.told]
         if self.inputs is None or self._unchanged != self.inputs:
             self._read_inputs()
+
+    def _refuse_margin(self) -> None:
+        """Refuse a margin, because the scheduler ends trials early or changes their settings."""
+        for option in ("margin", "margin_relative"):
+            if getattr(self.options, option) is not None:
+                raise UsageError(
+                    f"--{option.replace('_', '-')} needs --scheduler fifo: "
+                    f"{self.options.scheduler} does not run every arm to its end with its own "
+                    "settings"
+                )
 
     def _check_preset(self, preset: Preset) -> None:
         """Check that the trials set the files that a preset needs besides its settings.

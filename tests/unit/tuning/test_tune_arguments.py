@@ -164,6 +164,10 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--margin-relative=-1"], ["--margin-relative: must be a number above 0"]),
         ([*SPACE, "--margin", "1", "--margin-relative", "1"], ["not allowed with"]),
         ([*SPACE, "--baseline", "sync"], ["--baseline sync needs --margin or --margin-relative"]),
+        (
+            [*SPACE, "--margin-relative", "0.1", "--scheduler", "asha"],
+            ["--margin-relative needs --scheduler fifo: asha"],
+        ),
         ([*SPACE, "--margin", "0.1", "--baseline", "synk"], ["synk", "did you mean sync?"]),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
