@@ -110,6 +110,9 @@ class GRPOTrainable(tune.Trainable):
 
         A call that abandons its round saves the last finished round and returns once Tune has
         ended, without a row.
+
+        Raises:
+            RuntimeError: An earlier call returned the row of the last round.
         """
         if not self._looked_for_checkpoint:
             self._restore_newest()
@@ -119,6 +122,11 @@ class GRPOTrainable(tune.Trainable):
             self._stop(abandoned.lost_s)
             return {RESULT_DUPLICATE: True}
         if report is None:
+            if self._iterations_since_restore:
+                raise RuntimeError(
+                    f"the trial ended after round {self._iteration}; restore an earlier checkpoint, "
+                    "or create a Trainable with more rounds"
+                )
             # The trial was restored from its final checkpoint, and no round follows. To Tune, the
             # row of the last round stays valid. Outside Tune, this row says how far the trial came.
             ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}

@@ -51,10 +51,14 @@ def _main(argv: Sequence[str] | None) -> None:
         raise UsageError(f"{given}: {error}") from None
     try:
         with at_hand(place) as directory:
-            page = write_report(directory)
+            page = write_report(directory, _warn)
     except ReportError as error:
         raise UsageError(str(error)) from None
     print(place / page.name)
+
+
+def _warn(text: str) -> None:
+    print(f"{command_line.program('report')}: warning: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

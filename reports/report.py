@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_trainable.command_line import program
 from reports import experiment_files
 from reports.answers import answer
 from reports.every_pair import every_pair
@@ -27,20 +26,19 @@ if TYPE_CHECKING:
     from reports.canvas import Plot, Section
 
 
+logger = logging.getLogger(__name__)
+
+
 class ReportError(ValueError):
     """No report can be written; the message gives the reason in one line."""
 
 
-def _warn(text: str) -> None:
-    print(f"{program('report')}: warning: {text}", file=sys.stderr)
-
-
-def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path:
+def write_report(directory: Path, warn: Callable[[str], object] = logger.warning) -> Path:
     """Write the page, its plots and report.json.
 
     Args:
         directory: The directory of the experiment.
-        warn: Called with one line for each damaged file.
+        warn: Called with one line for each damaged file. By default, the line is logged.
 
     Returns:
         The path of the page.
@@ -63,7 +61,7 @@ def write_report_of(
     experiment: ExperimentRecord,
     comparison: Comparison,
     files: Mapping[str, TrialFiles],
-    warn: Callable[[str], object] = _warn,
+    warn: Callable[[str], object] = logger.warning,
 ) -> Path:
     """Write the report of an experiment that has been read and compared. See `write_report`."""
     directory = experiment.directory

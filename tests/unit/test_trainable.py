@@ -156,6 +156,14 @@ def test_restoring_the_final_checkpoint_says_that_the_trial_has_ended(tmp_path):
     assert restored.iteration == ROUNDS
 
 
+def test_a_trial_that_has_ended_trains_no_further():
+    trainable = trained(ROUNDS)
+    with pytest.raises(RuntimeError, match=f"^the trial ended after round {ROUNDS}; restore an"):
+        trainable.train()
+    trainable.reset({})
+    assert trainable.train()["training_iteration"] == 1
+
+
 def test_a_missing_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=rf"{tmp_path / 'no'}: does not exist"):
         GRPOTrainable({}).restore(tmp_path / "no")
