@@ -124,8 +124,8 @@ class GRPOTrainable(tune.Trainable):
         if report is None:
             if self._iterations_since_restore:
                 raise RuntimeError(
-                    f"the trial ended after round {self._iteration}; restore an earlier checkpoint, "
-                    "or create a Trainable with more rounds"
+                    f"the trial ended after round {self._iteration}; restore an earlier "
+                    "checkpoint, or create a Trainable with more rounds"
                 )
             # The trial was restored from its final checkpoint, and no round follows. To Tune, the
             # row of the last round stays valid. Outside Tune, this row says how far the trial came.

@@ -36,6 +36,7 @@ from search_spaces.search_space import MAX_LABEL, Question
 REPORT_FILES = ("report.html", "report.json", "plots")  # the report is not written through links
 
 MAX_ROUND = 1 << 31
+LEFT_OUT = "left out, because its config cannot be used"
 
 # The first round of a stretch, and the settings and the donor in the row of that round.
 Begun = tuple[int, dict[str, Any], Any]
@@ -73,6 +74,8 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         elif kind == "link" and name not in (EXPERIMENT_FILE, *REPORT_FILES):
             problems.append(f"{directory.name}/{name} is a link; not followed")
     if not described and not trials:
+        if left_out := [problem for problem in problems if LEFT_OUT in problem]:
+            raise ExperimentError(f"{directory}: no trial can be used; {left_out[0]}")
         raise ExperimentError(
             f"{directory}: is not an experiment: it has neither {EXPERIMENT_FILE} nor a trial"
         )
@@ -215,8 +218,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
                 raise ConfigError(unreadable[0])
             config = GRPOConfig.from_dict(params)
         except ConfigError as error:
-            reason = f"because its config cannot be used ({error})"
-            problems.append(f"{directory.name}: left out, {reason}")
+            problems.append(f"{directory.name}: {LEFT_OUT} ({error})")
             return None
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")

@@ -17,7 +17,7 @@ from reports.menu import recorded_baseline
 from reports.menu_text import menu_or_reason
 from reports.page import render_page
 from reports.parquet_reader import TrialFiles, read_all
-from reports.records import ExperimentRecord
+from reports.records import ExperimentRecord, TrialRecord
 from reports.report_data import report_data
 from reports.summary import Comparison, compare
 from reports.verdicts import quantities, short_answer, verdicts
@@ -67,8 +67,7 @@ def write_report_of(
     directory = experiment.directory
     damaged = [*experiment.problems, *(p for t in experiment.trials for p in t.problems)]
     if not experiment.arms:
-        why = f" ({damaged[0]})" if damaged else ""
-        raise ReportError(f"{directory}: no trial has finished a round yet{why}")
+        raise ReportError(f"{directory}: {_why_no_row(experiment.trials, damaged)}")
     try:
         from reports.plots import menu_section, sections
     except ImportError as error:
@@ -104,6 +103,15 @@ def write_report_of(
     except OSError as error:
         raise ReportError(f"{directory}: cannot write the report ({error.strerror})") from None
     return directory / "report.html"
+
+
+def _why_no_row(trials: Sequence[TrialRecord], damaged: Sequence[str]) -> str:
+    """Return the reason why no trial of an experiment has a row."""
+    if trials and all(trial.failed for trial in trials):
+        first = trials[0]
+        return f"every trial failed before its first round ended; {first.label}: {first.error}"
+    why = f" ({damaged[0]})" if damaged else ""
+    return f"no trial has finished a round yet{why}"
 
 
 def _drawn(sections: Iterable[Section]) -> list[Plot]:

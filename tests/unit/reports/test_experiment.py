@@ -25,6 +25,7 @@ from reports.page import _examples_section
 from reports.parquet_reader import read_files, response_text
 from reports.plots import STANDARD_ERRORS, _sampled
 from reports.records import count_stopped
+from reports.report import ReportError, write_report
 from reports.series import Point, curve, metric
 from reports.summary import compare, table
 
@@ -322,6 +323,25 @@ def test_where_there_is_no_experiment_one_line_says_so(tmp_path):
         with pytest.raises(ExperimentError, match=words) as caught:
             read_experiment(path)
         assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_in_which_every_trial_is_invalid_says_why(tmp_path):
+    for seed in range(2):
+        settings = {**config("sync", seed), "placement": "colocated", "lag": 1}
+        write_trial(tmp_path, settings, [], error="ConfigError: lag=1")
+
+    reason = r"no trial can be used; sync-0-\S+: left out, .* \(lag=1: needs placement="
+    with pytest.raises(ReportError, match=reason):
+        write_report(tmp_path)
+
+
+def test_an_experiment_in_which_every_trial_failed_says_why(experiment):
+    for seed in range(2):
+        write_trial(experiment, config("sync", seed), [], error="Traceback\nPluginError: no task")
+
+    reason = r"every trial failed before its first round ended; sync/0: PluginError: no task$"
+    with pytest.raises(ReportError, match=reason):
+        write_report(experiment)
 
 
 def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
