@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
@@ -87,9 +87,15 @@ def paragraph(menu: Menu) -> list[str]:
     return said
 
 
-def table(menu: Menu) -> str:
-    """Return the paragraph, the table and the notes as wrapped text."""
-    parts = [" ".join(paragraph(menu)), *notes(menu)]
+def table(menu: Menu, told: Collection[str] = ()) -> str:
+    """Return the paragraph, the table and the notes as wrapped text.
+
+    Args:
+        menu: The menu.
+        told: Notes that the reader has seen already, which are left out.
+    """
+    new = [note for note in notes(menu) if note not in told]
+    parts = [" ".join(paragraph(menu)), *new]
     first, *rest = (textwrap.fill(part, 100, break_on_hyphens=False) for part in parts)
     return "\n".join([first, "", align([HEADER, *rows(menu)]), *rest])
 
