@@ -18,7 +18,7 @@ from callbacks.trial_files import config_of, continued_file, label, read_rows
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
-from grpo_trainable.telemetry.metrics import SE
+from grpo_trainable.telemetry.metrics import SE, TRUNCATED_ABOVE
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ BANDS = (
         figure="share of truncated responses",
         value=lambda row: row.get("response/truncated_fraction"),
         form="{:.0%}",
-        high=lambda start: min(0.9, start + 0.25),
+        # Where most responses are truncated from the start, the first round has said so.
+        high=lambda start: 1.0 if start > TRUNCATED_ABOVE else min(TRUNCATED_ABOVE, start + 0.25),
         told="at most {high}",
         advice="raise rollout.max_new_tokens if the reward needs the end of a response",
         judges=_answers_once,
@@ -173,6 +174,8 @@ class BandsCallback(FailSafeCallback):
     """Compares the rows of each trial with its bands.
 
     - `BANDS`: the callback warns at most once for each band of a trial.
+    - `rollout.max_new_tokens`: if most responses of the first round are truncated, the callback
+      prints a line, which is no warning, because a low limit may be intended.
     - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
       falls below the band after having been inside. The callback prints a line when the KL is back
       in the band. The KL has left the band only if two standard errors do not reach into it. The KL
@@ -201,6 +204,8 @@ class BandsCallback(FailSafeCallback):
         for watch in self._watches[trial.trial_id]:
             if warning := watch.take(result):
                 logger.warning("%s, round %d: %s", label(trial), round_, warning)
+        if round_ == 1 and _answers_once(config):
+            _tell_of_limit(label(trial), config, result)
         if KL in result:
             before = self._places[trial.trial_id]
             place = _place(config, result, before)
@@ -221,6 +226,18 @@ class BandsCallback(FailSafeCallback):
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment. After a resume, the rows are read again.
         return {"_places": {}, "_watches": {}}
+
+
+def _tell_of_limit(trial: str, config: GRPOConfig, row: Row) -> None:
+    """Print a line if most responses of a round are truncated."""
+    share = row.get("response/truncated_fraction", 0.0)
+    if share > TRUNCATED_ABOVE:
+        limit = config.rollout.max_new_tokens
+        print(
+            f"{trial}, round 1: rollout.max_new_tokens={limit} cuts off {share:.0%} of the "
+            "responses; raise this limit if the reward needs the end of a response",
+            flush=True,
+        )
 
 
 def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str) -> None:

@@ -741,11 +741,6 @@ LEFT = {
         "sync/0, round 5: share of truncated responses 50% is outside its band, at most 45%; "
         "raise rollout.max_new_tokens if the reward needs the end of a response",
     ),
-    "always truncated": (
-        {"response/truncated_fraction": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]},
-        "sync/0, round 4: share of truncated responses 100% is outside its band, at most 90%; "
-        "raise rollout.max_new_tokens if the reward needs the end of a response",
-    ),
     "repeated": (
         {"response/repeated_fraction": [0.0, 0.04, 0.1, 0.12, 0.2, 0.9]},
         "sync/0, round 5: share of repeated text 16% is outside its band, at most 10 points above "
@@ -760,6 +755,17 @@ def test_figure_that_leaves_its_band_warns_once(caplog, tmp_path, name):
     rounds, warning = LEFT[name]
     watched(tmp_path, rounds)
     assert messages(caplog) == [warning]
+
+
+def test_a_limit_that_truncates_from_the_start_is_told_once_and_without_a_warning(
+    caplog, capsys, tmp_path
+):
+    watched(tmp_path, {"response/truncated_fraction": [1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0]})
+    assert messages(caplog) == []
+    assert capsys.readouterr().out == (
+        "sync/0, round 1: rollout.max_new_tokens=60 cuts off 100% of the responses; raise this "
+        "limit if the reward needs the end of a response\n"
+    )
 
 
 @pytest.mark.parametrize(
