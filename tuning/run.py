@@ -31,7 +31,7 @@ from grpo_trainable.trainable import NAME, register
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import raise_on_interrupt
 from tuning.joined_cluster import check_nodes, join, ship_to_nodes
-from tuning.nodes import Nodes, WaitingCallback, check_resources, this_machine, total
+from tuning.nodes import Nodes, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import (
     ASHA,
@@ -188,7 +188,7 @@ def _new(plan: Plan) -> tune.Tuner:
         run_config=tune.RunConfig(
             name=plan.name,
             **kept_in(plan.storage),
-            callbacks=[*grpo_callbacks(verbose=plan.options.verbose), WaitingCallback()],
+            callbacks=grpo_callbacks(verbose=plan.options.verbose),
             verbose=0,  # the callbacks replace Tune's own reporter
         ),
     )

@@ -1,4 +1,4 @@
-"""`tuning.nodes` predicts whether Ray has room for a trial, and Ray must agree."""
+"""`room_beside` predicts whether Ray has room for a trial, and Ray must agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from tuning.nodes import room_beside
+from grpo_trainable.config.placement import room_beside
 
 SIZES = (6.0, 4.0, 3.0)  # CPUs of each node
 CASES = [

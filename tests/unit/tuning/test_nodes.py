@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import ConfigError, GRPOConfig, resources
-from tuning.nodes import at_once, check_resources, room_beside, total
+from grpo_trainable.config.placement import room_beside
+from tuning.nodes import at_once, check_resources, total
 
 
 def cpus(*counts: float) -> list[dict[str, float]]:
