@@ -5,9 +5,9 @@
 
 errors       Simulates experiments whose differences are tested after every seed up to 20, with
              four tests: `anytime`, the group-sequential t-test of reports/margin_tests.py;
-             `fixed`, a test for a fixed number of seeds that is repeated after every seed, as it
-             must not be; `fixed_once`, the same test at its number of seeds; and `e_process`, the
-             t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum. In `edge`, the
+             `fixed`, a test for a fixed number of seeds that is wrongly repeated after every seed;
+             `fixed_once`, the same test at its number of seeds; and `e_process`, the t-test of
+             Wang and Ramdas (arXiv 2310.03722), which needs no maximum. In `edge`, the
              arm loses exactly the margin, so each verdict "no worse" is wrong. In `equal`, the arm
              equals the baseline, and differences scatter by as much as the margin. The noise is
              Gaussian; or `fitted`, the difference of two draws from the residuals of committed
