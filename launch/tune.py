@@ -430,7 +430,7 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
         except ReportError as error:
             print(f"no report: {error}; to try again: {command}", flush=True)
         menu, reason = menu_or_reason(experiment, comparison, files, plan.directory)
-        shown = [] if menu is None else ["", table(menu, told=comparison.footnotes())]
+        shown = [] if menu is None else ["", table(menu)]
         print(*shown, *filter(None, [reason]), sep="\n")
     except Exception:
         # A failed report does not change the exit status, which says how the trials ended.

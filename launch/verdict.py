@@ -30,15 +30,16 @@ DESCRIPTION = """\
 Compare the held-out rewards of an experiment's arms with those of a baseline, and print a menu: the
 speed and the cost of each arm, and a verdict. An arm is no worse if its loss of reward is below the
 margin, with a confidence of 95 % over all arms. If an arm is undecided, the menu says how many more
-seeds, minutes and device-hours a decision would probably take (docs/howto/verdict.md)."""
+seeds, minutes and device-hours a decision would probably take. An arm that did not receive the
+treatment that its settings name fails its audit and has no verdict (docs/howto/verdict.md)."""
 EXAMPLES = """\
 examples:
   python launch/verdict.py ~/ray_results/three_seeds --margin 0.03
   python launch/verdict.py ~/ray_results/three_seeds --margin-relative 0.05 --baseline sync
   python launch/verdict.py ~/ray_results/three_seeds --margin 0.03 --max-seeds 20 --json
 
-exit status: 0 every arm is no worse or better, 2 bad usage or no verdict, 3 an arm is worse, 4 an
-arm is undecided and none is worse"""
+exit status: 0 every arm is no worse or better, 2 bad usage or no verdict at all, 3 an arm is worse,
+4 an arm is undecided or fails its audit, and none is worse"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -379,14 +379,22 @@ def repeated_share(words: Sequence[str]) -> float | None:
 
 
 def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
-    """Return the responses before training, and those of the latest evaluation after round 0."""
+    """Return the responses before training, and those of the latest evaluation after round 0.
+
+    The last evaluation may have more prompts. Its responses to other prompts than those of round 0
+    are left out, because some quantities depend on the number of responses.
+    """
     table, _ = read_parts(trial, "evaluations")  # `read_files` has reported damaged parts
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():
         if is_whole(row):
             by_round.setdefault(row["round"], []).append(row)
     latest = max(by_round, default=0)
-    return _responses(by_round.get(0, ())), _responses(by_round[latest] if latest else ())
+    before, after = by_round.get(0, []), by_round[latest] if latest else []
+    prompts = {row["cursor"] for row in before}
+    return _responses(before), _responses(
+        row for row in after if not prompts or row["cursor"] in prompts
+    )
 
 
 def _responses(rows: Iterable[Mapping[str, Any]]) -> list[Response]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from grpo_trainable.config import resources
 from grpo_trainable.text import did_you_mean
+from reports.audit import Audit, audit_arms
 from reports.contrasts import Contrast, paired_prompts
 from reports.intervals import mean_squares
 from reports.margin_tests import (
@@ -27,6 +29,7 @@ from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import Comparison, relative_to
 
+NO_VERDICT = "no verdict"  # of an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
 # Metrics in which a copy of the baseline agrees with it, bit for bit.
 REPEATED = ("reward/train_mean", "reward/eval_mean", "response/length_mean")
@@ -67,7 +70,9 @@ class Noise:
     # Share that comes from the evaluation: which prompts are easy in which run, and the sampling of
     # responses. The rest comes from other differences between runs.
     evaluation_share: float
-    # Cost at which an evaluation with `MORE_PROMPTS` times as many prompts reaches the same
+    # Standard deviation of a seed's difference in reward that comes from the evaluation.
+    evaluation_sd: float
+    # Cost at which a last evaluation with `MORE_PROMPTS` times as many prompts reaches the same
     # precision, relative to the cost with more seeds alone. None if the times are unknown.
     relative_cost: float | None
 
@@ -86,15 +91,18 @@ class MenuRow:
     arm: str
     speed: Contrast | None  # None for the baseline, and if speeds are not comparable
     cost: Contrast | None
-    judgement: Judgement | None  # None for the baseline, and without a seed in common with it
+    judgement: Judgement | None  # None for the baseline, without a shared seed, or with faults
+    faults: Sequence[str]  # reasons of the audit why there is no verdict; empty if it found none
     noise: Noise | None
     price: Price | None  # None if no more seeds are needed, or if their number is unknown
-    in_pareto_set: bool  # no other arm is faster, cheaper and better in reward
+    in_pareto_set: bool  # no other arm is faster, cheaper and better; False with faults
     ended_early: int  # number of trials that failed or were stopped, which do not count
 
     @property
     def verdict(self) -> str:
         """The verdict about the arm."""
+        if self.faults:
+            return NO_VERDICT
         return UNDECIDED if self.judgement is None else self.judgement.verdict
 
 
@@ -109,7 +117,7 @@ class Menu:
     design: Design
     # Of the undecided arms whose number of seeds is known. The baseline's trials count once.
     price: Price | None
-    equal_samples: bool  # all arms trained on about the same number of samples
+    audits: Mapping[str, Audit]  # by arm
 
     @property
     def rows(self) -> list[MenuRow]:
@@ -118,11 +126,12 @@ class Menu:
 
     @property
     def status(self) -> int:
-        """Exit status: that of the worst verdict."""
+        """Exit status: that of the worst verdict. Without a verdict, an arm is undecided."""
         verdicts = [row.verdict for row in self.others]
         if WORSE in verdicts:
             return WORSE_STATUS
-        return UNDECIDED_STATUS if UNDECIDED in verdicts else DECIDED_STATUS
+        is_open = UNDECIDED in verdicts or NO_VERDICT in verdicts
+        return UNDECIDED_STATUS if is_open else DECIDED_STATUS
 
 
 def recorded_options(description: Mapping[str, Any]) -> VerdictOptions:
@@ -179,8 +188,10 @@ def menu_of(
     }
     design = _design(experiment, len(planned) - 1, options)
     pairs = _pairs(complete, baseline, options)
+    audits = audit_arms(experiment, comparison, files, baseline)
+    faults = {arm: _faults(audits, arm, baseline) for arm in planned}
     try:
-        judged = judge(pairs, design)
+        judged = judge({arm: own for arm, own in pairs.items() if not faults[arm]}, design)
     except LooksEarly as error:
         raise MenuError(str(error)) from None
     compared = relative_to(comparison, arms, baseline)
@@ -195,9 +206,10 @@ def menu_of(
             speed=compared.speed.get(arm),
             cost=compared.cost.get(arm),
             judgement=own,
+            faults=faults[arm],
             noise=_noise(arms.get(arm, ()), arms[baseline], files),
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
-            in_pareto_set=arm in pareto,
+            in_pareto_set=arm in pareto and not faults[arm],
             ended_early=ended_early[arm],
         )
 
@@ -206,20 +218,29 @@ def menu_of(
         speed=None,
         cost=None,
         judgement=None,
+        faults=faults[baseline],
         noise=None,
         price=None,
-        in_pareto_set=baseline in pareto,
+        in_pareto_set=baseline in pareto and not faults[baseline],
         ended_early=ended_early[baseline],
     )
     return Menu(
         baseline=base,
         others=[row(arm) for arm in planned if arm != baseline],
         options=options,
-        margin=next(iter(judged.values())).margin,
+        margin=next(iter(pairs.values())).margin,
         design=design,
         price=_total_price(judged, costs, baseline),
-        equal_samples=comparison.equal_samples,
+        audits=audits,
     )
+
+
+def _faults(audits: Mapping[str, Audit], arm: str, baseline: str) -> list[str]:
+    """Return the reasons why an arm has no verdict. Without a sound baseline, no arm has one."""
+    own = [fault.reason for fault in audits[arm].faults] if arm in audits else []
+    if arm != baseline and audits[baseline].faults:
+        own.append(f"the baseline {baseline} fails its audit")
+    return own
 
 
 def _planned_arms(experiment: ExperimentRecord) -> list[str]:
@@ -360,7 +381,7 @@ class _SeedCost:
     """Median cost of one complete trial."""
 
     seconds: float  # including evaluation and checkpoints
-    eval_s: float
+    last_eval_s: float  # of the last evaluation
     devices: float
 
 
@@ -375,7 +396,8 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> _SeedCost | None:
     if not any(seconds):
         return None
     devices = resources.devices(trials[0].config)
-    return _SeedCost(statistics.median(seconds), statistics.median(evaluating), devices)
+    last = [trial.last("time/eval_s") or 0.0 for trial in trials]
+    return _SeedCost(statistics.median(seconds), statistics.median(last), devices)
 
 
 def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None:
@@ -429,7 +451,8 @@ def _noise(
     known = [cost for cost in costs if cost is not None]
     relative = None
     if len(known) == len(costs):
-        evaluating = sum(c.eval_s for c in known) / sum(c.seconds for c in known)
+        evaluating = sum(c.last_eval_s for c in known) / sum(c.seconds for c in known)
         more = 1 + (MORE_PROMPTS - 1) * evaluating
         relative = (1 - share + share / MORE_PROMPTS) * more
-    return Noise(evaluation_share=share, relative_cost=relative)
+    sd = math.sqrt(rest / differences.shape[1])
+    return Noise(evaluation_share=share, evaluation_sd=sd, relative_cost=relative)

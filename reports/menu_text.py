@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import align
 from grpo_trainable.text import plural, written
+from reports import audit
 from reports.contrasts import Contrast
 from reports.intervals import MOST_SEEDS, POWER
 from reports.margin_tests import ALPHA, BETTER, FIRST_LOOK, NO_WORSE, UNDECIDED, WORSE, Judgement
 from reports.menu import (
     MORE_PROMPTS,
+    NO_VERDICT,
     Menu,
     MenuError,
     MenuRow,
@@ -25,7 +27,7 @@ from reports.menu import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import UNEQUAL, Comparison
+from reports.summary import Comparison
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -84,20 +86,19 @@ def paragraph(menu: Menu) -> list[str]:
     if undecided:
         said.append(f"Undecided: {', '.join(undecided)}.")
         said += _prices(menu)
-    return said
+    return said + _without_verdict(menu)
 
 
-def table(menu: Menu, told: Collection[str] = ()) -> str:
-    """Return the paragraph, the table and the notes as wrapped text.
+def table(menu: Menu) -> str:
+    """Return the paragraph, the table and the notes as wrapped text."""
+    first, *rest = (_filled(part) for part in (" ".join(paragraph(menu)), *notes(menu)))
+    audits = align([audit.HEADER, *audit.rows(menu.audits)])
+    parts = [first, "", align([HEADER, *rows(menu)]), *rest, "", audits, _filled(audit.NOTE)]
+    return "\n".join(parts)
 
-    Args:
-        menu: The menu.
-        told: Notes that the reader has seen already, which are left out.
-    """
-    new = [note for note in notes(menu) if note not in told]
-    parts = [" ".join(paragraph(menu)), *new]
-    first, *rest = (textwrap.fill(part, 100, break_on_hyphens=False) for part in parts)
-    return "\n".join([first, "", align([HEADER, *rows(menu)]), *rest])
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False)
 
 
 def rows(menu: Menu) -> list[tuple[str, ...]]:
@@ -135,11 +136,10 @@ def notes(menu: Menu) -> list[str]:
             "A fixed number of seeds allows only one test, so the price is that of a new "
             "experiment. With --max-seeds, an experiment may be judged after every seed."
         )
-    told += [] if menu.equal_samples else [UNEQUAL]
     told += [
         f"{row.arm} has no completed seed in common with {menu.baseline.arm}."
         for row in menu.others
-        if row.judgement is None
+        if row.judgement is None and not row.faults
     ]
     if early := [f"{row.ended_early} of {row.arm}" for row in menu.rows if row.ended_early]:
         told.append(
@@ -147,7 +147,7 @@ def notes(menu: Menu) -> list[str]:
             "because they trained badly, the reward of their arm looks too high."
         )
     return told + [
-        _said_of_noise(row.arm, row.noise)
+        _said_of_noise(row.arm, row.noise, menu.margin)
         for row in menu.others
         if row.noise is not None and row.verdict == UNDECIDED
     ]
@@ -165,6 +165,7 @@ def menu_data(menu: Menu) -> dict[str, Any]:
         "status": menu.status,
         "arms": {row.arm: _row_data(row) for row in menu.rows},
         "price": _price_data(menu.price),
+        "audit": {arm: audit.audit_data(own) for arm, own in menu.audits.items()},
         "answer": paragraph(menu),
     }
 
@@ -209,6 +210,18 @@ def _prices(menu: Menu) -> list[str]:
     return said
 
 
+def _without_verdict(menu: Menu) -> list[str]:
+    """Return a sentence for each arm without a verdict, and for a baseline that fails its audit."""
+    said = []
+    if menu.baseline.faults:
+        said.append(f"The baseline fails its audit: {'; '.join(menu.baseline.faults)}.")
+    return said + [
+        f"No verdict on {row.arm}: {'; '.join(row.faults)}."
+        for row in menu.others
+        if row.verdict == NO_VERDICT
+    ]
+
+
 def _joined(arms: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(arms[:-1]), arms[-1])))
 
@@ -217,17 +230,19 @@ def _most(menu: Menu) -> int:
     return menu.design.seeds if menu.design.anytime else MOST_SEEDS
 
 
-def _said_of_noise(arm: str, noise: Noise) -> str:
+def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
     share = noise.evaluation_share
     said = (
         f"Noise of {arm}: {share:.0%} of the variance between seeds comes from the evaluation "
-        f"(prompts and sampled responses), {1 - share:.0%} from other differences between runs."
+        f"(prompts and sampled responses), {1 - share:.0%} from other differences between runs. "
+        f"The evaluation has a standard deviation of {noise.evaluation_sd:.3f} per seed, and the "
+        f"margin is {margin:.3g}."
     )
     if noise.relative_cost is None:
         return said
     better = (
-        f"Evaluating {MORE_PROMPTS} times as many prompts (eval.prompts) reaches the same "
-        f"precision as more seeds at {noise.relative_cost:.2f} times their cost, so"
+        f"{MORE_PROMPTS} times as many prompts in the last evaluation (eval.final_prompts) reach "
+        f"the same precision as more seeds at {noise.relative_cost:.2f} times their cost, so"
     )
     advice = {"prompts": "evaluate more prompts first", "seeds": "run more seeds"}
     return f"{said} {better} {advice[str(noise.cheaper)]}."
@@ -237,12 +252,12 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
 
 
 def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
-    pareto = "yes" if row.in_pareto_set else "no"
+    pareto = "-" if row.faults else "yes" if row.in_pareto_set else "no"
     own = row.judgement
     if row is menu.baseline:
         return (row.arm, "1.00x", "1.00x", "-", "baseline", "-", "-", "-", pareto)
     if own is None:
-        nothing = ("-", UNDECIDED, "0", "-", "-", "-")
+        nothing = ("-", row.verdict, "-" if row.faults else "0", "-", "-", "-")
         return (row.arm, _ratio(row.speed), _ratio(row.cost), *nothing)
     return (
         row.arm,
@@ -297,6 +312,7 @@ def _row_data(row: MenuRow) -> dict[str, Any]:
         "speed_up": _ratio_data(row.speed),
         "equal_cost": _ratio_data(row.cost),
         "verdict": row.verdict if own is not None else None,
+        "faults": list(row.faults),
         "difference": own and own.difference,
         "low": own and own.low,
         "high": own and own.high,
@@ -306,6 +322,7 @@ def _row_data(row: MenuRow) -> dict[str, Any]:
         "seeds_missing": own and own.seeds_missing,
         "price": _price_data(row.price),
         "evaluation_share": noise and noise.evaluation_share,
+        "evaluation_sd": noise and noise.evaluation_sd,
         "cheaper": noise and noise.cheaper,
         "pareto": row.in_pareto_set,
     }

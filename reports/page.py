@@ -16,8 +16,9 @@ from urllib.parse import quote
 from grpo_trainable.command_line import command
 from grpo_trainable.config import resources
 from grpo_trainable.text import plural
-from reports import changes, menu_text
+from reports import audit, changes, menu_text
 from reports.answers import Answer
+from reports.audit import Audit
 from reports.document import document, figure
 from reports.every_pair import HEADER as PAIRS
 from reports.every_pair import ArmPair
@@ -48,6 +49,7 @@ def render_page(
     short: Sequence[str],
     told: Sequence[str],
     pairs: Sequence[ArmPair],
+    audits: Mapping[str, Audit],
     menu: Menu | None = None,
     menu_plots: Sequence[Section] = (),
     no_verdict: str | None = None,
@@ -66,6 +68,7 @@ def render_page(
         short: The short answer at the top of the page.
         told: The sentences about the differences between arms.
         pairs: The comparisons of every pair of arms.
+        audits: The audit of each arm.
         menu: The verdicts with a margin, or None if there are none.
         menu_plots: The plots of the menu.
         no_verdict: The reason why there are no verdicts, or how to get them.
@@ -75,6 +78,7 @@ def render_page(
         _head(experiment, name, comparison, paragraph(menu) if menu else short, no_verdict),
         _menu_section(menu),
         *(_plot_section(section, list(comparison.arms), images) for section in menu_plots),
+        _audit_section(audits),
         _missing(experiment, files, damaged),
         _table_section(comparison),
         _population_section(comparison),
@@ -150,6 +154,15 @@ def _menu_section(menu: Menu | None) -> str:
         f"{html_table(menu_text.HEADER, menu_text.rows(menu), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in menu_text.notes(menu))
         + "</section>"
+    )
+
+
+def _audit_section(audits: Mapping[str, Audit]) -> str:
+    return (
+        '<section id="audit">\n<h2>Audit</h2>\n'
+        f"{html_list(audit.reasons(audits))}"
+        f"{html_table(audit.HEADER, audit.rows(audits), figures=True)}\n"
+        f'<p class="note">{escaped(audit.NOTE)}</p>\n</section>'
     )
 
 

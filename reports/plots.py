@@ -76,7 +76,7 @@ def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
         f"band is the margin of {menu.margin:.3g}. An arm whose vertical line ends above the lower "
         "edge of the band is no worse. An arm whose line lies below that edge is worse. Lines are "
         "cut off if they are much longer than the margin. Arms without a comparable speed are not "
-        "shown.",
+        "shown, nor are arms without a verdict.",
         draw=lambda figure, theme: draw_menu(figure, theme, points, menu.margin),
         alt=f"Points with bounds. {shown}.",
         missing=None if len(points) > 1 else "No arm has a speed and a reward to compare.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from reports import experiment_files
 from reports.answers import answer
+from reports.audit import audit_arms
 from reports.every_pair import every_pair
 from reports.experiment import ExperimentError, read_experiment
 from reports.menu import recorded_baseline
@@ -80,6 +81,10 @@ def write_report_of(
     for text in damaged:
         warn(text)
     menu, no_verdict = menu_or_reason(experiment, comparison, files, directory)
+    if menu is None:
+        audits = audit_arms(experiment, comparison, files, comparison.baseline)
+    else:
+        audits = menu.audits
     of_menu = [] if menu is None else [menu_section(menu, list(comparison.arms))]
     shown = sections(experiment, comparison, files)
     images = _images([*of_menu, *shown], list(comparison.arms))
@@ -88,10 +93,12 @@ def write_report_of(
     short, told = short_answer(found, comparison), verdicts(found, comparison)
     pairs = every_pair(experiment, comparison, files)
     data = report_data(
-        experiment, comparison, asked, found, pairs, short, told, damaged, menu, no_verdict
+        *(experiment, comparison, asked, found, pairs, short, told, damaged, audits),
+        menu=menu,
+        no_verdict=no_verdict,
     )
     page = render_page(
-        *(experiment, comparison, asked, files, shown, images, damaged, short, told, pairs),
+        *(experiment, comparison, asked, files, shown, images, damaged, short, told, pairs, audits),
         menu=menu,
         menu_plots=of_menu,
         no_verdict=no_verdict,

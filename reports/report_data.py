@@ -6,12 +6,13 @@ docs/report.md lists the keys.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_trainable.config import resources
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.answers import Answer
+from reports.audit import Audit, audit_data
 from reports.changes import LENGTH, Change
 from reports.contrasts import Contrast, doubts
 from reports.every_pair import ArmPair
@@ -37,6 +38,7 @@ def report_data(
     short: Sequence[str],
     told: Sequence[str],
     problems: Sequence[str],
+    audits: Mapping[str, Audit],
     menu: Menu | None = None,
     no_verdict: str | None = None,
 ) -> dict[str, Any]:
@@ -52,6 +54,7 @@ def report_data(
         short: The sentences of the short answer.
         told: The sentences about the differences between arms.
         problems: One line for each thing that could not be read.
+        audits: The audit of each arm.
         menu: The verdicts with a margin, or None if there are none.
         no_verdict: The reason why there are no verdicts, or None.
     """
@@ -87,6 +90,7 @@ def report_data(
             }
             for pair in pairs
         ],
+        "audit": {arm: audit_data(audit) for arm, audit in audits.items()},
         "menu": menu and menu_data(menu),
         "no_verdict": no_verdict,
         "answer": list(short),

@@ -144,7 +144,7 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         until = time.monotonic() + MAX_LENGTHS_S
         # Later passes over the training prompts only repeat those of the first pass.
         first_pass = min(prompts.train_count, prompts.train_size or prompts.train_count)
-        of_streams = {"eval": trial.eval.prompts, "train": first_pass}
+        of_streams = {"eval": schedule.held_out_prompts(trial, final=True), "train": first_pass}
         seen = 0
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
@@ -217,7 +217,8 @@ def _transport(trial: GRPOConfig) -> Hashable:
 
 
 def _inputs(trial: GRPOConfig) -> Hashable:
-    prompts = trial.eval.prompts, schedule.most_prompts(trial), trial.pools.enabled
+    held_out = trial.eval.prompts, trial.eval.final_prompts
+    prompts = *held_out, schedule.most_prompts(trial), trial.pools.enabled
     of_policies = trial.engine, trial.model, trial.loss.teacher
     return *of_policies, trial.task, trial.env, trial.rollout, trial.seed, prompts
 

@@ -37,6 +37,13 @@ class EvalSettings(Settings):
         minimum=1,
         default_by=by_task(control=20),
     )
+    final_prompts: int | None = integer(
+        None,
+        "Number of held-out prompts in the last evaluation of a trial, by default `eval.prompts`. "
+        "More prompts make the final reward more precise, and the other evaluations stay short. "
+        "The last evaluation begins with the prompts of the others, and no prompt may repeat.",
+        minimum=1,
+    )
     samples: int = integer(
         2,
         "Number of responses sampled for each held-out prompt.",
@@ -132,6 +139,12 @@ class CallbackSettings(Settings):
 
 def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield conflicts between evaluation settings."""
+    final = config.eval.final_prompts
+    yield (
+        final is not None and final < config.eval.prompts,
+        "eval.final_prompts",
+        f"must be >= eval.prompts={config.eval.prompts}",
+    )
     yield (
         config.eval.temperature == 0 and config.eval.samples > 1,
         "eval.samples",

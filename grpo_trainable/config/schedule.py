@@ -29,6 +29,17 @@ def max_age(config: Config) -> int:
     return config.lag + config.buffer_capacity - 1 if given is None else given
 
 
+def held_out_prompts(config: Config, *, final: bool) -> int:
+    """Return the number of held-out prompts in an evaluation.
+
+    Args:
+        config: The trial's settings.
+        final: True for the last evaluation of the trial, which is the largest.
+    """
+    given = config.eval.final_prompts
+    return config.eval.prompts if given is None or not final else given
+
+
 def monitored_responses(config: Config) -> int | None:
     """Return the number of responses of a round on which the KL is measured, or None for all.
 

@@ -390,7 +390,13 @@ def _scored(
             # A failure says more about the group than a reward that was left out on purpose.
             error = max(errors, key=has_failed)
             scored.failed.append(
-                FailedPrompt(group.prompt_index, error.message, error.repeats, error.is_failure)
+                FailedPrompt(
+                    group.prompt_index,
+                    error.message,
+                    group.num_tokens,
+                    error.repeats,
+                    error.is_failure,
+                )
             )
             continue
         if completed is not None:

@@ -53,6 +53,7 @@ class Collector:
         self._gate = gate
         self._recorder = recorder
         self._drawn_rewards = DrawnRewards(config.rollout.prompts)
+        self._drawn_lengths = DrawnLengths(config.rollout.group_size)
         self._by_task = by_task
         self._pools: DifficultyPools | None = None
         if config.pools.enabled:
@@ -87,6 +88,7 @@ class Collector:
         self._count_rewards(scored, len(chunk.prompt_indices))
         self.buffer.add(accepted)
         self._drawn_rewards.add(groups)
+        self._drawn_lengths.add(scored)
         counts.dropped_zero_advantage += len(groups) - len(accepted)
         counts.dropped_reward += len(scored.failed)
         counts.sampled_responses += sum(len(group.response_ids) for group in groups)
@@ -142,6 +144,7 @@ class Collector:
         drawn = [index for batch in filled for index in batch.drawn]
         answers = self._drawn_rewards.answers(drawn)
         self._drawn_row = self._drawn_rewards.take_metrics(filled) | self._by_task.drawn(drawn)
+        self._drawn_row |= self._drawn_lengths.take_metrics(drawn)
         if self._pools is not None:
             self._drawn_row |= self._pools.settle(drawn, answers)
         if schedule.redraws(self._config):
@@ -204,6 +207,7 @@ class Collector:
             "ledger": self.ledger.state(),
             "counts": vars(self.counts).copy(),
             "drawn_rewards": self._drawn_rewards.state(),
+            "drawn_lengths": self._drawn_lengths.state(),
             "pools": None if self._pools is None else self._pools.state(),
         }
 
@@ -224,6 +228,8 @@ class Collector:
             self.ledger.load_state(state["ledger"])
             self.buffer.add(groups)
             self._drawn_rewards.load_state(state["drawn_rewards"])
+            # Checkpoints of earlier versions lack this key.
+            self._drawn_lengths.load_state(state.get("drawn_lengths", ()))
             if self._pools is not None:
                 self._pools.load_state(state["pools"])
         else:
@@ -291,3 +297,41 @@ class DrawnRewards:
     def load_state(self, state: Sequence[Sequence[Any]]) -> None:
         """Continue from the result of `state`."""
         self._rewards = {index: (reward, answer) for index, reward, answer in state}
+
+
+class DrawnLengths:
+    """The lengths of sampled responses, kept until the round that drew their prompts reports them.
+
+    Unlike `DrawnRewards`, this record includes prompts whose rewards failed.
+    """
+
+    def __init__(self, group_size: int) -> None:
+        """Create an empty record.
+
+        Args:
+            group_size: Number of responses to each prompt.
+        """
+        self._group_size = group_size
+        self._tokens: dict[int, int] = {}  # prompt index -> tokens of all responses to the prompt
+
+    def add(self, scored: Scored) -> None:
+        """Record the lengths of the responses in the results of a chunk."""
+        self._tokens |= {group.prompt_index: group.num_tokens for group in scored.groups}
+        self._tokens |= {prompt.prompt_index: prompt.tokens for prompt in scored.failed}
+
+    def take_metrics(self, drawn: Iterable[int]) -> dict[str, float]:
+        """Return the metrics of the prompts drawn for a round, and forget their lengths."""
+        tokens = [self._tokens.pop(index) for index in drawn if index in self._tokens]
+        if not tokens:
+            return {}
+        return {"response/drawn_length_mean": sum(tokens) / (len(tokens) * self._group_size)}
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def state(self) -> list[tuple[int, int]]:
+        """Return the lengths as plain data."""
+        return sorted(self._tokens.items())
+
+    def load_state(self, state: Iterable[tuple[int, int]]) -> None:
+        """Continue from the result of `state`."""
+        self._tokens = dict(state)

@@ -51,17 +51,22 @@ class HeldOut:
     groups: list[RolloutGroup]  # sorted by prompt index
 
 
-def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
-    """Return all held-out prompts in chunks of at most `responses` responses, or of one prompt.
+def held_out_chunks(
+    config: GRPOConfig, responses: int | None = None, *, final: bool = False
+) -> list[HeldOutChunk]:
+    """Return all prompts of an evaluation in chunks.
 
-    The responses to one prompt are sampled together, even if there are more than `responses` of
-    them. By default, `responses` is the number of responses in the largest training chunk.
+    Args:
+        config: The trial's settings.
+        responses: Maximum number of responses in a chunk, by default that of the largest training
+            chunk. The responses to one prompt are sampled together, even if they are more.
+        final: True for the last evaluation of a trial.
     """
     if responses is None:
         responses = schedule.chunk_responses(config)
     size = max(1, responses // config.eval.samples)
-    prompts = tuple(range(config.eval.prompts))
-    return [HeldOutChunk(prompts[i : i + size]) for i in range(0, len(prompts), size)]
+    prompts = range(schedule.held_out_prompts(config, final=final))
+    return [HeldOutChunk(tuple(prompts[i : i + size])) for i in range(0, len(prompts), size)]
 
 
 def held_out_rewards(
@@ -86,8 +91,10 @@ def held_out_rewards(
     """
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
     failed = sorted(prompt for scored in answers for prompt in scored.failed)
-    notes = _check_rewards(config, sum(scored.reward_errors for scored in answers), failed)
-    notes += _unverified(config, sum(scored.unverified for scored in answers))
+    prompts = len(groups) + len(failed)
+    errors = sum(scored.reward_errors for scored in answers)
+    notes = _check_rewards(config, prompts, errors, failed)
+    notes += _unverified(config, prompts, sum(scored.unverified for scored in answers))
     rewards = [float(group.rewards.mean()) for group in groups]
     # fsum is exact, so the order in which generators answered does not matter.
     mean = math.fsum(rewards) / len(rewards)
@@ -105,17 +112,19 @@ def held_out_rewards(
     return evaluation, HeldOut(round=round_, groups=groups), notes
 
 
-def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[FailedPrompt]) -> list[str]:
+def _check_rewards(
+    config: GRPOConfig, prompts: int, errors: int, failed: Sequence[FailedPrompt]
+) -> list[str]:
     """Return a note if prompts could not be scored.
 
     Args:
         config: The trial's settings.
+        prompts: Number of prompts of the evaluation.
         errors: Number of responses on which the reward failed.
         failed: The prompts that could not be scored.
     """
     if not failed:
         return []
-    prompts = config.eval.prompts
     responses = prompts * config.eval.samples
     told = f"eval: {what_scores(config)} failed on {errors} of "
     told += plural(responses, "held-out response")
@@ -133,9 +142,9 @@ def _check_rewards(config: GRPOConfig, errors: int, failed: Sequence[FailedPromp
     ]
 
 
-def _unverified(config: GRPOConfig, responses: int) -> list[str]:
+def _unverified(config: GRPOConfig, prompts: int, responses: int) -> list[str]:
     """Return a note if answers to held-out prompts could not be verified."""
     if not responses:
         return []
-    asked = plural(config.eval.prompts * config.eval.samples, "held-out response")
+    asked = plural(prompts * config.eval.samples, "held-out response")
     return [f"{responses} of {asked} could not be verified and count as wrong"]

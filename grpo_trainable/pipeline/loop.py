@@ -327,7 +327,7 @@ class Pipeline:
         # Every generator loads the newest weights first, so no weights arrive during the
         # evaluation.
         self._work_until(lambda: not self._fleet.fetching)
-        chunks = held_out_chunks(self.config)
+        chunks = held_out_chunks(self.config, final=self.ended)
         for chunk in chunks:
             self._fleet.sample(self._fleet.least_busy(), chunk)
         self._work_until(lambda: len(self._held_out) == len(chunks))

@@ -55,6 +55,7 @@ class FailedPrompt(NamedTuple):
 
     prompt_index: int
     reason: str
+    tokens: int  # number of tokens sampled for all responses to the prompt
     repeats: bool = False  # True: the reward function would fail again in the same way
     is_failure: bool = True  # False: the reward function gave no reward on purpose
 

@@ -26,7 +26,7 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.cluster.tune_trials import INVALID, InvalidTrial, requested
-from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, shown
+from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, schedule, shown
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
@@ -195,8 +195,9 @@ class GRPO(Algorithm):
         """
         assert self.trial is not None
         self._call_back("on_evaluate_start")
-        held_out, settings = self.trial.evaluate(), self.trial.config.eval
-        episodes = (settings.prompts - held_out.unscored) * settings.samples
+        held_out, config = self.trial.evaluate(), self.trial.config
+        prompts = schedule.held_out_prompts(config, final=self.trial.pipeline.ended)
+        episodes = (prompts - held_out.unscored) * config.eval.samples
         results = {ENV_RUNNER_RESULTS: {EPISODE_RETURN_MEAN: held_out.mean, NUM_EPISODES: episodes}}
         self._call_back("on_evaluate_end", evaluation_metrics=results)
         return results

@@ -46,7 +46,8 @@ class VirtualRequests:
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         """Return the request for a prompt, and record it."""
         config = self.config
-        limit = self.limit if stream == "train" else config.eval.prompts
+        held_out = schedule.held_out_prompts(config, final=True)
+        limit = self.limit if stream == "train" else held_out
         assert 0 <= prompt_index < limit, (stream, prompt_index)
         self.asked.append((stream, prompt_index))
         if example_index is not None:
@@ -229,7 +230,8 @@ class VirtualGenerator:
         groups, failed = [], []
         for request in requests:
             if self._reward_fails(stream, request.prompt_index):
-                failed.append(FailedPrompt(request.prompt_index, "KeyError: 'apple'"))
+                tokens = request.group_size * len(weights)
+                failed.append(FailedPrompt(request.prompt_index, "KeyError: 'apple'", tokens))
                 continue
             rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
             # Held-out rewards differ widely in magnitude, so a float sum depends on their order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from grpo_trainable.config import GRPOConfig, schedule, shown
@@ -20,6 +21,7 @@ from grpo_trainable.tasks import (
     Task,
     as_messages,
     as_text,
+    eval_size,
     train_size,
 )
 from grpo_trainable.tasks.custom import CustomTask
@@ -51,8 +53,8 @@ def _build_one(config: GRPOConfig) -> Task:
 class Prompts:
     """Requests and true answers for the examples of each stream. Both depend only on the config.
 
-    The stream `train` is endless. The stream `eval` always consists of the same `eval.prompts`
-    held-out examples.
+    The stream `train` is endless. The stream `eval` consists of the held-out examples of the last
+    evaluation. Every other evaluation uses the first `eval.prompts` of them.
     """
 
     def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
@@ -60,8 +62,8 @@ class Prompts:
 
         Raises:
             ValueError: If the configured chat template, stop strings or interruption cannot be
-                used, or if difficulty pools are enabled and the task does not state its number of
-                prompts. The message is one line.
+                used, if difficulty pools are enabled and the task does not state its number of
+                prompts, or if the last evaluation would repeat a prompt. The message is one line.
         """
         self.train_size = train_size(task)  # None if the task does not state it
         if config.pools.enabled and self.train_size is None:
@@ -94,7 +96,9 @@ class Prompts:
                 ("eval", config.eval.temperature, config.eval.top_p, None),
             )
         }
-        self._eval_examples = task.eval_examples(config.eval.prompts)
+        if config.eval.final_prompts is not None:
+            _refuse_repeats(task, config.eval.final_prompts)
+        self._eval_examples = task.eval_examples(schedule.held_out_prompts(config, final=True))
 
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         """Build the request for a prompt.
@@ -217,3 +221,23 @@ class Prompts:
         if stream == "eval":
             return self._eval_examples[example]
         return self._task.train_example(example)
+
+
+def _refuse_repeats(task: Task | MixTask, prompts: int) -> None:
+    """Refuse a last evaluation with more prompts than are held out.
+
+    Raises:
+        ValueError: A task states how many examples are held out, and there are too few.
+    """
+    if isinstance(task, MixTask):
+        asked = Counter(task.label("eval", index) for index in range(prompts))
+        wanted = [(own, asked[label], f" of {label}") for label, own in task.parts.items()]
+    else:
+        wanted = [(task, prompts, "")]
+    for own, count, of in wanted:
+        held_out = eval_size(own)
+        if held_out is not None and count > held_out:
+            raise ValueError(
+                f"eval.final_prompts={prompts}: needs {count:,} held-out prompts{of}, but there "
+                f"are only {held_out:,}; lower it, or raise eval.samples"
+            )

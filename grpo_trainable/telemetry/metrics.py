@@ -81,6 +81,7 @@ NAMES = frozenset(
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
         *("response/length_mean", "response/truncated_fraction", "response/turns_mean"),
         *("response/interrupted_fraction", "response/repeated_fraction"),
+        "response/drawn_length_mean",
         *(name for sampled in SAMPLED for name in (sampled, f"{sampled}{SE}")),
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),

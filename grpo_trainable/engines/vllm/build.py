@@ -81,7 +81,7 @@ def _longest(config: GRPOConfig, prompts: Prompts) -> int:
     """Return the number of tokens of the longest prompt plus the longest response."""
     asked = {
         "train": min(prompts.train_count, MAX_PROMPTS),
-        "eval": config.eval.prompts,
+        "eval": schedule.held_out_prompts(config, final=True),
     }
     lengths = (
         len(prompts.request(stream, index).prompt_ids)

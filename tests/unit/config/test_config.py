@@ -189,7 +189,14 @@ DEFAULTS = {
         "warmup_rounds": 0,
         "max_skipped_steps": 3,
     },
-    "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8, "top_p": 1.0},
+    "eval": {
+        "every": 16,
+        "prompts": 128,
+        "final_prompts": None,
+        "samples": 2,
+        "temperature": 0.8,
+        "top_p": 1.0,
+    },
     "buffer": {"sample_batches": None, "max_age": None, "fresh_fraction": 0.5},
     "checkpoint": {"every": 10, "keep": 2},
     "callbacks": {
@@ -456,7 +463,8 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         ),
         (
             {"eval": 3},
-            "eval=3: must be a mapping with keys from every, prompts, samples, temperature, top_p",
+            "eval=3: must be a mapping with keys from every, prompts, final_prompts, samples, "
+            "temperature, top_p",
         ),
         (
             {"checkpoint": None},
@@ -566,6 +574,10 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART | nested(lag=2, lag_mode="exact", weight_update="in_flight"),
             "weight_update=in_flight: has no effect with lag_mode=exact; needs lag_mode=bounded",
+        ),
+        (
+            nested(eval__final_prompts=127),
+            "eval.final_prompts=127: must be >= eval.prompts=128",
         ),
         (
             nested(eval__temperature=0),

@@ -324,7 +324,7 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
     assert [group.format_mean for group in scored.groups] == [0.5, 1.0]
     assert [group.answer_mean for group in scored.groups] == [0.25, 0.5]
     assert (scored.unverified, scored.reward_errors) == (3, 1)
-    assert scored.failed == [FailedPrompt(2, "no")]
+    assert scored.failed == [FailedPrompt(2, "no", tokens=4)]
 
 
 def test_a_reward_left_out_on_purpose_drops_its_group_and_is_no_error() -> None:
@@ -336,8 +336,8 @@ def test_a_reward_left_out_on_purpose_drops_its_group_and_is_no_error() -> None:
     )
     assert [group.prompt_index for group in scored.groups] == [0]
     assert scored.failed == [
-        FailedPrompt(1, "None", is_failure=False),
-        FailedPrompt(2, "no", repeats=True),
+        FailedPrompt(1, "None", tokens=3, is_failure=False),
+        FailedPrompt(2, "no", tokens=3, repeats=True),
     ]
     assert scored.reward_errors == 1
 

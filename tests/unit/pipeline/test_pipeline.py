@@ -169,11 +169,17 @@ def assert_evaluated(w: VirtualTrial) -> None:
     """
     config = w.config
     due = {0, config.rounds, *range(config.eval.every, config.rounds, config.eval.every)}
+    seen = held_out_prompts(w)
+    assert seen.keys() == due
+    assert all(sorted(c) == list(range(config.eval.prompts)) for c in seen.values())
+
+
+def held_out_prompts(w: VirtualTrial) -> dict[int, list[int]]:
+    """Return the prompts of each evaluation, by the round of the weights."""
     seen: dict[int, list[int]] = {}
     for call in of_stream(w, "eval"):
         seen.setdefault(call.weights_round, []).extend(call.prompt_indices)
-    assert seen.keys() == due
-    assert all(sorted(c) == list(range(config.eval.prompts)) for c in seen.values())
+    return seen
 
 
 @pytest.mark.slow
@@ -329,6 +335,22 @@ def test_numbers_of_environments_are_logged_from_their_first_round_on_also_after
     ]
 
 
+def test_the_last_evaluation_has_more_prompts_also_after_a_resume() -> None:
+    config = config_of(rounds=4, eval={"final_prompts": 5})
+    whole = virtual_trial(config)
+    rows = whole.run(4)
+    first, second = virtual_trial(config), virtual_trial(config)
+    first.run(3)
+    hand_over(first, second)
+    (resumed,) = second.run(1)
+
+    assert held_out_prompts(whole) == {0: [0, 1, 2], 2: [0, 1, 2], 4: [0, 1, 2, 3, 4]}
+    assert held_out_prompts(second) == {4: [0, 1, 2, 3, 4]}
+    assert untimed(resumed) == untimed(rows[-1])
+    (held_out,) = resumed.evaluations
+    assert [group.prompt_index for group in held_out.groups] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.slow
 @bounded
 @given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]), st.data())
@@ -350,7 +372,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
         # An earlier version lacked these keys. A still earlier one allowed only one value of each.
         for key in ("zero_advantage", "oversample", "redraws"):
             del state["work"]["rollout"][key]
-        del state["work"]["pools"]
+        del state["work"]["pools"], state["drawn_lengths"]
         if data.draw(st.booleans(), label="spelt out"):
             state["work"]["rollout"] |= {"zero_advantage": "keep", "oversample": 1.0}
     groups = first.pipeline.buffer.groups()

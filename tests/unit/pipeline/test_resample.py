@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_pipeline import (
@@ -38,8 +39,11 @@ from virtual_time import (
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
+from grpo_trainable.pipeline.collector import DrawnLengths
 from grpo_trainable.pipeline.ledger import BatchRule
 from grpo_trainable.protocol.calls import ActorFailed
+from grpo_trainable.protocol.messages import FailedPrompt, Scored
+from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 
@@ -160,6 +164,23 @@ def test_reward_of_what_was_drawn_is_the_mean_over_all_of_it() -> None:
     assert trained_prompts(w) == [1, 2, 3, 4]
     assert report.metrics["reward/drawn_mean"] == kept.metrics["reward/drawn_mean"]
     assert kept.metrics["reward/drawn_mean"] == pytest.approx(kept.metrics["reward/train_mean"])
+
+
+def test_length_of_what_was_drawn_includes_groups_that_are_not_trained_on() -> None:
+    lengths = DrawnLengths(group_size=2)
+    long = replace(one_token_group(3), response_mask=torch.ones(2, 6, dtype=torch.bool))
+    lengths.add(scored([one_token_group(0), long], [FailedPrompt(1, "no reward", tokens=9)]))
+    lengths.add(scored([one_token_group(2)], []))
+    restored = DrawnLengths(group_size=2)
+    restored.load_state(json.loads(json.dumps(lengths.state())))
+    # 2, 9 and 2 tokens in six responses. Prompt 3 belongs to a later round.
+    assert restored.take_metrics([0, 1, 2]) == {"response/drawn_length_mean": 13 / 6}
+    assert restored.take_metrics([3]) == {"response/drawn_length_mean": 6.0}
+    assert restored.take_metrics([4]) == {}
+
+
+def scored(groups: list[RolloutGroup], failed: list[FailedPrompt]) -> Scored:
+    return Scored(groups=groups, failed=failed, reward_errors=0, unverified=0, loaded=[], spans=[])
 
 
 def test_failed_rewards_are_replaced_too() -> None:

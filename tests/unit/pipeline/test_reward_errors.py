@@ -12,9 +12,9 @@ from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
 from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
 from grpo_trainable.protocol.messages import FailedPrompt
 
-PASSING = FailedPrompt(1, "no reward within 10 s")
-LASTING = FailedPrompt(2, "KeyError: 'a'", repeats=True)
-LEFT_OUT = FailedPrompt(0, "the reward function returned None", is_failure=False)
+PASSING = FailedPrompt(1, "no reward within 10 s", 8)
+LASTING = FailedPrompt(2, "KeyError: 'a'", 8, repeats=True)
+LEFT_OUT = FailedPrompt(0, "the reward function returned None", 8, is_failure=False)
 
 
 def refuse(failed: Sequence[FailedPrompt], errors: int = 100, **task: Any) -> None:

@@ -150,7 +150,7 @@ def test_trials_of_another_scheduler_are_no_population(tmp_path):
 
 def test_the_lineage_is_in_the_data_of_the_report(tmp_path):
     record = write_population(tmp_path / "pbt")
-    data = report_data(record, compare(record.trials), None, [], [], [], [], [])
+    data = report_data(record, compare(record.trials), None, [], [], [], [], [], {})
     assert [trial["seed"] for trial in data["trials"]] == [0, 1, 2]
     assert data["trials"][0]["lineage"] == [
         {"first_round": 1, "last_round": 4, "settings": {LR: 1e-4}, "copied_from": None},
@@ -162,5 +162,5 @@ def test_the_lineage_is_in_the_data_of_the_report(tmp_path):
     directory = write_experiment(tmp_path / "fifo")
     write_member(directory, 0, rows(settings(0, 2e-4), range(1, 9), 0.4))
     single = read_experiment(directory)
-    data = report_data(single, compare(single.trials), None, [], [], [], [], [])
+    data = report_data(single, compare(single.trials), None, [], [], [], [], [], {})
     assert data["trials"][0]["lineage"] is None

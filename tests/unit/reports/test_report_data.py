@@ -14,6 +14,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import SCHEMAS
 from reports import records
 from reports.answers import answer
+from reports.audit import audit_arms
 from reports.changes import QUANTITIES
 from reports.every_pair import every_pair
 from reports.experiment import read_experiment
@@ -42,7 +43,8 @@ def data_of(directory: Path) -> dict[str, Any]:
     pairs = every_pair(experiment, comparison, files)
     short, told = short_answer(found, comparison), verdicts(found, comparison)
     menu = menu_or_reason(experiment, comparison, files, directory)
-    return report_data(experiment, comparison, asked, found, pairs, short, told, [], *menu)
+    audits = audit_arms(experiment, comparison, files, comparison.baseline)
+    return report_data(experiment, comparison, asked, found, pairs, short, told, [], audits, *menu)
 
 
 def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) -> Path:
@@ -254,6 +256,7 @@ METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
 
 # Paths whose keys are names from an experiment, and the placeholders in the documentation.
 NAMED = {
+    "audit": "ARM",
     "columns": "COLUMN",
     "arms": "ARM",
     "arms.ARM.columns": "COLUMN",

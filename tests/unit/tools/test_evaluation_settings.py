@@ -96,6 +96,8 @@ def test_a_trial_is_evaluated_with_its_own_settings():
     config = settled(of=trained(**own, loss=loss))
     assert config == GRPOConfig.from_dict({**own, "loss": loss})
     assert settled("task.match=word", of=trained(**own), prompts=7).eval.prompts == 7
+    final = trained(eval={"prompts": 5, "final_prompts": 6})
+    assert settled(of=final, prompts=7).eval.final_prompts is None
 
 
 def test_another_task_begins_with_its_own_defaults(tmp_path):

@@ -53,6 +53,17 @@ def test_each_task_of_a_mix_has_its_own_numbers(sums):
     assert lines[2:] == [NUMBERS.replace("prompts", "prompts of more")]
 
 
+def test_the_last_evaluation_repeats_no_prompt(sums):
+    assert told(task=sums, eval={"prompts": 1, "final_prompts": 2})
+    both = {label: {**sums, "weight": 1} for label in ("sums", "more")}
+    for task, prompts, needs in (
+        (sums, 3, "needs 3 held-out prompts, but there are only 2"),
+        ({"name": "mix", "mix": both}, 5, "needs 3 held-out prompts of sums, but there are only 2"),
+    ):
+        with pytest.raises(ValueError, match=f"^eval.final_prompts={prompts}: {needs}; lower it"):
+            told(task=task, eval={"prompts": 2, "final_prompts": prompts})
+
+
 def test_a_prompt_inside_a_prompt_is_told(sums, tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}\nassistant:")

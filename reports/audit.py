@@ -1,0 +1,369 @@
+"""Audit of each arm before any verdict: did training receive the treatment that the settings name?
+
+An audit covers the complete trials of an arm. An arm with a fault has no verdict, because its
+reward says nothing about the treatment. docs/howto/verdict.md explains the checks.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.telemetry.metrics import TIMED
+from grpo_trainable.text import plural
+from reports.parquet_reader import TrialFiles
+from reports.records import ExperimentRecord, TrialRecord
+from reports.series import lag_shares
+from reports.summary import EQUAL_SAMPLES, Comparison
+
+LEAST_LAG = 0.5  # a group must reach a larger share of the nominal lag than this
+LENGTH_CHANGE = 0.1  # largest difference between trained and drawn lengths, as a share
+STANDARD_ERRORS = 2.0  # a smaller difference in length may be chance
+
+# Settings that decide where and how fast an arm works, but not what it learns. Arms that differ
+# only in these settings may be equal bit for bit, as `sync` and `colocated_k1` are.
+OF_EXECUTION = (
+    *("arm", "seed", "placement", "transport", "engine", "resources.", "callbacks."),
+    *("checkpoint.", "rollout.unit_prompts", "model.packing", "optim.microbatch"),
+    "optim.microbatch_tokens",
+)
+# Areas of metrics that say when and where work was done, not what was learned.
+OF_WORK = (*TIMED, "fleet/", "count/", "buffer/", "version/")
+
+HEADER = (
+    *("arm", "lag", "delivered lag", "effective sample size", "discarded"),
+    *("tokens trained / drawn", "clipped", "weights bounded", "without gradient", "equal to"),
+    "audit",
+)
+NOTE = (
+    "Audit: the treatment that the complete trials of each arm received. Delivered lag: mean over "
+    "the groups (least-most). Effective sample size: of the importance weights of a gradient step, "
+    "as a share of its responses. Discarded: share of the groups sampled. Tokens: mean length of "
+    "the responses trained on, and of those drawn. Clipped, weights bounded: shares of the tokens. "
+    "Without gradient: share of the rounds. Equal to: arms that learned the same, bit for bit, "
+    "although their settings differ."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Reason why an arm fails its audit."""
+
+    check: str  # "lag", "gradient", "length", "identical" or "samples"
+    reason: str  # a sentence without its period
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Treatment that an arm received, over its complete trials. Unknown figures are None."""
+
+    arm: str
+    seeds: Sequence[int]  # of the complete trials; empty if there is nothing to audit yet
+    lag: int  # nominal lag
+    lags: Mapping[int, float]  # lag -> share of the groups; empty if unknown
+    ess_fraction: float | None  # effective sample size, as a share of a step's responses
+    discarded: float | None  # share of the requested groups that were dropped
+    trained_tokens: float | None  # mean length of the responses that rounds trained on
+    drawn_tokens: float | None  # mean length of the responses that were sampled for them
+    clipped: float | None  # share of tokens
+    weights_bounded: float | None  # share of tokens
+    without_gradient: float | None  # share of rounds
+    identical: Sequence[str]  # arms that learned the same, although their settings differ
+    faults: Sequence[Fault]
+
+
+def audit_arms(
+    experiment: ExperimentRecord,
+    comparison: Comparison,
+    files: Mapping[str, TrialFiles],
+    baseline: str | None,
+) -> dict[str, Audit]:
+    """Audit every arm with a row.
+
+    Args:
+        experiment: The experiment as it was read.
+        comparison: The comparison of its arms.
+        files: Figures from the Parquet parts, by trial name.
+        baseline: The arm that the others are compared with; None if there is none yet.
+    """
+    arms = experiment.complete_arms
+    identical = _identical(arms)
+    base = arms[baseline][:1] if baseline else []
+    found = {}
+    for arm, trials in arms.items():
+        trained, drawn = _lengths(trials)
+        equal = identical[arm]
+        # The baseline, and arms that are meant to equal it, have no treatment that could fail.
+        treated = not base or _differences(experiment.arms[arm][0].config, base[0].config)
+        faults = [
+            _lag_fault(trials),
+            _gradient_fault(trials),
+            _length_fault(trials),
+            _identical_fault(trials, equal, arms) if treated else None,
+            _samples_fault(arm, comparison, baseline),
+        ]
+        found[arm] = Audit(
+            arm=arm,
+            seeds=[trial.config.seed for trial in trials],
+            lag=experiment.arms[arm][0].config.lag,
+            lags=lag_shares(files[trial.name].lags for trial in trials),
+            ess_fraction=_mean(trials, "off_policy/ess_fraction"),
+            discarded=_average([_discarded(trial) for trial in trials]),
+            trained_tokens=_average(trained),
+            drawn_tokens=_average(drawn),
+            clipped=_mean(trials, "loss/clip_fraction"),
+            weights_bounded=_mean(trials, "loss/weights_bounded_fraction"),
+            without_gradient=_average([_without_gradient(trial) for trial in trials]),
+            identical=equal,
+            faults=[fault for fault in faults if fault is not None],
+        )
+    return found
+
+
+# ---- Lag -------------------------------------------------------------------------------------
+
+
+def _lag_fault(trials: Sequence[TrialRecord]) -> Fault | None:
+    """Return a fault if a trial never exceeded `LEAST_LAG` of its nominal lag."""
+    largest = {t.config.seed: max(t.column("lag/max"), default=math.inf) for t in trials}
+    short = [t for t in trials if largest[t.config.seed] <= LEAST_LAG * t.config.lag]
+    short = [trial for trial in short if trial.config.lag]
+    if not short:
+        return None
+    config = short[0].config
+    most = int(max(largest[trial.config.seed] for trial in short))
+    advice = "train more rounds" if config.lag_mode == "exact" else "use lag_mode=exact"
+    return Fault(
+        check="lag",
+        reason=f"lag={config.lag} was not delivered: no group was more than "
+        f"{plural(most, 'round')} old in {_seeds(short)}; {advice}",
+    )
+
+
+# ---- Gradients -------------------------------------------------------------------------------
+
+
+def _without_gradient(trial: TrialRecord) -> float | None:
+    """Return the share of rounds whose gradient was zero, or that took no gradient step."""
+    if trial.last("version/learner") == 0:
+        return 1.0
+    norms = trial.column("optim/grad_norm")
+    return 1 - sum(norm > 0 for norm in norms) / len(trial.rows) if norms else None
+
+
+def _gradient_fault(trials: Sequence[TrialRecord]) -> Fault | None:
+    still = [trial for trial in trials if _without_gradient(trial) == 1]
+    if not still:
+        return None
+    return Fault(
+        check="gradient",
+        reason=f"the policy never changed: all gradients were zero in {_seeds(still)}",
+    )
+
+
+# ---- Samples ---------------------------------------------------------------------------------
+
+
+def _discarded(trial: TrialRecord) -> float | None:
+    requested, dropped = trial.last("count/requested"), trial.last("count/dropped")
+    return dropped / requested if requested and dropped is not None else None
+
+
+def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
+    """Return the mean lengths trained on and drawn, one pair per round that has both.
+
+    With replay, a round also trains on responses of earlier rounds, so there are no pairs.
+    """
+    names = "response/length_mean", "response/drawn_length_mean"
+    pairs = [
+        [row[name] for name in names]
+        for trial in trials
+        if trial.config.buffer_capacity == 1
+        for row in trial.rows
+        if all(name in row for name in names)
+    ]
+    return [trained for trained, _ in pairs], [drawn for _, drawn in pairs]
+
+
+def _length_fault(trials: Sequence[TrialRecord]) -> Fault | None:
+    """Return a fault if groups were discarded by length.
+
+    Settings other than `rollout.zero_advantage=keep` ask for a selection of groups, so a difference
+    in length is part of their treatment.
+    """
+    trained, drawn = _lengths(trials)
+    if len(drawn) < 2 or trials[0].config.rollout.zero_advantage != "keep":
+        return None
+    differences = [own - all_ for own, all_ in zip(trained, drawn, strict=True)]
+    mean, before = statistics.fmean(differences), statistics.fmean(drawn)
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    if abs(mean) <= max(LENGTH_CHANGE * before, STANDARD_ERRORS * error):
+        return None
+    kind = "long" if mean < 0 else "short"
+    return Fault(
+        check="length",
+        reason=f"{kind} responses were discarded: those trained on had {before + mean:.1f} tokens "
+        f"on average, those drawn {before:.1f}",
+    )
+
+
+def _samples_fault(arm: str, comparison: Comparison, baseline: str | None) -> Fault | None:
+    """Return a fault if the arm and the baseline trained on unequal numbers of samples."""
+    if baseline is None:
+        return None
+    own, base = comparison.samples(arm), comparison.samples(baseline)
+    if own is None or base is None or max(own, base) <= (1 + EQUAL_SAMPLES) * min(own, base):
+        return None
+    return Fault(
+        check="samples",
+        reason=f"it trained on {own:.0f} samples, {baseline} on {base:.0f}; --samples N "
+        "trains every arm on N responses",
+    )
+
+
+# ---- Identical arms --------------------------------------------------------------------------
+
+Learned = list[dict[str, float]]
+
+
+def _identical(arms: Mapping[str, Sequence[TrialRecord]]) -> dict[str, list[str]]:
+    """Return, for each arm, the arms that learned the same although other settings should matter.
+
+    Two arms learned the same if all their metrics apart from `OF_WORK` agree, bit for bit, in every
+    round of every shared seed.
+    """
+    learned = {arm: {t.config.seed: _learned(t) for t in trials} for arm, trials in arms.items()}
+    found: dict[str, list[str]] = {arm: [] for arm in arms}
+    for arm, own in learned.items():
+        for other, theirs in learned.items():
+            shared = own.keys() & theirs.keys()
+            if (
+                arm != other
+                and shared
+                and all(own[seed] and own[seed] == theirs[seed] for seed in shared)
+                and _differences(arms[arm][0].config, arms[other][0].config)
+            ):
+                found[arm].append(other)
+    return found
+
+
+def _learned(trial: TrialRecord) -> Learned:
+    """Return a trial's rows without metrics of time and work; empty if no row has a gradient."""
+    if not trial.column("optim/grad_norm"):
+        return []  # other metrics alone do not show what was learned
+    return [
+        {name: row[name] for name in row if "/" in name and not name.startswith(OF_WORK)}
+        for row in trial.rows
+    ]
+
+
+def _differences(one: GRPOConfig, other: GRPOConfig) -> list[str]:
+    """Return the settings in which two arms differ and that should change what they learn."""
+    first, second = one.in_effect, other.in_effect
+    without_effect = {"lag_mode"} if one.lag == other.lag == 0 else set()
+    without_effect |= {"k_mode"} if one.k == other.k == 1 else set()
+    return [
+        key
+        for key in sorted(first.keys() | second.keys())
+        if first.get(key) != second.get(key)
+        and key not in (*OF_EXECUTION, *without_effect)
+        and not key.startswith(tuple(name for name in OF_EXECUTION if name.endswith(".")))
+    ]
+
+
+def _identical_fault(
+    trials: Sequence[TrialRecord],
+    others: Sequence[str],
+    arms: Mapping[str, Sequence[TrialRecord]],
+) -> Fault | None:
+    if not others:
+        return None
+    keys = _differences(trials[0].config, arms[others[0]][0].config)
+    differ = "differs" if len(keys) == 1 else "differ"
+    return Fault(
+        check="identical",
+        reason=f"it learned the same as {' and '.join(others)}, bit for bit, although "
+        f"{', '.join(keys)} {differ}",
+    )
+
+
+# ---- Text and JSON ---------------------------------------------------------------------------
+
+
+def rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
+    """Return the rows of the table, with one cell for each title of `HEADER`."""
+    return [_row(audit) for audit in audits.values()]
+
+
+def reasons(audits: Mapping[str, Audit]) -> list[str]:
+    """Return a sentence for each fault of each arm."""
+    return [f"{a.arm} fails its audit: {f.reason}." for a in audits.values() for f in a.faults]
+
+
+def audit_data(audit: Audit) -> dict[str, Any]:
+    """Return an audit as JSON data, with None for unknown values."""
+    return {
+        "passed": not audit.faults if audit.seeds else None,
+        "seeds": list(audit.seeds),
+        "faults": [{"check": fault.check, "reason": fault.reason} for fault in audit.faults],
+        "lag": audit.lag,
+        "lags": {str(lag): share for lag, share in audit.lags.items()} or None,
+        "ess_fraction": audit.ess_fraction,
+        "discarded": audit.discarded,
+        "trained_tokens": audit.trained_tokens,
+        "drawn_tokens": audit.drawn_tokens,
+        "clipped": audit.clipped,
+        "weights_bounded": audit.weights_bounded,
+        "without_gradient": audit.without_gradient,
+        "identical": list(audit.identical),
+    }
+
+
+def _row(audit: Audit) -> tuple[str, ...]:
+    lengths = [audit.trained_tokens, audit.drawn_tokens]
+    failed = ", ".join(fault.check for fault in audit.faults)
+    verdict = f"failed: {failed}" if failed else "passed" if audit.seeds else "-"
+    return (
+        audit.arm,
+        str(audit.lag),
+        _shown_lags(audit.lags),
+        _percent(audit.ess_fraction),
+        _percent(audit.discarded),
+        "-" if None in lengths else " / ".join(f"{length:.1f}" for length in lengths),
+        _percent(audit.clipped),
+        _percent(audit.weights_bounded),
+        _percent(audit.without_gradient),
+        ", ".join(audit.identical) or "-",
+        verdict,
+    )
+
+
+def _shown_lags(lags: Mapping[int, float]) -> str:
+    """Return the mean lag and its range: `0.9 (0-1)`."""
+    if not lags:
+        return "-"
+    mean = sum(lag * share for lag, share in lags.items())
+    return f"{mean:.1f} ({min(lags)}-{max(lags)})"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _seeds(trials: Sequence[TrialRecord]) -> str:
+    seeds = [str(trial.config.seed) for trial in trials]
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+
+
+def _mean(trials: Sequence[TrialRecord], name: str) -> float | None:
+    """Return the mean of a metric over the rounds of all trials."""
+    return _average([value for trial in trials for value in trial.column(name)])
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
