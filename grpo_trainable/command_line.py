@@ -104,6 +104,17 @@ def add_verdict_options(parser: argparse.ArgumentParser, description: str) -> No
     )
 
 
+def time_span(text: str) -> float:
+    """Return the seconds of a time such as 2h, 90m or 3600s; an argparse type."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([hms])", text)
+    seconds = float(found[1]) * {"h": 3600, "m": 60, "s": 1}[found[2]] if found else 0.0
+    if not seconds:
+        raise argparse.ArgumentTypeError(
+            f"must be a time above 0, such as 2h, 90m or 3600s, got {shown(text)}"
+        )
+    return seconds
+
+
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as text: the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -8,8 +8,10 @@ import os
 import shlex
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +25,11 @@ from grpo_trainable.command_line import (
     UsageError,
     add_verdict_options,
     number,
+    time_span,
 )
-from grpo_trainable.config import schedule
+from grpo_trainable.config import ConfigError, schedule
 from grpo_trainable.config.describe import settings
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.text import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
@@ -37,6 +41,8 @@ from tuning.preview import example_lines, in_short, preview
 from tuning.prompt_notes import NUMBERS
 
 if TYPE_CHECKING:
+    from grpo_trainable.storage.object_store import AnyPath
+    from reports.menu import Menu
     from reports.records import ExperimentRecord
     from reports.summary import Comparison
     from tuning.run import Failure
@@ -54,6 +60,7 @@ examples:
   python launch/tune.py --space async_vs_sync --iterations 4 --set arm=async_k1
   python launch/tune.py --space async_vs_sync --num-samples 3 --name three_seeds
   python launch/tune.py --resume --name three_seeds
+  python launch/tune.py --extend --name three_seeds --num-samples 6
   python launch/tune.py --preset course_keyword --dry-run
   python launch/tune.py --space async_vs_sync --set optim.lr=2e-4 --set loss.kl_coef=0.02 --dry-run
 
@@ -161,6 +168,25 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "(docs/howto/verdict.md)",
     )
     add(
+        "--until-decided",
+        action="store_true",
+        help="with a margin: after the seeds of --num-samples, add one seed at a time until every "
+        "arm has a verdict. An arm that has one gets no more seeds (docs/howto/verdict.md)",
+    )
+    add(
+        "--max-seeds",
+        metavar="N",
+        type=number(int, 1),
+        help="with --until-decided: largest number of seeds of an arm (20)",
+    )
+    add(
+        "--budget",
+        metavar="TIME",
+        type=time_span,
+        help="with --until-decided: add no seed that would probably make all trials together take "
+        "longer, for example 2h, 90m or 3600s. --resume may change the budget",
+    )
+    add(
         "--name",
         metavar="NAME",
         help="name of the experiment (default: the space's name and the time)",
@@ -182,6 +208,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "(the default): fail if the experiment exists. The experiment's state is a pickle, so a "
         "resume is refused if other users own the state or can write to it. Settings and data "
         "files must be unchanged; --max-failures and --max-concurrent may change",
+    )
+    add(
+        "--extend",
+        action="store_true",
+        help="add trials to the finished experiment that --name names: seeds, up to --num-samples "
+        "in all, and arms (--arm). Settings and files must be unchanged. An interrupted extension "
+        "continues with --resume (docs/howto/verdict.md)",
+    )
+    add(
+        "--arm",
+        dest="added_arms",
+        metavar="ARM",
+        nargs="+",
+        help="with --extend: arms of the search space to add, with every seed of the experiment",
     )
     add(
         "--accept-changed-code",
@@ -311,20 +351,95 @@ def run(plan: Plan) -> int:
     from tuning.run import fit, ray_started
 
     try:
-        with ray_started(plan) as nodes:
+        with ExitStack() as locks, ray_started(plan) as nodes:
             print(*opening(plan, nodes), sep="\n", flush=True)
             failed = fit(plan)
+            while not (failed or requested.is_set()):
+                block = plan_of_next_block(plan)
+                if block is None:
+                    break
+                plan = block
+                # The plan has replaced experiment.json, so the lock is on the former file.
+                locks.enter_context(held(plan.directory))
+                failed = fit(plan)
             return summarise(plan, failed, interrupted=requested.is_set())
     except KeyboardInterrupt:
         print(go_on(plan), flush=True)
         return INTERRUPTED
 
 
+def plan_of_next_block(plan: Plan) -> Plan | None:
+    """Return the plan of the next block of seeds, written to experiment.json.
+
+    Print what is decided so far and what the rest will cost. Return None if the experiment adds no
+    seeds, or no more seeds.
+    """
+    from reports.menu import MenuError
+    from reports.report import ReportError
+    from tuning.blocks import Limits, duration, next_block
+
+    options = plan.options
+    if not options.until_decided:
+        return None
+    assert options.max_seeds is not None
+    limits = Limits(max_seeds=options.max_seeds, budget_s=plan.limits["budget"])
+    try:
+        experiment, menu = verdicts_so_far(plan.directory)
+        block = next_block(experiment, menu, options.num_samples, limits)
+        if isinstance(block, str):
+            print(f"no more seeds: {block}", flush=True)
+            return None
+        seed = options.seed + options.num_samples
+        arms = ", ".join(block.arms)
+        print(f"next: seed {seed} of {arms}, about {duration(block.seconds)}", flush=True)
+        following = Plan(
+            Options(
+                name=plan.name,
+                storage=str(plan.storage),
+                num_samples=options.num_samples + 1,
+                address=options.address,
+                verbose=options.verbose,
+                extend=True,
+            ),
+            only=block.arms,
+        )
+        following.check(holds_lock=True)
+        following.prepare_directory()
+        return following
+    except (UsageError, ConfigError, PluginError, MenuError, ReportError) as error:
+        print(f"no more seeds: {error}", flush=True)
+        return None
+
+
+def verdicts_so_far(place: AnyPath) -> tuple[ExperimentRecord, Menu]:
+    """Read an experiment and judge its arms. Print the sentences about them.
+
+    Raises:
+        MenuError: There are no verdicts.
+        ReportError: The experiment's object store cannot be read.
+    """
+    from reports.experiment import read_experiment
+    from reports.menu import menu_of, recorded_options
+    from reports.menu_text import paragraph
+    from reports.parquet_reader import read_all
+    from reports.stored import at_hand
+    from reports.summary import compare
+
+    with at_hand(place) as directory:
+        experiment = read_experiment(directory)
+        comparison = compare(experiment.trials, experiment.not_begun)
+        recorded = recorded_options(experiment.description)
+        menu = menu_of(experiment, comparison, read_all(experiment.trials), recorded)
+    text = textwrap.fill(" ".join(paragraph(menu)), 100, break_on_hyphens=False)
+    print(f"\n{text}", flush=True)
+    return experiment, menu
+
+
 def opening(plan: Plan, nodes: Nodes) -> list[str]:
     """Return the lines to print before the trials start."""
     lines = [
         f"{plan.space.name}: {plan.space.question}",
-        f"{plural(len(plan.trials), 'trial')}, stored in {plan.directory}",
+        f"{plural(len(plan.trials), 'trial')}, stored in {plan.run_directory}",
     ]
     by_default = plan.limits["max_concurrent"] is None and plan.max_concurrent == 1
     if by_default and at_once(plan.trials, nodes) > 1:
@@ -401,12 +516,13 @@ def tell(
     if here:
         print(f"tensorboard --logdir {shlex.quote(str(directory))}")
     for failure in failed:
-        where = plan.directory / failure.directory / "error.txt"
+        where = plan.run_directory / failure.directory / "error.txt"
         print(f"failed: {failure.error}\n        see {where}")
     if interrupted:  # a report takes seconds, and a scheduler may be about to kill the command
         print(f"for a report of the results so far: {command}")
         if here:  # a copy from an object store has no checkpoints
-            print(*left_off(experiment.trials, len(plan.trials)), sep="\n")
+            planned = len(experiment.trials) + len(experiment.not_begun)
+            print(*left_off(experiment.trials, planned), sep="\n")
     if interrupted or failed:
         print(go_on(plan), flush=True)
     if not interrupted:

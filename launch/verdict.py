@@ -106,8 +106,13 @@ def menu_in(directory: Path, args: argparse.Namespace) -> Menu:
         margin=args.margin,
         margin_relative=args.margin_relative,
         baseline=args.baseline or recorded.baseline,
-        max_seeds=args.max_seeds,
+        max_seeds=args.max_seeds or recorded.max_seeds,
     )
+    if recorded.max_seeds not in (None, given.max_seeds):
+        raise MenuError(
+            f"--max-seeds {given.max_seeds}: the experiment was started with {recorded.max_seeds}, "
+            "and the maximum must be chosen before the first look"
+        )
     if not given.has_margin:
         given = replace(given, margin=recorded.margin, margin_relative=recorded.margin_relative)
     if not given.has_margin:

@@ -19,7 +19,7 @@ from typing import Any
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten
 from grpo_trainable.storage.checkpointing import ASIDE
 from grpo_trainable.telemetry.metrics import COPIED_FROM
-from reports import EXPERIMENT_FILE, experiment_files
+from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
 from reports.population import short_value
 from reports.records import (
@@ -27,6 +27,7 @@ from reports.records import (
     MIN_NUMBER,
     NO_ERROR,
     ExperimentRecord,
+    Extension,
     Stretch,
     TrialRecord,
 )
@@ -65,14 +66,15 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     problems: list[str] = []
     described = EXPERIMENT_FILE in entries
     description = _read_object(directory, (EXPERIMENT_FILE,), problems) if described else {}
-    trials = []
-    for name, kind in entries.items():
-        if kind == "directory":
-            trial = _read_trial(directory / name, problems)
-            if trial is not None:
-                trials.append(trial)
-        elif kind == "link" and name not in (EXPERIMENT_FILE, *REPORT_FILES):
-            problems.append(f"{directory.name}/{name} is a link; not followed")
+    extensions = _extensions(description, problems)
+    planned = _planned(description.get("planned", ()), "planned", problems)
+    trials, not_begun = _read_run(directory, (), entries, planned, problems)
+    for number, extension in enumerate(extensions, start=1):
+        run = (EXTENSIONS, str(number))
+        own = _entries_of_run(directory, run, problems)
+        more, left = _read_run(directory, run, own, extension.planned, problems)
+        trials += more
+        not_begun += left
     if not described and not trials:
         if left_out := [problem for problem in problems if LEFT_OUT in problem]:
             raise ExperimentError(f"{directory}: no trial can be used; {left_out[0]}")
@@ -91,9 +93,51 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         description=description,
         question=question,
         trials=as_population(trials) if members else told_apart(trials),
-        not_begun=_not_begun(description, entries, problems),
+        not_begun=not_begun,
+        extensions=extensions,
         problems=problems,
     )
+
+
+def _entries_of_run(root: Path, run: Sequence[str], problems: list[str]) -> dict[str, str]:
+    """Return the entries of an extension's directory, which does not exist before Tune runs."""
+    try:
+        return experiment_files.entries(root, *run)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        problems.append(f"{'/'.join(run)} cannot be read ({error.strerror})")
+        return {}
+
+
+def _read_run(
+    root: Path,
+    run: Sequence[str],
+    entries: Mapping[str, str],
+    planned: Sequence[tuple[str, int]],
+    problems: list[str],
+) -> tuple[list[TrialRecord], list[tuple[str, int]]]:
+    """Read the trials of one run.
+
+    Args:
+        root: The directory of the experiment.
+        run: The components of the path from there to the directory of the run.
+        entries: name -> kind of each entry of the run's directory.
+        planned: The arm and the seed of each trial.
+        problems: Receives a line for each thing that cannot be read.
+
+    Returns:
+        The trials, and the arm and the seed of each planned trial without a directory.
+    """
+    trials = []
+    for name, kind in entries.items():
+        if kind == "directory":
+            trial = _read_trial(root, run, name, problems)
+            if trial is not None:
+                trials.append(trial)
+        elif kind == "link" and name not in (EXPERIMENT_FILE, *REPORT_FILES):
+            problems.append(f"{'/'.join((root.name, *run, name))} is a link; not followed")
+    return trials, _not_begun(planned, entries)
 
 
 def _question(description: Mapping[str, Any], problems: list[str]) -> Question | None:
@@ -108,33 +152,52 @@ def _question(description: Mapping[str, Any], problems: list[str]) -> Question |
         return None
 
 
+def _extensions(description: Mapping[str, Any], problems: list[str]) -> list[Extension]:
+    """Return the extensions in experiment.json, in order."""
+    extensions = description.get("extensions", [])
+    if not isinstance(extensions, list) or not all(isinstance(own, dict) for own in extensions):
+        problems.append(f"{EXPERIMENT_FILE}: extensions: not a list of objects")
+        return []
+    return [
+        Extension(
+            started=_text(own.get("started")),
+            planned=_planned(own.get("planned"), f"extensions: {number}: planned", problems),
+        )
+        for number, own in enumerate(extensions, start=1)
+    ]
+
+
+def _planned(value: Any, key: str, problems: list[str]) -> list[tuple[str, int]]:
+    """Return the arm and the seed of each planned trial, as experiment.json lists them."""
+    try:
+        planned = [(arm, seed) for arm, seed in value]
+        if not all(type(arm) is str and type(seed) is int for arm, seed in planned):
+            raise TypeError
+        return planned
+    except (TypeError, ValueError):
+        problems.append(f"{EXPERIMENT_FILE}: {key}: not a list of arms and seeds")
+        return []
+
+
 def _not_begun(
-    description: Mapping[str, Any], entries: Mapping[str, str], problems: list[str]
+    planned: Sequence[tuple[str, int]], entries: Mapping[str, str]
 ) -> list[tuple[str, int]]:
     """Return the arm and the seed of each planned trial without a directory, in the plan's order.
 
     Args:
-        description: The content of experiment.json.
-        entries: name -> kind of each entry of the experiment's directory. A trial's directory is
-            named ARM-SEED-ID. It keeps this name even if a scheduler gives the trial other
-            settings.
-        problems: Receives a line if the plan cannot be read.
+        planned: The arm and the seed of each trial of a run.
+        entries: name -> kind of each entry of the run's directory. A trial's directory is named
+            ARM-SEED-ID. It keeps this name even if a scheduler gives the trial other settings.
     """
     begun = Counter(
         name.rpartition("-")[0] for name, kind in entries.items() if kind == "directory"
     )
     left = []
-    try:
-        for arm, seed in description.get("planned", ()):
-            if type(arm) is not str or type(seed) is not int:
-                raise TypeError
-            if begun[f"{arm}-{seed}"]:
-                begun[f"{arm}-{seed}"] -= 1
-            else:
-                left.append((arm, seed))
-    except (TypeError, ValueError):
-        problems.append(f"{EXPERIMENT_FILE}: planned: not a list of arms and seeds")
-        return []
+    for arm, seed in planned:
+        if begun[f"{arm}-{seed}"]:
+            begun[f"{arm}-{seed}"] -= 1
+        else:
+            left.append((arm, seed))
     return left
 
 
@@ -194,20 +257,31 @@ def _first_reported(trial: TrialRecord) -> float:
     return trial.rows[0].get("timestamp", math.inf) if trial.rows else math.inf
 
 
-def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
-    """Return the trial in a directory, or None if there is none or its config cannot be used."""
+def _read_trial(
+    root: Path, run: Sequence[str], name: str, problems: list[str]
+) -> TrialRecord | None:
+    """Return the trial in a directory, or None if there is none or its config cannot be used.
+
+    Args:
+        root: The directory of the experiment.
+        run: The components of the path from there to the directory of the run.
+        name: The name of the trial's directory.
+        problems: Receives a line if there is no usable trial.
+    """
+    path = (*run, name)
+    directory, where = root.joinpath(*path), "/".join(path)
     own: list[str] = []
     try:
-        entries = experiment_files.entries(directory.parent, directory.name)
+        entries = experiment_files.entries(root, *path)
     except OSError as error:
-        problems.append(f"{directory.name} cannot be read ({error.strerror})")
+        problems.append(f"{where} cannot be read ({error.strerror})")
         return None
     if not {"params.json", "result.json"} & entries.keys():
         return None
-    params = _read_object(directory.parent, (directory.name, "params.json"), own)
+    params = _read_object(root, (*path, "params.json"), own)
     unreadable = own[:]
-    rows, ended, begun, id_ = _read_rows(directory, own)
-    stretches = _stretches(begun, f"{directory.name}/result.json", own)
+    rows, ended, begun, id_ = _read_rows(root, path, own)
+    stretches = _stretches(begun, f"{where}/result.json", own)
     if stretches and begun[0][1].keys() >= {"arm", "seed"}:
         # A trial that copies another trial takes over that trial's settings, including the seed.
         first, latest = stretches[0].config, stretches[-1].config
@@ -218,26 +292,27 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
                 raise ConfigError(unreadable[0])
             config = GRPOConfig.from_dict(params)
         except ConfigError as error:
-            problems.append(f"{directory.name}: {LEFT_OUT} ({error})")
+            problems.append(f"{where}: {LEFT_OUT} ({error})")
             return None
-    content = content_of(directory.parent, (directory.name, "error.txt"), own)
+    content = content_of(root, (*path, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     own += [
-        f"{directory.name}: no checkpoint could be used, so the trial started again from round 0; "
-        f"its earlier files are in {directory.name}/{name}"
-        for name, kind in entries.items()
-        if ASIDE.fullmatch(name) and kind == "directory"
+        f"{where}: no checkpoint could be used, so the trial started again from round 0; "
+        f"its earlier files are in {where}/{entry}"
+        for entry, kind in entries.items()
+        if ASIDE.fullmatch(entry) and kind == "directory"
     ]
     if entries.get("trace.json") == "link":
-        own.append(f"{directory.name}/trace.json is a link; not followed")
+        own.append(f"{where}/trace.json is a link; not followed")
     return TrialRecord(
-        name=directory.name,
+        name=name,
         directory=directory,
+        run=run,
         params=params,
         config=config,
         stretches=stretches,
         arm=config.arm,
-        tune_name=None if "arm" in params else _tune_name(directory.name, id_),
+        tune_name=None if "arm" in params else _tune_name(name, id_),
         rows=rows,
         ended=ended,
         error=None if error is None else _last_line(error),
@@ -286,7 +361,7 @@ def _finite(text: str) -> float:
 
 
 def _read_rows(
-    directory: Path, problems: list[str]
+    root: Path, path: Sequence[str], problems: list[str]
 ) -> tuple[list[dict[str, float]], bool, list[Begun], str]:
     """Return the rows of result.json, and what they say about the trial.
 
@@ -296,8 +371,9 @@ def _read_rows(
     Returns:
         The rows, True if the last row ends the trial, the starts of its stretches, and its id.
     """
-    where = f"{directory.name}/result.json"
-    content = content_of(directory.parent, (directory.name, "result.json"), problems)
+    names = (*path, "result.json")
+    where = "/".join(names)
+    content = content_of(root, names, problems)
     lines = [] if content is None else content.splitlines()
     rows: list[dict[str, float]] = []
     begun: list[Begun] = []

@@ -15,8 +15,9 @@ from grpo_trainable.config import resources
 from grpo_trainable.text import did_you_mean
 from reports.audit import Audit, audit_arms
 from reports.contrasts import Contrast, paired_prompts
-from reports.intervals import mean_squares
+from reports.intervals import MOST_SEEDS, mean_squares
 from reports.margin_tests import (
+    FIRST_LOOK,
     UNDECIDED,
     WORSE,
     Design,
@@ -147,6 +148,7 @@ def recorded_options(description: Mapping[str, Any]) -> VerdictOptions:
         margin=_recorded_margin(description, "margin"),
         margin_relative=_recorded_margin(description, "margin_relative"),
         baseline=recorded_baseline(description),
+        max_seeds=_recorded_max_seeds(description),
     )
 
 
@@ -160,6 +162,15 @@ def _recorded_margin(description: Mapping[str, Any], key: str) -> float | None:
     value = description.get(key)
     if value is not None and (type(value) not in (int, float) or not value > 0):
         raise MenuError(f"experiment.json: {key}: must be a number above 0")
+    return value
+
+
+def _recorded_max_seeds(description: Mapping[str, Any]) -> int | None:
+    value = description.get("max_seeds")
+    if value is not None and (type(value) is not int or not FIRST_LOOK <= value <= MOST_SEEDS):
+        raise MenuError(
+            f"experiment.json: max_seeds: must be an integer in [{FIRST_LOOK}, {MOST_SEEDS}]"
+        )
     return value
 
 
@@ -280,6 +291,11 @@ def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) ->
 def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) -> Design:
     if options.max_seeds is not None:
         return Design(seeds=options.max_seeds, anytime=True, arms=others)
+    if experiment.has_added_seeds:
+        raise MenuError(
+            "seeds were added after the experiment had ended, so a test with a fixed number of "
+            "seeds would be a second look; use --max-seeds N, which is valid at any time"
+        )
     seeds = {trial.config.seed for trial in experiment.trials}
     seeds |= {seed for _, seed in experiment.not_begun}
     return Design(seeds=len(seeds), arms=others)

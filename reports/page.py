@@ -88,6 +88,7 @@ def render_page(
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
         _examples_section(experiment, files),
         settings_section(experiment),
+        _extensions_section(experiment),
         _machine_section(experiment),
         _files_section(experiment),
     ]
@@ -132,8 +133,9 @@ def _head(
     if any(trial.member for trial in trials):
         size = f"a population of {plural(planned, 'member')}, {', '.join(counts)}"
     else:
+        most = "up to " if arms * seeds > planned else ""  # decided arms get no more seeds
         size = (
-            f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
+            f"{plural(arms, 'arm')} × {most}{plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
             f"{', '.join(counts)}"
         )
     state = "good" if _all_done(experiment) else "bad"
@@ -453,6 +455,28 @@ def _machine_section(experiment: ExperimentRecord) -> str:
     )
 
 
+def _extensions_section(experiment: ExperimentRecord) -> str:
+    """Return a table of the trials that were added to the experiment, and when, as HTML."""
+    if not experiment.extensions:
+        return ""
+    rows = []
+    for extension in experiment.extensions:
+        arms = list(dict.fromkeys(arm for arm, _ in extension.planned))
+        seeds = sorted({seed for _, seed in extension.planned})
+        rows.append(
+            (
+                moment(extension.started) if extension.started else "not recorded",
+                ", ".join(map(str, seeds)),
+                ", ".join(arms),
+            )
+        )
+    return (
+        '<section id="extensions">\n<h2>Added later</h2>\n'
+        "<p>These trials were added to the experiment after its other trials had ended.</p>\n"
+        f"{html_table(('added', 'seeds', 'arms'), rows)}\n</section>"
+    )
+
+
 def _files_section(experiment: ExperimentRecord) -> str:
     directory = experiment.directory
     commands = [
@@ -470,7 +494,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
         f"<p>{escaped(title)}:</p><pre>{escaped(shlex.join(words))}</pre>"
         for title, words in commands
     )
-    traces = [trial.name for trial in experiment.trials if trial.has_trace]
+    traces = ["/".join(trial.path) for trial in experiment.trials if trial.has_trace]
     links = "".join(
         f'<li><a href="{escaped(quote(os.fsencode(name)))}/trace.json" download>'
         f"{escaped(name)}/trace.json</a></li>"

@@ -43,9 +43,9 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
         One table of all parts, and a line for each damaged part.
     """
     schema, tables, damaged = pa.schema(map(SCHEMAS[kind].field, READ[kind])), [], []
-    root = trial.directory.parent
+    root = trial.root
     try:
-        names = list(experiment_files.entries(root, trial.name, kind))
+        names = list(experiment_files.entries(root, *trial.path, kind))
     except FileNotFoundError:
         names = []
     except OSError as error:
@@ -54,7 +54,7 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
         number = re.fullmatch(r"part-(\d+)\.parquet", name)
         if number is None or int(number[1]) > trial.round:
             continue  # the round was cut off, or a resumed trial will repeat it
-        content = content_of(root, (trial.name, kind, name), damaged)
+        content = content_of(root, (*trial.path, kind, name), damaged)
         if content is None:
             continue
         try:

@@ -39,6 +39,8 @@ class TrialRecord:
 
     name: str
     directory: Path
+    # The directories between the experiment's directory and the trial's: none in the first run.
+    run: Sequence[str] = ()
     params: Mapping[str, Any]  # params.json as it was written
     config: GRPOConfig  # the latest settings, but with the arm and the seed of the first round
     stretches: Sequence[Stretch]  # in order; empty if the rows do not have usable settings
@@ -51,6 +53,16 @@ class TrialRecord:
     error_at: float | None  # time of the last failure, in seconds since 1970
     has_trace: bool
     problems: Sequence[str]  # one line for each thing that could not be read
+
+    @property
+    def root(self) -> Path:
+        """Directory of the experiment."""
+        return self.directory.parents[len(self.run)]
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The components of the trial's path below the experiment's directory."""
+        return (*self.run, self.name)
 
     @property
     def label(self) -> str:
@@ -190,6 +202,14 @@ def count_stopped(trials: Sequence[TrialRecord]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extension:
+    """Trials that `--extend` added to an experiment."""
+
+    started: str | None  # ISO time
+    planned: Sequence[tuple[str, int]]  # arm and seed of each trial
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExperimentRecord:
     """Experiment as read from its directory."""
 
@@ -201,7 +221,15 @@ class ExperimentRecord:
     # the times of their first rows.
     trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
+    extensions: Sequence[Extension] = ()
     problems: Sequence[str]
+
+    @property
+    def has_added_seeds(self) -> bool:
+        """Return True if an extension added a seed that the experiment did not start with."""
+        added = {pair for extension in self.extensions for pair in extension.planned}
+        every = {(t.config.arm, t.config.seed) for t in self.trials} | {*self.not_begun}
+        return not {seed for _, seed in added} <= {seed for _, seed in every - added}
 
     @property
     def arms(self) -> dict[str, list[TrialRecord]]:

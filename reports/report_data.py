@@ -98,10 +98,18 @@ def report_data(
         "trials": [
             {**_trial(trial), "lineage": _lineage(trial, varied)} for trial in experiment.trials
         ],
-        "not_begun": [{"arm": arm, "seed": seed} for arm, seed in experiment.not_begun],
+        "not_begun": _pairs(experiment.not_begun),
+        "extensions": [
+            {"started": extension.started, "trials": _pairs(extension.planned)}
+            for extension in experiment.extensions
+        ],
         "own_files": {file.key: _own_file(file) for file in own_files(experiment)},
         "problems": list(problems),
     }
+
+
+def _pairs(planned: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"arm": arm, "seed": seed} for arm, seed in planned]
 
 
 def _column(column: Column) -> dict[str, Any]:

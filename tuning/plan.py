@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +31,8 @@ from grpo_trainable.config import (
 from grpo_trainable.plugins import PluginError, is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
-from grpo_trainable.text import did_you_mean
-from reports import EXPERIMENT_FILE
+from grpo_trainable.text import did_you_mean, plural
+from reports import EXPERIMENT_FILE, EXTENSIONS
 from search_spaces import SPACES
 from search_spaces.find import absolute, directory_of, find_preset, find_space, source_file
 from search_spaces.presets import Preset
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 # Packages whose versions are stored with the experiment, because results may depend on them.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 MAX_FAILURES = 2
+MAX_SEEDS = 20  # of --until-decided
 SPACE_INPUT = "space"  # key of the space's file among the digests of input files
 
 
@@ -84,17 +85,32 @@ class Options:
     margin: float | None = None
     margin_relative: float | None = None
     baseline: str | None = None
+    until_decided: bool = False
+    max_seeds: int | None = None
+    budget: float | None = None  # seconds
+    extend: bool = False
+    added_arms: Sequence[str] = ()
 
 
 class Plan:
     """Options of an experiment, resolved into the config of every trial.
+
+    An experiment consists of runs of Tune. The first run has all trials that the experiment starts
+    with, and each extension is another run. A plan is for one run: a new one, or the last one to
+    resume.
 
     Raises:
         UsageError, ConfigError: The options contradict each other, a trial is invalid, or a resumed
             experiment was started with different settings.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, only: Collection[str] | None = None) -> None:
+        """Resolve the options.
+
+        Args:
+            options: The options.
+            only: The arms that get the seeds of an extension. None means all.
+        """
         self.options = options
         try:
             self.storage = directory_named(options.storage)
@@ -116,8 +132,16 @@ class Plan:
             )
         if options.accept_changed_code and options.resume == "never":
             raise UsageError("--accept-changed-code needs --resume, which continues an experiment")
+        self.extending = options.extend
+        self._check_extend_options(stored)
         self.stored: dict[str, Any] = stored or {}
-        self.resuming = options.resume != "never" and stored is not None
+        # True if the settings are those of a stored experiment.
+        self.resuming = stored is not None and (self.extending or options.resume != "never")
+        self._option = "--extend" if self.extending else "--resume"  # for messages
+        # The extensions so far, as experiment.json describes them.
+        self.extensions: list[dict[str, Any]] = self.stored.get("extensions", [])
+        if options.until_decided and options.max_seeds is None and not self.resuming:
+            self.options = replace(options, max_seeds=MAX_SEEDS)
         # SHA-256 of each file that must be as it was when the experiment started, by key.
         self._unchanged: Mapping[str, str] = {}
         if self.resuming:
@@ -140,8 +164,11 @@ class Plan:
         )
         if self.resuming:
             self._take_stored_settings()
-        self.trials = self._trials(self._seeds())
+        # The trials of every arm and seed. Those of this run are in the order in which they run.
+        self.grid = self._trials(self._seeds())
+        self.trials = self._of_this_run(only)
         self._check_baseline()
+        self._check_until_decided()
         # Key -> SHA-256 of the files that the trials read, as they were when the experiment
         # started. None until the digests are known, and on the first resume of an experiment that
         # an older version started.
@@ -160,6 +187,25 @@ class Plan:
         return self.storage / self.name
 
     @property
+    def run_storage(self) -> AnyPath:
+        """Directory that contains the directory of this run."""
+        return self.directory / EXTENSIONS if self._number else self.storage
+
+    @property
+    def run_name(self) -> str:
+        """Name of this run's directory: the experiment's name, or the number of an extension."""
+        return str(self._number) if self._number else self.name
+
+    @property
+    def run_directory(self) -> AnyPath:
+        """Directory of this run. The first run has the directory of the experiment."""
+        return self.run_storage / self.run_name
+
+    @property
+    def _number(self) -> int:
+        return len(self.extensions) + self.extending
+
+    @property
     def max_concurrent(self) -> int:
         """Number of trials that run at the same time. 0 means as many as fit."""
         given = self.limits["max_concurrent"]
@@ -167,8 +213,40 @@ class Plan:
 
     @property
     def has_state(self) -> bool:
-        """Return True if Tune has saved the experiment at least once."""
-        return (self.directory / "tuner.pkl").exists()
+        """Return True if Tune has saved this run at least once."""
+        return (self.run_directory / "tuner.pkl").exists()
+
+    def _check_extend_options(self, stored: Mapping[str, Any] | None) -> None:
+        """Check the options of an extension.
+
+        Args:
+            stored: The description of the experiment with this name, or None.
+
+        Raises:
+            UsageError: There is no experiment to extend, or the options contradict each other.
+        """
+        options = self.options
+        if not options.extend:
+            if options.added_arms:
+                raise UsageError("--arm needs --extend; --set arm=NAME runs only one arm")
+            return
+        if options.resume != "never":
+            raise UsageError(
+                "--extend contradicts --resume: --resume continues an unfinished experiment, and "
+                "--extend adds trials to a finished one"
+            )
+        if options.name is None:
+            raise UsageError("--extend needs --name, the name of the experiment")
+        if stored is None:
+            raise UsageError(
+                f"--extend: no experiment {self.name} in {self.storage}; if it is stored "
+                "elsewhere, add --storage DIRECTORY"
+            )
+        if "planned" not in stored:
+            raise UsageError(
+                f"--extend: an older version started experiment {self.name} and did not record its "
+                "trials; start a new experiment"
+            )
 
     def _read_stored(self) -> dict[str, Any] | None:
         """Return the description of the stored experiment with this name, or None."""
@@ -223,8 +301,8 @@ class Plan:
             raise UsageError(str(error)) from None
         if self.resuming and digest != self.stored.get("inputs", {}).get(SPACE_INPUT, digest):
             raise UsageError(
-                f"--resume: {file} has changed since this experiment started; put the file back as "
-                "it was at the start, or start a new experiment"
+                f"{self._option}: {file} has changed since this experiment started; put the file "
+                "back as it was at the start, or start a new experiment"
             )
         return source, digest
 
@@ -292,7 +370,7 @@ class Plan:
         try:
             refuse_changed(key, Path(source), digest_of(key, source), self._unchanged)
         except (ValueError, InputChanged) as error:
-            raise UsageError(f"--resume: {error}{self._way_on(error)}") from None
+            raise UsageError(f"{self._option}: {error}{self._way_on(error)}") from None
 
     def _files_to_compare(self) -> dict[str, str]:
         """Return the SHA-256 of each file that a resume must find unchanged, by key.
@@ -329,7 +407,11 @@ class Plan:
 
     def _limits(self) -> dict[str, Any]:
         """Return the limits that a resume may change. The defaults are the previous command's."""
-        limits: dict[str, Any] = {"max_failures": MAX_FAILURES, "max_concurrent": None}
+        limits: dict[str, Any] = {
+            "max_failures": MAX_FAILURES,
+            "max_concurrent": None,
+            "budget": None,
+        }
         before = self.stored if self.resuming else {}
         for option, default in limits.items():
             given = getattr(self.options, option)
@@ -351,6 +433,8 @@ class Plan:
             "margin": self.options.margin,
             "margin_relative": self.options.margin_relative,
             "baseline": self.options.baseline,
+            "until_decided": self.options.until_decided,
+            "max_seeds": self.options.max_seeds,
             "not_available": self.not_available,
             "task_defaults": self._task_defaults(),
             "grpo_trainable": __version__,
@@ -382,21 +466,33 @@ class Plan:
                 )
                 raise UsageError(
                     f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
-                    "started; a resumed experiment keeps its settings"
+                    "started; the settings of an experiment never change"
                 )
         for option in (
             *("num_samples", "seed", "scheduler", "samples"),
-            *("margin", "margin_relative", "baseline"),
+            *("margin", "margin_relative", "baseline", "until_decided", "max_seeds"),
         ):
             default = getattr(Options(), option)
             given, was = getattr(self.options, option), stored.get(option, default)
-            if given not in (default, was):
+            accepted = [default, was]
+            if option == "num_samples":
+                if self.extending and given > was:
+                    continue
+                # The number of seeds before extensions, as in the command that was used first.
+                accepted.append(len({seed for _, seed in stored.get("planned", ())}))
+            if given not in accepted:
+                value = "" if given is True else f" {given}"
                 raise UsageError(
-                    f"--{option.replace('_', '-')} {given}: experiment "
-                    f"{self.name} was started {f'with {was}' if was is not None else 'without it'}"
+                    f"--{option.replace('_', '-')}{value}: experiment {self.name} was started "
+                    f"{f'with {was}' if was not in (None, False) else 'without it'}"
                 )
             self.options = replace(self.options, **{option: was})
         self.fixed = stored["fixed"]
+        if self.extending and self.options.scheduler != "fifo":
+            raise UsageError(
+                f"--extend: --scheduler {self.options.scheduler} compared the trials of experiment "
+                f"{self.name} with each other, so no trials can be added"
+            )
 
     def _check_baseline(self) -> None:
         """Check that the arm to compare with exists.
@@ -409,22 +505,133 @@ class Plan:
             return
         if self.options.margin is None and self.options.margin_relative is None:
             raise UsageError(f"--baseline {baseline} needs --margin or --margin-relative")
-        arms = list(dict.fromkeys(trial.arm for trial in self.trials))
+        arms = list(dict.fromkeys(trial.arm for trial in self.grid))
         if baseline not in arms:
             hint = did_you_mean(baseline, arms) or f"the arms are {', '.join(sorted(arms))}"
             raise UsageError(f"--baseline {shown(baseline)}: no trial runs this arm; {hint}")
 
+    def _check_until_decided(self) -> None:
+        """Check that seeds can be added until the arms are decided.
+
+        Raises:
+            UsageError: An option is missing, has no effect, or has a wrong value.
+        """
+        options = self.options
+        if not options.until_decided:
+            for option, value in (("max-seeds", options.max_seeds), ("budget", options.budget)):
+                if value is not None:
+                    raise UsageError(f"--{option} needs --until-decided")
+            return
+        from reports.intervals import MOST_SEEDS
+        from reports.margin_tests import FIRST_LOOK
+
+        if options.margin is None and options.margin_relative is None:
+            raise UsageError("--until-decided needs --margin or --margin-relative")
+        if options.scheduler != "fifo":
+            raise UsageError(
+                f"--until-decided contradicts --scheduler {options.scheduler}, which stops trials"
+            )
+        if "seed" in self.fixed:
+            raise UsageError(
+                "--until-decided adds seeds, but --set seed fixes one; drop --set seed"
+            )
+        if len({trial.arm for trial in self.grid}) < 2:
+            raise UsageError("--until-decided compares arms, but there is only one arm")
+        most = options.max_seeds
+        assert most is not None
+        if not FIRST_LOOK <= most <= MOST_SEEDS:
+            raise UsageError(
+                f"--max-seeds {most}: must be an integer in [{FIRST_LOOK}, {MOST_SEEDS}]"
+            )
+        if options.num_samples > most:
+            raise UsageError(f"--num-samples {options.num_samples} exceeds --max-seeds {most}")
+
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
-        """Return the trials in the order in which they run."""
+        """Return the trials of every arm and seed, in blocks."""
         self._fetch_models()
         try:
-            trials = self.space.trials(
-                self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
-            )
+            trials = self._resolved(seeds, self._arms_of_extensions())
+            if self.options.added_arms:
+                self._refuse_changed_trials(self._resolved(seeds, self._arms_before()), trials)
         except ConfigError as error:
             of_preset = self._of_preset(_key_of(error), self.space.arms)
             raise ConfigError(f"{error}{of_preset}") from None
         return [self._complete(trial) for trial in in_blocks(trials)]
+
+    def _arms_before(self) -> list[str]:
+        """Return the arms that earlier extensions added."""
+        return [arm for extension in self.extensions for arm in extension["arms"]]
+
+    def _arms_of_extensions(self) -> list[str]:
+        """Return the arms that this and earlier extensions add.
+
+        Raises:
+            UsageError: The space does not have an arm.
+        """
+        for arm in self.options.added_arms:
+            if arm not in self.space.arms:
+                hint = did_you_mean(arm, self.space.arms) or f"valid: {', '.join(self.space.arms)}"
+                raise UsageError(f"--arm {shown(arm)}: not an arm of {self.space.name}; {hint}")
+        return [*self._arms_before(), *self.options.added_arms]
+
+    def _resolved(self, seeds: Iterable[int], added: Collection[str]) -> list[GRPOConfig]:
+        """Return the trials of the arms that the experiment started with and of added arms."""
+        fixed, without = self.fixed, self.not_available.keys()
+        if added:
+            started = {fixed["arm"]} if "arm" in fixed else self.space.arms.keys() - without
+            fixed = {key: value for key, value in fixed.items() if key != "arm"}
+            without = self.space.arms.keys() - started - set(added)
+        samples = self.options.samples
+        return self.space.trials(fixed, list(seeds), without=without, samples=samples)
+
+    def _refuse_changed_trials(
+        self, before: Sequence[GRPOConfig], now: Sequence[GRPOConfig]
+    ) -> None:
+        """Check that arms to add leave the trials of the other arms as they are.
+
+        Added arms can change when all arms are evaluated, or how settings belong to arms.
+        """
+        same = {(trial.arm, trial.seed): flatten(trial.to_dict()) for trial in now}
+        for trial in before:
+            own = flatten(trial.to_dict())
+            found = same.get((trial.arm, trial.seed))
+            added = f"--arm {' '.join(self.options.added_arms)}"
+            if found is None:
+                raise UsageError(f"{added}: has the same settings as arm {trial.arm}")
+            changed = [key for key, value in own.items() if found.get(key) != value]
+            if changed:
+                raise UsageError(
+                    f"{added}: would change {changed[0]} of arm {trial.arm} from "
+                    f"{shown(own[changed[0]])} to {shown(found.get(changed[0]))}; start a new "
+                    "experiment with these arms"
+                )
+
+    def _of_this_run(self, only: Collection[str] | None) -> list[GRPOConfig]:
+        """Return the trials that this run has, or will have.
+
+        Args:
+            only: The arms that an extension may have. None means all.
+
+        Raises:
+            UsageError: An extension adds no trial.
+        """
+        if not self.extending:
+            if not self.extensions:
+                return self.grid
+            planned = {(arm, seed) for arm, seed in self.extensions[-1]["planned"]}
+            return [trial for trial in self.grid if (trial.arm, trial.seed) in planned]
+        runs = [self.stored, *self.extensions]
+        planned = {(arm, seed) for run in runs for arm, seed in run["planned"]}
+        new = [trial for trial in self.grid if (trial.arm, trial.seed) not in planned]
+        new = [trial for trial in new if only is None or trial.arm in only]
+        if new:
+            return new
+        arms, seeds = ({pair[i] for pair in planned} for i in (0, 1))
+        raise UsageError(
+            f"--extend: nothing to add, because experiment {self.name} already has "
+            f"{plural(len(arms), 'arm')} with {plural(len(seeds), 'seed')}; add seeds with "
+            f"--num-samples {len(seeds) + 1} or more, or an arm with --arm ARM"
+        )
 
     def _fetch_models(self) -> None:
         """Download the small files of the arms' models, because defaults depend on them.
@@ -481,14 +688,18 @@ class Plan:
         digests = self.inputs or {}
         return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}
 
-    def check(self) -> None:
+    def check(self, *, holds_lock: bool = False) -> None:
         """Check that the trials can read their files and that this machine has what they need.
 
         The check writes nothing and does not start Ray.
 
+        Args:
+            holds_lock: True if this command holds the lock of the experiment.
+
         Raises:
-            UsageError: The experiment exists already or cannot be written, a file that a trial
-                reads is missing or has changed, or a trial needs more than this machine has.
+            UsageError: The experiment exists already or cannot be written, is not finished and
+                cannot be extended, a file that a trial reads is missing or has changed, or a trial
+                needs more than this machine has.
             PluginError: A user's object cannot be used.
             Missing: The trials are valid, but something that they need is missing.
         """
@@ -497,10 +708,13 @@ class Plan:
                 f"--name {self.name}: {self.directory} exists; choose another name, or continue "
                 "the experiment with --resume"
             )
-        if self.resuming and is_running(self.directory):
+        if self.resuming and not holds_lock and is_running(self.directory):
             raise UsageError(
-                f"--resume: another command is running experiment {self.name}; wait until it ends"
+                f"{self._option}: another command is running experiment {self.name}; wait until it "
+                "ends"
             )
+        if self.extending:
+            self._refuse_unfinished()
         if wrong := refusal(self.directory):
             raise UsageError(f"--storage {self.storage}: {wrong}")
         if self.options.scheduler == "pbt":
@@ -522,7 +736,7 @@ class Plan:
             with self._naming_arm(trial):
                 told = check(trial)
             self.told += [line for line in told if line not in self.told]
-        if self.inputs is None or self._unchanged != self.inputs:
+        if self.inputs is None or self._unchanged != self.inputs or self.options.added_arms:
             self._read_inputs()
 
     def _refuse_margin(self) -> None:
@@ -534,6 +748,29 @@ class Plan:
                     f"{self.options.scheduler} does not run every arm to its end with its own "
                     "settings"
                 )
+
+    def _refuse_unfinished(self) -> None:
+        """Check that every trial of the experiment to extend has ended.
+
+        Raises:
+            UsageError: A trial has not ended, or has failed.
+        """
+        from reports.experiment import read_experiment
+        from reports.report import ReportError
+        from reports.stored import at_hand
+
+        try:
+            with at_hand(self.directory) as directory:
+                experiment = read_experiment(directory)
+        except ReportError as error:
+            raise UsageError(f"--extend: {error}") from None
+        unfinished = [f"{t.label} ({t.status})" for t in experiment.trials if not t.done]
+        unfinished += [f"{arm}/{seed} (not started)" for arm, seed in experiment.not_begun]
+        if unfinished:
+            raise UsageError(
+                f"--extend: {plural(len(unfinished), 'trial')} of experiment {self.name} must end "
+                f"first, such as {unfinished[0]}; continue with --resume --name {self.name}"
+            )
 
     def _check_preset(self, preset: Preset) -> None:
         """Check that the trials set the files that a preset needs besides its settings.
@@ -581,7 +818,7 @@ class Plan:
             for trial in self._readers():
                 input_digests(trial, before)
         except (ValueError, InputChanged) as error:
-            raise UsageError(f"--resume: {error}{self._way_on(error)}") from None
+            raise UsageError(f"{self._option}: {error}{self._way_on(error)}") from None
 
     def _read_inputs(self) -> None:
         """Record the digests of the files that trials read, and which files are the user's."""
@@ -609,19 +846,20 @@ class Plan:
             return  # a bucket does not show who may write to it; see docs/security.md
         try:
             refuse_state_of_others(self.directory)
+            if self.extensions and not self.extending and self.run_directory.exists():
+                refuse_state_of_others(Path(str(self.run_directory)))
         except OSError as error:
             reason = f"{error.filename} cannot be read ({error.strerror})"
-            raise UsageError(f"--resume: {reason}") from None
+            raise UsageError(f"{self._option}: {reason}") from None
         except ValueError as error:
-            raise UsageError(f"--resume: {error}") from None
+            raise UsageError(f"{self._option}: {error}") from None
 
     def _readers(self) -> Iterable[GRPOConfig]:
         """Return one trial for each distinct set of input files."""
         from grpo_trainable.tasks.input_files import users_objects
 
         return {
-            (trial.model, trial.task, *users_objects(trial).values()): trial
-            for trial in self.trials
+            (trial.model, trial.task, *users_objects(trial).values()): trial for trial in self.grid
         }.values()
 
     def prepare_directory(self) -> None:
@@ -629,15 +867,30 @@ class Plan:
 
         A resume also writes the description. So a directory that is not writable is noticed before
         Ray starts.
+
+        The description names the trials of each run. Once it is written, the trials of this run
+        belong to the experiment, and `--resume` runs those that a crash has prevented.
         """
         if self.inputs is None:
             self._read_inputs()
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
         planned = [(trial.arm, trial.seed) for trial in self.trials]
-        kept = {**kept, **self.limits, "planned": planned, "inputs": self.inputs}
-        kept["replaced"] = self.replaced
+        kept = {**kept, **self.limits, "inputs": self.inputs, "replaced": self.replaced}
+        if self.extending:
+            arms = list(self.options.added_arms)
+            extension = {"arms": arms, "planned": planned, **surroundings()}
+            kept["extensions"] = [*self.extensions, extension]
+            kept["num_samples"] = self.options.num_samples
+            kept["not_available"] = {
+                arm: why for arm, why in self.not_available.items() if arm not in arms
+            }
+        elif not self.extensions:
+            kept["planned"] = planned
         if self.own_files is not None:
             kept["own_files"] = self.own_files
+        self._write_description(kept)
+
+    def _write_description(self, kept: Mapping[str, Any]) -> None:
         try:
             content = json.dumps(kept, indent=1) + "\n"
             write_file(self.directory, EXPERIMENT_FILE, content.encode())
@@ -647,11 +900,15 @@ class Plan:
             ) from None
 
     def withdraw(self) -> None:
-        """Undo `prepare_directory` for a new experiment in which no trial has begun.
+        """Undo `prepare_directory` for a new experiment or extension in which no trial has begun.
 
-        The name of the experiment can then be used again.
+        The name of a new experiment can then be used again.
         """
-        if not (self.resuming or self.has_state):
+        if self.has_state:
+            return
+        if self.extending:
+            self._write_description(self.stored)
+        elif not self.resuming:
             removed(self.directory, EXPERIMENT_FILE)
 
 

@@ -165,8 +165,8 @@ def fit(plan: Plan) -> list[Failure]:
         trials = run(tuned.converted_trainable, copy.deepcopy(tuned.param_space)).trials
     except StateUnreadable as error:
         raise UsageError(
-            f"--resume: Tune's state in {plan.directory} cannot be read ({error}), and nothing was "
-            "started; try again, or restore the newest experiment_state-*.json from a copy"
+            f"--resume: Tune's state in {plan.run_directory} cannot be read ({error}), and nothing "
+            "was started; try again, or restore the newest experiment_state-*.json from a copy"
         ) from error
     stop_live_table()
     return [failure(trial) for trial in trials if trial.status == Trial.ERROR]
@@ -183,11 +183,11 @@ def failure(trial: Any) -> Failure:
 def _new(plan: Plan) -> tune.Tuner:
     return tune.Tuner(
         NAME,
-        param_space=param_space(plan.trials),
+        param_space=param_space(plan.grid),
         tune_config=tune_config(plan),
         run_config=tune.RunConfig(
-            name=plan.name,
-            **kept_in(plan.storage),
+            name=plan.run_name,
+            **kept_in(plan.run_storage),
             callbacks=grpo_callbacks(verbose=plan.options.verbose),
             verbose=0,  # the callbacks replace Tune's own reporter
         ),
@@ -203,7 +203,7 @@ def kept_in(directory: AnyPath) -> dict[str, Any]:
 
 def _restored(plan: Plan) -> tune.Tuner:
     try:
-        where = kept_in(plan.directory)
+        where = kept_in(plan.run_directory)
         path = where.pop("storage_path")
         tuner = tune.Tuner.restore(path, trainable=NAME, resume_errored=True, **where)
     except (ImportError, AttributeError) as error:
@@ -213,7 +213,7 @@ def _restored(plan: Plan) -> tune.Tuner:
         ) from error
     # Do not pass the space as an argument: Tune would refuse a space whose keys differ from those
     # of the version that started the experiment.
-    tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
+    tuner._local_tuner.param_space = param_space(plan.grid)  # pyright: ignore
     # Tune keeps the settings, including limits, of the command that started the experiment. Tune
     # has no public way to change these settings.
     tuner._local_tuner._tune_config = tune_config(plan)  # pyright: ignore

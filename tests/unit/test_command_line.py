@@ -23,6 +23,7 @@ from grpo_trainable.command_line import (
     output_dropped_on_error,
     program,
     run,
+    time_span,
 )
 from grpo_trainable.config import ConfigError
 
@@ -191,6 +192,13 @@ def test_numbers_are_finite(text):
     with pytest.raises(argparse.ArgumentTypeError, match="a number >= 0"):
         number(float, 0)(text)
     assert number(float, 0)("2e-4") == 2e-4
+
+
+def test_time_spans_are_read_in_seconds():
+    assert [time_span(text) for text in ("2h", "90m", "3600s", "0.5h")] == [7200, 5400, 3600, 1800]
+    for text in ("2", "h", "0h", "-1h", "2d", "1h30m"):
+        with pytest.raises(argparse.ArgumentTypeError, match="such as 2h, 90m or 3600s"):
+            time_span(text)
 
 
 def test_options_are_never_abbreviated():

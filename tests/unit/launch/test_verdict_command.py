@@ -223,3 +223,20 @@ def test_an_experiment_of_a_running_command_is_refused(command, tmp_path):
     with held(experiment):
         refused(command(experiment, "--margin", 0.03), "a command is running this experiment")
     assert command(experiment, "--margin", 0.03)[0] == 0
+
+
+def test_a_fixed_number_of_seeds_gives_no_verdict_after_seeds_were_added(command, tmp_path):
+    added = [{"started": "2026-11-21T15:00:00+00:00", "planned": [[BASE, 3], [OTHER, 3]]}]
+    experiment = write(tmp_path / "e", SAME, extensions=added)
+    refused(command(experiment, "--margin", 0.03), "seeds were added", "--max-seeds N")
+    status, _, _ = command(experiment, "--margin", 0.03, "--max-seeds", 10)
+    assert status in (0, 4)
+
+
+def test_a_recorded_maximum_is_used_and_no_other_is_accepted(command, tmp_path):
+    experiment = write(tmp_path / "e", SAME, margin=0.03, max_seeds=10)
+    _, output, _ = command(experiment, "--json")
+    assert (json.loads(output)["mode"], json.loads(output)["most_seeds"]) == ("anytime", 10)
+    refused(command(experiment, "--max-seeds", 20), "--max-seeds 20", "started with 10")
+    experiment = write(tmp_path / "wrong", SAME, margin=0.03, max_seeds="ten")
+    refused(command(experiment), "max_seeds: must be an integer in [3, 50]")

@@ -75,9 +75,18 @@ def own(tmp_path):
         space="of_theirs",
         question=question,
         planned=[["a", 0], ["b", 0], ["c", 0]],
+        extensions=[{"started": "2026-11-21T15:00:00+00:00", "planned": [["a", 1]]}],
         inputs=inputs,
         own_files={"task.reward": "/home/me/my_rewards.py", "space": "/home/me/s.py:MINE"},
     )
+
+
+def test_the_data_says_which_trials_were_added_when(own):
+    write_arm(own, "a", 0.5)
+    data = data_of(own)
+    added = {"arm": "a", "seed": 1}
+    assert data["extensions"] == [{"started": "2026-11-21T15:00:00+00:00", "trials": [added]}]
+    assert added in data["not_begun"]
 
 
 def test_the_columns_of_a_space_are_in_the_data_arm_by_arm(own):

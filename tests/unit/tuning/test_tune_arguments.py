@@ -422,7 +422,11 @@ def test_an_experiment_of_before_there_were_digests_is_resumed(started):
         del stored[key]
     path.write_text(json.dumps(stored))
 
-    assert started(resume=True).limits == {"max_failures": 2, "max_concurrent": None}
+    assert started(resume=True).limits == {
+        "max_failures": 2,
+        "max_concurrent": None,
+        "budget": None,
+    }
     assert "task.keywords_file" in json.loads(path.read_text())["inputs"]
 
 
@@ -436,9 +440,9 @@ def test_the_experiment_names_its_trials_in_order(started):
 @pytest.mark.slow
 def test_a_resume_takes_its_own_limits_or_those_of_the_command_before(started):
     first = started("--max-failures", "0", "--max-concurrent", "3")
-    assert first.limits == {"max_failures": 0, "max_concurrent": 3}
+    assert first.limits == {"max_failures": 0, "max_concurrent": 3, "budget": None}
     assert started(resume=True).limits == first.limits
-    changed = {"max_failures": 5, "max_concurrent": 1}
+    changed = {"max_failures": 5, "max_concurrent": 1, "budget": None}
     assert started("--max-failures", "5", "--max-concurrent", "1", resume=True).limits == changed
     assert started(resume=True).limits == changed
 
