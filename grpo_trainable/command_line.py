@@ -76,8 +76,10 @@ def number(
 positive = number(float, 0, above=True)
 
 
-def add_verdict_options(parser: argparse.ArgumentParser, description: str) -> None:
-    """Add the margin and the baseline of verdicts as a group of options.
+def add_verdict_options(
+    parser: argparse.ArgumentParser, description: str
+) -> argparse._ArgumentGroup:
+    """Add the margin and the baseline of verdicts as a group of options, and return the group.
 
     Args:
         parser: The parser of the command.
@@ -102,6 +104,7 @@ def add_verdict_options(parser: argparse.ArgumentParser, description: str) -> No
         metavar="ARM",
         help="the arm that verdicts compare the others with (the first arm)",
     )
+    return group
 
 
 def time_span(text: str) -> float:

@@ -162,24 +162,24 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="number of seeds for each arm (1). Not the same as --samples, the length of a trial",
     )
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
-    add_verdict_options(
+    verdicts = add_verdict_options(
         parser,
         "with a margin, the output ends and the report begins with a verdict on each arm\n"
         "(docs/howto/verdict.md)",
     )
-    add(
+    verdicts.add_argument(
         "--until-decided",
         action="store_true",
         help="with a margin: after the seeds of --num-samples, add one seed at a time until every "
         "arm has a verdict. An arm that has one gets no more seeds (docs/howto/verdict.md)",
     )
-    add(
+    verdicts.add_argument(
         "--max-seeds",
         metavar="N",
         type=number(int, 1),
         help="with --until-decided: largest number of seeds of an arm (20)",
     )
-    add(
+    verdicts.add_argument(
         "--budget",
         metavar="TIME",
         type=time_span,
