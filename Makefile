@@ -27,9 +27,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 .PHONY: help tune test extras test-extras test-vllm test-adapters test-cluster check unit docs fresh
+.PHONY: tables evidence
 .PHONY: test-processors test-processors-restricted
-.PHONY: bench bench-startup bench-peers bench-trials bench-faults bench-cluster-faults
-.PHONY: bench-off-policy bench-real-model bench-control
+.PHONY: bench bench-startup bench-peers bench-trials bench-faults
+.PHONY: bench-off-policy bench-real-model
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-28s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -85,6 +86,9 @@ check: $(READY) ## Check format, style, types and English: ruff, pyright, test_e
 docs: $(READY_DOCS) ## Build the site in site/; a dead link is an error.
 	$(BIN)/python -m mkdocs build --strict
 
+tables: $(READY) ## Fill the figures of the pages from benchmarks/results/.
+	$(BIN)/python docs/tables.py
+
 unit: $(READY) ## Run the quick unit tests (30 seconds).
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
 
@@ -112,11 +116,6 @@ bench-trials: $(READY) ## Measure whole trials and weight transfer (three hours)
 bench-faults: $(READY) ## Inject every kind of fault (90 minutes).
 	$(BIN)/python benchmarks/faults.py $(ARGS)
 
-# After an interruption, the same command continues.
-bench-cluster-faults: $(READY) ## Break a cluster's machines and connections (root, Linux; an hour).
-	$(PIP_INSTALL) -e '.[test-extras]'
-	$(BIN)/python benchmarks/faults.py --cluster $(ARGS)
-
 # ARGS="--spaces objectives_by_lag" compares objectives at several lags, in four hours. After an
 # interruption, the same command continues.
 bench-off-policy: $(READY) ## Measure the costs and benefits of k, lag and replay (two hours).
@@ -130,10 +129,11 @@ bench-real-model: $(READY_VLLM) .venv-trl/.ready ## Train a real model here and 
 bench-peers: $(READY) .venv-trl/.ready ## Time a step here and in TRL, in turn (ten minutes).
 	$(BIN)/python benchmarks/peers.py $(ARGS)
 
-# After an interruption, the same command continues.
-bench-control: $(READY) ## Compare GRPO with RLlib's PPO in Gymnasium (40 minutes).
-	$(PIP_INSTALL) -e '.[rllib,control]'
-	$(BIN)/python benchmarks/grpo_vs_ppo.py $(ARGS)
+# Needs a machine without other work, and a clean checkout. After an interruption, the same command
+# continues.
+evidence: $(READY) .venv-trl/.ready ## Repeat the main measurements (an hour).
+	$(BIN)/python benchmarks/evidence.py $(ARGS)
+	$(BIN)/python docs/tables.py
 
 .venv-trl/.ready: Makefile
 	rm -rf .venv-trl

@@ -107,17 +107,19 @@ def main() -> None:
         __doc__, "asynchrony.json", counts={"repeats": (3, "number of repeats of every run")}
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     args = parser.parse_args()
+    if ASYNC not in args.arms:
+        parser.error(f"--arms: the other arms are compared with {ASYNC}, so add it")
     origin, kept = provenance(args), read(args.out)
     results: dict[str, Any] = kept["workload"] if same_run(kept, origin, "seed") else {}
     for workload in args.workloads:
         rounds, settings = WORKLOADS[workload]
         print(f"{workload}: {rounds} rounds, {' '.join(settings) or 'the default settings'}")
-        labels = [label for label in ARMS if label != MOVED or NO_KL not in settings]
-        empty = {label: [] for label in labels}
-        result = results.setdefault(
-            workload, {"rounds": rounds, "settings": settings, "runs": empty}
-        )
+        labels = [label for label in args.arms if label != MOVED or NO_KL not in settings]
+        result = results.setdefault(workload, {"rounds": rounds, "settings": settings, "runs": {}})
+        for label in labels:
+            result["runs"].setdefault(label, [])
         for repeat in range(args.repeats):
             for label in drawn_order(labels, workload, args.seed + repeat):
                 if len(result["runs"][label]) > repeat:

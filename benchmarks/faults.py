@@ -2,7 +2,6 @@
 
     python benchmarks/faults.py                            all, an hour and a half on two cores
     python benchmarks/faults.py --fault "slow object store" --repeats 2
-    python benchmarks/faults.py --cluster                  as root: machines and links of a cluster
 
 Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
 checkpoint every 4 rounds. A trial survives if
@@ -14,8 +13,7 @@ checkpoint every 4 rounds. A trial survives if
 The time to recover is the longest time without a new row. The JSON is written after every fault. If
 a campaign is interrupted, the same command continues it, unless the commit has changed.
 
-The faults that fill a disk need permission to mount one. The machines of --cluster are namespaces
-(`tests/cluster/machines.py`). Creating them needs root, and losing packets needs `nft`.
+The faults that fill a disk need permission to mount one.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest.mock import patch
 
-from measure import RESULTS, ROOT, parser_of, provenance, read, run_benchmark, same_run, write
+from measure import ROOT, parser_of, provenance, read, run_benchmark, same_run, write
 from survival import (
     CHECKPOINT_EVERY,
     FIRST,
@@ -59,7 +57,7 @@ from survival import (
 )
 
 from callbacks.trial_files import read_rows
-from grpo_trainable.command_line import UsageError, align
+from grpo_trainable.command_line import align
 from grpo_trainable.storage.checkpointing import MANIFEST, checkpoint_round
 from grpo_trainable.storage.object_store import fetched, stored_path
 
@@ -446,23 +444,18 @@ HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated
 
 
 def main() -> None:
-    parser = parser_of(__doc__, seed="seed of the random moments")
-    parser.add_argument("--cluster", action="store_true", help="run the faults of a cluster")
+    parser = parser_of(__doc__, "faults.json", seed="seed of the random moments")
     parser.add_argument(
         "--fault", action="append", help="run the faults whose names contain this text (all)"
     )
     parser.add_argument("--repeats", type=int, help="maximum number of repeats of each fault")
-    where = "JSON file (benchmarks/results/faults.json, or faults_cluster.json with --cluster)"
-    parser.add_argument("--out", type=Path, help=where)
     args = parser.parse_args()
-    faults, settings = on_a_cluster() if args.cluster else (FAULTS, SETTINGS)
-    out = args.out or RESULTS / ("faults_cluster.json" if args.cluster else "faults.json")
-    chosen = [f for f in faults if not args.fault or any(part in f.name for part in args.fault)]
+    chosen = [f for f in FAULTS if not args.fault or any(part in f.name for part in args.fault)]
     if not chosen:
-        parser.error(f"--fault: no fault matches; valid: {', '.join(f.name for f in faults)}")
-    about = {**provenance(args), "workload": {"rounds": ROUNDS, **settings}}
+        parser.error(f"--fault: no fault matches; valid: {', '.join(f.name for f in FAULTS)}")
+    about = {**provenance(args), "workload": {"rounds": ROUNDS, **SETTINGS}}
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
-    kept = read(out)
+    kept = read(args.out)
     done = kept["faults"] if same_run(kept, about, "workload") else {}
     outcomes = {name: [Outcome(**outcome) for outcome in list_] for name, list_ in done.items()}
     for fault in chosen:
@@ -472,22 +465,10 @@ def main() -> None:
             outcomes.setdefault(fault.name, []).append(outcome)
             verdict = "survived" if outcome.survived else "LOST"
             print(f"{fault.name} {repeat}: {verdict}; {outcome.happened}", flush=True)
-            write(out, {**about, "faults": as_json(outcomes)}, quiet=True)
+            write(args.out, {**about, "faults": as_json(outcomes)}, quiet=True)
     print()
     print(align([HEADER, *(row(name, list_) for name, list_ in outcomes.items())]))
-    write(out, {**about, "faults": as_json(outcomes)})
-
-
-def on_a_cluster() -> tuple[Sequence[Fault], dict[str, Any]]:
-    """Return the faults of a cluster, and the settings of the trials that they strike."""
-    try:
-        import cluster_faults
-    except ModuleNotFoundError as error:
-        raise UsageError(f"--cluster: {error}; run: pip install -e '.[test,test-extras]'") from None
-    why = cluster_faults.missing()
-    if why is not None:
-        raise UsageError(f"--cluster: cannot create machines here: {why}")
-    return cluster_faults.FAULTS, {**SETTINGS, **cluster_faults.SPREAD}
+    write(args.out, {**about, "faults": as_json(outcomes)})
 
 
 def as_json(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
     python benchmarks/off_policy.py --spaces lag                only lag
+    python benchmarks/off_policy.py --spaces lag_exact          lag that is exact on any machine
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
-    python benchmarks/off_policy.py --no-run                    JSON and tables of existing trials
+    python benchmarks/off_policy.py --no-run                    only JSON, of existing trials
 
-Runs `launch/tune.py --space … --num-samples …` under a fixed name, so the same command continues an
-interrupted run. Afterwards, the benchmark writes one JSON file per space, and puts the tables into
-docs/results/off_policy.md, between the marks on that page.
+Runs `launch/tune.py --space … --num-samples … --margin …` under a fixed name, in a directory of the
+commit. So the same command continues an interrupted run. Afterwards, the benchmark writes one JSON
+file per space. `make tables` puts the figures into the pages.
 """
 
 from __future__ import annotations
@@ -21,38 +22,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import short_spaces
 from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
+from short_spaces import SHORT
 
-from grpo_trainable.command_line import align
+from grpo_trainable.command_line import align, number, positive
 from reports.answers import Answer, answer
 from reports.experiment import read_experiment
 from reports.parquet_reader import TrialFiles, read_files
 from reports.records import ExperimentRecord
-from reports.summary import Comparison, compare, median, show
+from reports.summary import Comparison, compare, median
 from reports.verdicts import quantities, verdicts
 
-SPACES = ("gradient_steps", "lag", "replay")  # the spaces that have a table on the page
-OBJECTIVES = "objectives_by_lag"
-PAGE = ROOT / "docs" / "results" / "off_policy.md"
+SPACES = ("gradient_steps", "lag", "replay")
+MORE = ("lag_exact", "objectives_by_lag", *SHORT)
 STORAGE = Path.home() / "ray_results" / "off_policy"
 LR = "2e-4"  # learning rate for all tables, even if the default is different
-
-# Columns of the tables, by their names in reports/answers.py.
-SHOWN = {
-    "gradient_steps": (
-        *("reward", "against", "early_reward", "gradient_steps", "samples_per_s"),
-        *("kl_sampler_nats", "clip_fraction", "kl_reference_nats"),
-        *("reference_nll_nats", "optimize_share"),
-    ),
-    "lag": (
-        *("reward", "against", "early_reward", "lag", "lag_of_bound", "lag_max"),
-        *("kl_sampler_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
-    ),
-    "replay": (
-        *("reward", "against", "early_reward", "uses", "age", "never_trained", "samples_per_s"),
-        *("kl_sampler_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
-    ),
-}
 
 
 # ---- The result of a space -------------------------------------------------------------------
@@ -116,19 +101,6 @@ def growth(values: Sequence[float | None]) -> float | None:
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
-# ---- The tables ------------------------------------------------------------------------------
-
-
-def markdown(space: str, result: Mapping[str, Any]) -> str:
-    columns = [name for name in SHOWN[space] if name in result["columns"]]
-    titles = [result["columns"][name]["title"] for name in columns]
-    lines = [f"| arm | {' | '.join(titles)} |", "|---" * (len(columns) + 1) + "|"]
-    for arm, values in result["arms"].items():
-        cells = [show(values[name], result["columns"][name]["form"]) for name in columns]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 # ---- The trials ------------------------------------------------------------------------------
 
 
@@ -136,73 +108,45 @@ def main() -> None:
     parser = parser_of(
         __doc__, seed="the first seed", counts={"seeds": (3, "number of seeds of every arm")}
     )
-    parser.add_argument("--spaces", nargs="+", choices=(*SPACES, OBJECTIVES), default=SPACES)
-    parser.add_argument(
-        "--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})"
-    )
-    parser.add_argument("--max-concurrent", type=int, default=1, help="concurrent trials (1)")
-    parser.add_argument("--no-run", action="store_true", help="use existing trials")
+    add = parser.add_argument
+    add("--spaces", nargs="+", choices=(*SPACES, *MORE), default=SPACES)
+    add("--samples", type=number(int, 1), help="responses of every trial (those of the space)")
+    add("--margin", type=positive, default=0.03, help="acceptable loss of reward (0.03)")
+    add("--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})")
+    add("--no-run", action="store_true", help="use existing trials")
     args = parser.parse_args()
     origin = provenance(args)
+    storage: Path = args.storage / origin["commit"][:12]  # never mix trials of two commits
     for space in args.spaces:
         if not args.no_run:
-            run(space, args)
-        experiment = read_experiment(args.storage / space)
+            run(space, storage, args)
+        experiment = read_experiment(storage / space)
         files = {trial.name: read_files(trial) for trial in experiment.trials}
         comparison = compare(experiment.trials)
         found = answer(experiment, comparison, files)
         if found is None:
-            sys.exit(f"{args.storage / space}: fewer than two arms have begun")
+            sys.exit(f"{storage / space}: fewer than two arms have begun")
         result = summarise(experiment, files, found, comparison)
         print(align([found.header, *found.rows()]))
         print(*result["said"], *result["told"], sep="\n")
         workload = {"space": space, **experiment.description}
-        result = {**as_run(origin, args.storage, space), "workload": workload, **result}
-        write(RESULTS / f"off_policy_{space}.json", result)
-        if space in SPACES:
-            fill(PAGE, space, markdown(space, result))
+        write(RESULTS / f"off_policy_{space}.json", {**origin, "workload": workload, **result})
 
 
-def run(space: str, args: argparse.Namespace) -> None:
-    """Run or continue a space, as the experiment of the same name in `args.storage`."""
-    args.storage.mkdir(parents=True, exist_ok=True)
-    origin = provenance(args)
-    with commits_file(args.storage, space).open("a") as file:
-        file.write(origin["commit"] + (" and what was not committed" if origin["dirty"] else ""))
-        file.write("\n")
+def run(space: str, storage: Path, args: argparse.Namespace) -> None:
+    """Run or continue a space, as the experiment of the same name in `storage`."""
+    storage.mkdir(parents=True, exist_ok=True)
+    asked = f"{short_spaces.__file__}:{space.upper()}" if space in SHORT else space
+    samples = [] if args.samples is None else ["--samples", str(args.samples)]
     command = [
-        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", space),
+        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", asked, *samples),
         *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
-        *("--set", f"optim.lr={LR}", "--name", space, "--storage", str(args.storage)),
-        *("--resume", "auto", "--max-concurrent", str(args.max_concurrent)),
+        *("--margin", str(args.margin), "--set", f"optim.lr={LR}"),
+        *("--name", space, "--storage", str(storage), "--resume", "auto"),
     ]
     done = subprocess.run(command, cwd=ROOT)
     if done.returncode != 0:
         sys.exit(f"{space}: status {done.returncode}; run the same command to continue")
-
-
-def as_run(origin: Mapping[str, Any], storage: Path, space: str) -> dict[str, Any]:
-    """Return `origin` with the commits at which the trials ran, oldest first."""
-    file = commits_file(storage, space)
-    commits = file.read_text().splitlines() if file.exists() else []
-    dirty = origin["dirty"] or any(" " in commit for commit in commits)
-    return {**origin, "dirty": dirty, "trials_commits": commits}
-
-
-def commits_file(storage: Path, space: str) -> Path:
-    """Return the file to which each start of the command adds a line with its commit."""
-    return storage / f"{space}.commits"
-
-
-def fill(page: Path, name: str, table: str) -> None:
-    """Put the table between its marks on the page."""
-    opening, closing = f"<!-- table: {name} -->\n", "\n<!-- end of table -->"
-    text = page.read_text()
-    before, found, rest = text.partition(opening)
-    _, ended, after = rest.partition(closing)
-    if not found or not ended:
-        sys.exit(f"{page}: no marks for a table of {name}; add them")
-    page.write_text(before + opening + table + closing + after)
 
 
 if __name__ == "__main__":

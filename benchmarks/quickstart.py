@@ -5,7 +5,7 @@
 
 - Writes the output of the run (with short paths), its report.json and pictures of the report to
   docs/quickstart/.
-- Puts the run's final table into README.md and docs/quickstart.md. Each page keeps its columns.
+- Runs docs/tables.py, which puts the run's final table into README.md and docs/quickstart.md.
 - Writes the origin of the run to benchmarks/results/quickstart.json, with the SHA-256 of
   report.json.
 
@@ -16,25 +16,19 @@ message says so.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from measure import ROOT, parser_of, provenance, run_benchmark, write
-
-from grpo_trainable.command_line import align
 
 NAME = "first"
 STORAGE = Path.home() / "ray_results" / "quickstart"
 DOCS = ROOT / "docs"
 KEPT = DOCS / "quickstart"
-PAGES = (ROOT / "README.md", DOCS / "quickstart.md")
 PLOTS = ("reward_wall_clock", "stages", "legend")
 # CSS that hides parts of the page while its picture is taken, and the size of the picture.
 HIDDEN = "section:not(#arms):not(:has(figure#reward_rounds)), #arms p { display: none }"
@@ -65,9 +59,7 @@ def main() -> None:
     for plot in PLOTS:
         shutil.copyfile(args.storage / NAME / "plots" / f"{plot}.png", KEPT / f"{plot}.png")
     picture(args.storage / NAME / "report.html", KEPT / "report.png")
-    table = table_of(KEPT.joinpath("log.txt").read_text())
-    for page in PAGES:
-        put(page, table)
+    subprocess.run([sys.executable, str(DOCS / "tables.py")], check=True)
 
 
 def log_of_a_run(storage: Path, seed: int) -> str:
@@ -86,33 +78,6 @@ def log_of_a_run(storage: Path, seed: int) -> str:
     if job.returncode != 0:
         sys.exit(f"launch/tune.py: status {job.returncode}")
     return "".join(lines)
-
-
-def table_of(log: str) -> list[dict[str, str]]:
-    """Return the final table of a log as one dictionary per arm: column title -> cell."""
-    _, found, after = log.rpartition("\narm ")
-    assert found, "the command ends with a table of arms"
-    header, *lines = f"arm {after}".splitlines()
-    # All columns except the first are aligned to the right, and a cell may be empty.
-    titles = [(found[0], found.end()) for found in re.finditer(r"\S+(?: \S+)*", header)]
-    rows = []
-    for line in itertools.takewhile(lambda line: "  " in line, lines):
-        arm, rest = re.split(r"\s{2,}", line.ljust(len(header)), maxsplit=1)
-        begins = [len(header) - len(rest), *(end for _, end in titles[1:])]
-        cells = [line[begin:end].strip() for begin, end in itertools.pairwise(begins)]
-        rows.append(dict(zip((title for title, _ in titles), [arm, *cells], strict=True)))
-    return rows
-
-
-def put(page: Path, table: Sequence[Mapping[str, str]]) -> None:
-    """Replace the page's table of arms with `table`, but keep the columns of the page."""
-    text = page.read_text(encoding="utf-8")
-    found = re.search(r"(?<=```text\n)(?P<titles>arm\s+rounds.*)\n(?:.+\n)*?(?=```)", text)
-    if found is None:
-        sys.exit(f"{page}: has no table of arms")
-    titles = re.split(r"\s{2,}", found["titles"].strip())
-    rows = [titles, *([row[title] for title in titles] for row in table)]
-    page.write_text(text[: found.start()] + align(rows) + "\n" + text[found.end() :])
 
 
 def picture(report: Path, out: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from typing import Any
 
 import asynchrony
@@ -61,3 +63,24 @@ def test_a_speed_up_has_students_interval_over_the_repeats():
 
 def test_one_repeat_has_no_interval():
     assert asynchrony.geometric_mean([2.0]) == {"value": 2.0, "low": None, "high": None}
+
+
+def test_only_the_arms_that_were_asked_for_run(monkeypatch, tmp_path):
+    run = {"generator_s": 1.0, "learner_s": 0.5, "other_share": 0.0, "wall_clock_s": 2.0}
+    monkeypatch.setattr(asynchrony, "undisturbed", lambda workload, label, seed: dict(run))
+    monkeypatch.setattr(asynchrony, "provenance", lambda args: {"command": "x", "seed": 0})
+    monkeypatch.setattr(
+        asynchrony, "write", lambda path, result, **how: path.write_text(json.dumps(result))
+    )
+    monkeypatch.setattr(asynchrony, "same_run", lambda kept, origin, *keys: False)
+    out = tmp_path / "asynchrony.json"
+    options = ["--workloads", "default", "--arms", "async", "colocated 1+1", "--repeats", "2"]
+    monkeypatch.setattr(sys, "argv", ["asynchrony.py", *options, "--out", str(out)])
+    asynchrony.main()
+    found = json.loads(out.read_text())["workload"]["default"]
+    assert {arm: len(runs) for arm, runs in found["runs"].items()} == {
+        "async": 2,
+        "colocated 1+1": 2,
+    }
+    assert found["speed_ups"] == {"colocated 1+1": [1.0, 1.0]}
+    assert found["best_colocated"] == "colocated 1+1"

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from quickstart import table_of
+from tables import arms_of_log
 
 from grpo_trainable.command_line import align
 
@@ -67,5 +67,5 @@ def test_the_table_of_a_log_may_have_empty_cells():
         ["async_k1", "", "1.37x (1.34-1.39)", ""],
     ]
     header, *rows = cells
-    found = table_of(f"so far\n\narm without a table\n\n{align(cells)}\nNot a row of it.\n")
+    found = arms_of_log(f"so far\n\narm without a table\n\n{align(cells)}\nNot a row of it.\n")
     assert found == [dict(zip(header, row, strict=True)) for row in rows]

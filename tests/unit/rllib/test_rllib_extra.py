@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from grpo_vs_ppo import curve_of, reached
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,20 +34,3 @@ def test_the_trainable_loads_nothing_of_rllib():
         "print([name for name in sys.modules if name.startswith(('ray.rllib', 'gymnasium'))])"
     )
     assert done.stdout == "[]\n"
-
-
-def test_a_curve_has_the_rounds_that_were_evaluated_after_training():
-    rows = [
-        {
-            "eval/round": evaluated,
-            "reward/eval_mean": held_out,
-            "num_env_steps_sampled_lifetime": 1000.0 * n,
-            "time/wall_clock_s": 3.0 * n,
-        }
-        for n, evaluated, held_out in ((1, 0, 0.25), (2, 2, 0.5), (3, 2, 0.5), (4, 4, 0.75))
-    ]
-    curve = curve_of(rows)
-    assert [(point["steps"], point["mean"]) for point in curve] == [(2000.0, 0.5), (4000.0, 0.75)]
-    assert reached(curve, 0.7)["seconds"] == 12.0
-    assert reached(curve, 0.8)["seconds"] is None
-    assert reached(curve, 0.8)["best"] == 0.75

@@ -1,0 +1,170 @@
+"""Figures on pages equal those in benchmarks/results/, and every measured number is a figure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import tables
+from tables import MARK, PAGES, ROOT, FigureError, Value, filled, template_of
+
+MEASURED = [ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_figures_of_a_page_are_those_of_the_results(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert text == filled(text, name(page)), "run `make tables`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_comment_for_a_figure_is_well_formed_and_within_a_line_of_text(page: Path):
+    text = page.read_text(encoding="utf-8")
+    marks = list(MARK.finditer(text))
+    assert text.count("<!-- end -->") == len(marks)
+    for mark in marks:
+        table = mark[1].startswith("table:")
+        starts_line = not text[: mark.start()].rpartition("\n")[2].strip(" -*0123456789.")
+        assert table == starts_line, mark[1]
+
+
+# ---- Numbers outside the comments ------------------------------------------------------------
+
+# Text that holds no measured number: figures, code, other comments, targets of links, headings.
+NO_PROSE = [
+    MARK,
+    re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE),
+    re.compile(r"`[^`]+`"),
+    re.compile(r"<!--.*?-->", re.DOTALL),
+    re.compile(r"\]\([^)]*\)"),
+    re.compile(r"^#.*$", re.MULTILINE),
+]
+NUMBER = re.compile(r"(?<![\w.-])[-+−]?\d[\d,.]*(?:e-?\d+)?(?: ?%)?")
+# A whole number that belongs to one of these words is a setting of a measurement.
+AFTER = (
+    *("rounds", "batches", "prompts", "responses", "seeds", "threads", "cores", "steps", "tokens"),
+    *("rows", "problems", "repeats", "generators", "M parameters"),
+)
+BEFORE = ("lag", "Lag", "capacity", "temperature")
+SETTING = re.compile(
+    rf"(?:{'|'.join(BEFORE)})\s\d+\b|\b\d[\d,]*\s(?:held-out\s)?(?:{'|'.join(AFTER)})\b"
+)
+# Other numbers that were not measured, with the words around them.
+NOT_MEASURED = {
+    "README.md": [
+        *(
+            "Python 3.10 or newer",
+            "k2, k4 or k8 in the name",
+            "take 2, 4\nor 8",
+            "the 95 % intervals",
+        ),
+        *("0 if every trial", "1 if a trial failed, 2 for bad usage", "130 after an interrupt"),
+        *("agree to 1e-4 in float32", "a ratio other than 1 in a"),
+    ],
+    "docs/results/index.md": [
+        *(
+            "a margin of 0.03",
+            "slowed by 15 %",
+            "send 240 MB of weights",
+            "before 2026-11-27",
+            "of 512 word",
+        ),
+    ],
+    "docs/results/off_policy.md": [
+        *(
+            "capacity 4 and 8 equals",
+            "weight of at most 2.",
+            "medians of 3)",
+            "× 4\nresponses × 96)",
+        ),
+        *("learning rate is 2e-4", "[3e-4 ", "one-sided 95 % bounds", "a margin of 0.03"),
+    ],
+    "docs/results/peers.md": ["gradient step of 64\nrows", "8 prompts × 8 responses × 48 tokens"],
+    "docs/results/real_model.md": [
+        *("1. makes", "2. extracts", "(Apache-2.0)", "3. trains", "× 8\nresponses", "rate of 3e-5"),
+        *("numbers up to 30.", "1 for the right number", "otherwise 0", "interval at 95 %"),
+        *("interval is above 0", "all 135 M"),
+    ],
+    "docs/results/scale.md": ["take 10 s per chunk request 6.4 chunks"],
+    "docs/results/transports.md": ["240 MB", "64 MB"],
+}
+
+
+def measured_numbers(text: str, exempt: list[str]) -> list[str]:
+    """Return the numbers of a page that are neither figures nor settings, with their lines."""
+    for pattern in NO_PROSE:
+        text = pattern.sub(" ", text)
+    for words in exempt:
+        assert words in text, f"no page has {words!r}"
+        text = text.replace(words, " ")
+    text = SETTING.sub(" ", text)
+    return [line.strip() for line in text.splitlines() if NUMBER.search(line)]
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=name)
+def test_every_measured_number_is_a_figure(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert measured_numbers(text, NOT_MEASURED.get(name(page), [])) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("It is 1.62 x as fast.", True),
+        ("It takes 14 s.", True),
+        ("81 runs were bit-exact.", True),
+        ("Responses have 22.7 tokens.", True),
+        ("It falls by 3 %.", True),
+        ("It is <!-- {scale[at]} -->1.62 x<!-- end --> as fast at lag 8.", False),
+        ("Each arm has 16 rounds of `8` prompts in float32.", False),
+    ],
+)
+def test_a_number_that_looks_measured_is_found(line: str, found: bool):
+    assert bool(measured_numbers(line, [])) == found
+
+
+# ---- Templates -------------------------------------------------------------------------------
+
+SAMPLE = Value(
+    {"runs": [{"arm": "a", "s": 1.0}, {"arm": "b", "s": 2.5}, {"arm": "b", "s": 0.5}], "none": None}
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{0[runs][0][s]:.1f} s", "1.0 s"),
+        ("{0[runs][arm=b][1][s]:.0%}", "50 %"),
+        ("{0[runs][s].min:.1f}-{0[runs][s].max:.1f}, {0[runs][s].median:.1f}", "0.5-2.5, 1.0"),
+        ("{0[runs][arm=b].count} of {0[runs].count}", "2 of 3"),
+        ("{0[none]:.2f}", "-"),
+    ],
+)
+def test_a_template_reads_values_by_their_path(template: str, text: str):
+    assert template.format(SAMPLE) == text
+
+
+def test_a_path_that_leads_to_several_values_or_to_none_is_an_error():
+    for template in ("{scale[rows]}", "{scale[nothing]}", "{nothing[at]}"):
+        with pytest.raises(FigureError, match=re.escape("page.md: <!-- " + template)):
+            filled(f"a <!-- {template} -->1<!-- end -->", "page.md")
+
+
+def test_a_figure_replaces_only_the_text_between_its_comments():
+    text = filled("It took <!-- {scale[seed]} s -->9 s<!-- end --> here, 3 s there.", "page.md")
+    seed = template_of("{scale[seed]}")
+    assert text == f"It took <!-- {{scale[seed]}} s -->{seed} s<!-- end --> here, 3 s there."
+
+
+def test_a_verdict_uses_the_differences_of_the_seeds(monkeypatch: pytest.MonkeyPatch):
+    arms = {"base": {"against": [0.0] * 3}, "arm": {"against": [0.10, 0.11, 0.09]}}
+    monkeypatch.setattr(tables, "read", lambda name: {"arms": arms})
+    (own,) = tables.judged("lag").values()
+    assert own.verdict == "better"
+    assert own.difference == pytest.approx(0.1)
+    assert own.low == pytest.approx(0.1 - 2.92 * 0.01 / 3**0.5, abs=1e-4)  # Student, 2 degrees
