@@ -59,6 +59,9 @@ def ray_started(plan: Plan) -> Iterator[Nodes]:
     # With fewer snapshots than one per second, a killed driver or a retried trial would lose rows.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
+    # After a resume, a trial that was killed between its last row and the snapshot that records it
+    # ends without a new row. Tune's check for the metric would then end the command.
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"
     try:
         raise_on_interrupt()
         _start_ray(plan)
