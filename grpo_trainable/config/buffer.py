@@ -65,8 +65,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         sampling == "recency" and config.buffer_capacity > sample,
         "buffer_capacity",
-        f"must be <= buffer.sample_batches={sample} with buffer_sampling=recency, which otherwise "
-        "never reuses a group; or set buffer_sampling to fifo, uniform or mixed",
+        f"must be <= buffer.sample_batches={sample} with buffer_sampling=recency, which never "
+        "draws older groups; or set buffer_sampling to fifo, uniform or mixed",
     )
     # Otherwise fresh groups alone would fill each draw.
     yield (

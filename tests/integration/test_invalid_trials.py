@@ -159,3 +159,9 @@ def test_resources_of_another_shape_are_refused_with_what_to_use_instead(
         "leave out tune.with_resources, set resources.* instead, and let no scheduler change "
         "resources.* or placement"
     )
+
+
+def test_resources_of_the_registered_name_are_refused_by_tune() -> None:
+    """Check what the page on your own Tuner says."""
+    with pytest.raises(ValueError, match="only works with function trainables or classes"):
+        tune.with_resources("GRPO", {"cpu": 2})  # pyright: ignore[reportArgumentType]

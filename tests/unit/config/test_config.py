@@ -841,8 +841,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(buffer_capacity=3, buffer_sampling="recency"),
             "buffer_capacity=3: must be <= buffer.sample_batches=2 with buffer_sampling=recency, "
-            "which otherwise never reuses a group; or set buffer_sampling to fifo, uniform or "
-            "mixed",
+            "which never draws older groups; or set buffer_sampling to fifo, uniform or mixed",
         ),
         (
             nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=1),
