@@ -61,7 +61,7 @@ class Band:
         high = self.form.format(self.high(start))
         told = self.told.format(start=self.form.format(start), high=high)
         return (
-            f"{self.figure} {self.form.format(latest)} is outside its band, {told}; {self.advice}"
+            f"{self.figure} is {self.form.format(latest)}, outside its band ({told}); {self.advice}"
         )
 
 
@@ -92,7 +92,7 @@ BANDS = (
     Band(
         figure="KL per token",
         value=_kl_per_token,
-        form="of at least {:.2g} nats",
+        form="at least {:.2g} nats",
         high=lambda start: 0.5,
         told="at most 0.5 nats",
         advice="lower optim.lr or set loss.kl_coef",

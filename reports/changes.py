@@ -6,9 +6,9 @@ measured before training and at the end. The report names each quantity that mov
 threshold in either direction. The reader decides whether the change is harmless. A figure that
 rests on few responses has a wider threshold.
 
-A word is a run of letters and digits, in lower case, so the measures work for any language. In a
-language without spaces between words, a run is a whole phrase, so n-grams are longer than their
-names say.
+A word is an unbroken sequence of letters and digits, in lower case, so the measures work for any
+language. In a language without spaces between words, such a sequence is a whole phrase, so n-grams
+are longer than their names say.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Quantity:
 
     @property
     def shown_threshold(self) -> str:
-        """Return the threshold as text: `± 25 %`."""
+        """Return the threshold as text: `± 25%`."""
         size = 100 * self.threshold if self.relative or "%" in self.form else self.threshold
-        unit = "%" if self.relative else "points" if "%" in self.form else self.unit
-        return f"± {size:g} {unit}"
+        unit = "%" if self.relative else " points" if "%" in self.form else f" {self.unit}"
+        return f"± {size:g}{unit}"
 
 
 LENGTH = Quantity(
@@ -118,8 +118,8 @@ ENTROPY = Quantity(
 REPEATED = Quantity(
     name="repeated_4grams_share",
     title="repeated 4-grams",
-    measured="share of four-word runs that repeat an earlier run of the same response, as a mean "
-    "over the held-out responses with at least four words",
+    measured="share of a response's 4-grams that occur earlier in the same response, averaged over "
+    "the held-out responses with at least four words",
     form="{:.1%}",
     unit="",
     fell="responses repeat themselves less (4-grams)",
@@ -144,8 +144,8 @@ DISTINCT = Quantity(
 WORDING = Quantity(
     name="distinct_3grams_share",
     title="distinct 3-grams",
-    measured="share of distinct runs among the three-word runs of the held-out responses, computed "
-    "over the same number of runs before and after training",
+    measured="number of different 3-grams in the held-out responses, as a share of all their "
+    "3-grams; equally many 3-grams are counted before and after training",
     form="{:.0%}",
     unit="",
     fell="the wording of responses became more alike (3-grams)",
@@ -157,8 +157,8 @@ WORDING = Quantity(
 COMMONEST = Quantity(
     name="commonest_3gram_share",
     title="commonest 3-gram",
-    measured="share of the held-out responses that contain the most common run of three words; "
-    "this run may be a different one after training",
+    measured="share of the held-out responses that contain the commonest 3-gram, which may be a "
+    "different one after training",
     form="{:.0%}",
     unit="",
     fell="fewer responses share one phrase (3-gram)",

@@ -66,7 +66,7 @@ def menu_or_reason(
     if len(comparison.arms) < 2:
         return None, None
     command = shlex.join([*command_line.command("verdict"), str(place), "--margin", "0.03"])
-    return None, f"To learn which arms lose less than a margin in held-out reward: {command}"
+    return None, f"To see which arms lose less than 0.03 in held-out reward: {command}"
 
 
 def paragraph(menu: Menu) -> list[str]:

@@ -345,8 +345,9 @@ def _changes_section(comparison: Comparison) -> str:
         f'<p class="note">If a figure rests on n &lt; {changes.ENOUGH} responses before or after '
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
         f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
-        "A word is a run of letters and digits. Upper and lower case "
-        "count as equal. In a language written without spaces, a run is a whole phrase.</p>"
+        "An n-gram is a sequence of n words, and a word is an unbroken sequence of letters and "
+        "digits. Upper and lower case count as equal. In a language written without spaces, a whole "
+        "phrase counts as one word.</p>"
         "</details>\n</section>"
     )
 
@@ -426,7 +427,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
 
 
 def _truth(truth: str | None) -> str:
-    return "" if truth is None else f"<h4>True answer</h4><pre>{shortened(truth)}</pre>"
+    return "" if truth is None else f"<h4>Ground truth</h4><pre>{shortened(truth)}</pre>"
 
 
 # ---- Machine and files -----------------------------------------------------------------------

@@ -320,8 +320,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look="One panel per arm. Steady layers are healthy. If a layer grows or spikes, look "
-            "at the trace of that round.",
+            look="One panel per arm. The regular spikes of eval are the evaluations. Otherwise, "
+            "steady layers are healthy. If a layer grows or spikes, look at the trace of that "
+            "round.",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -369,17 +370,17 @@ def _drift(arms: Arms) -> list[Plot]:
                 arms,
                 name=f"kl_{name}",
                 title=title,
-                look=f"{look} Solid: the estimate k1{reversed_}, which can be negative. Dotted: "
-                "the estimate k3, which is never negative but jumps at a single unlikely token. "
-                "The y axis covers the range of k1, so k3 can leave the plot. If this range is "
-                "wide, the axis is linear near 0 and logarithmic beyond."
+                look=f"{look} Solid: the k1 estimate{reversed_}, which can be negative. Dotted: "
+                "the k3 estimate, which is never negative but jumps at a single unlikely token. "
+                "The y axis covers the range of the k1 estimate, so the k3 estimate can leave the "
+                "plot. If this range is wide, the axis is linear near 0 and logarithmic beyond."
                 f"{_sampled(arms)}",
                 x_label="round",
                 y_label="nats per response",
                 series=metric(f"kl/{name}_nats", sign),
                 margin=metric(f"kl/{name}_nats{SE}", STANDARD_ERRORS),
                 dotted=metric(f"kl/{name}_k3_nats"),
-                legend_of=("k1", "k3"),
+                legend_of=("k1 estimate", "k3 estimate"),
                 linear_within=1.0 if name == "reference" else 0.1,
                 missing=no_kl,
             )
@@ -490,9 +491,9 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         Plot(
             name="versions",
             title="Policy versions over time",
-            look=f"The first {FIRST_ROUNDS} rounds. Solid: the version of the learner. Dotted: the "
-            "version of the generator. A gap between the lines shows how long new weights take to "
-            "arrive. Lines that coincide do not mean that rollouts are fresh: an asynchronous arm "
+            look=f"The first {FIRST_ROUNDS} rounds. A version counts the gradient steps so far. "
+            "Solid: the version of the learner. Dotted: the version of the generator. A gap "
+            "between the lines shows how long new weights take to arrive. Lines that coincide do not mean that rollouts are fresh: an asynchronous arm "
             "trains on responses that were sampled before the generator's weights changed. “Lag "
             "over the rounds” shows how stale these responses were.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
@@ -536,7 +537,7 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         lines(
             arms,
             name="step_kl",
-            title="KL from the weights that sampled the responses, by step",
+            title="KL from the weights that sampled the responses, by gradient step",
             look="The KL before each gradient step of a round, on the data of that step. Each "
             "point is the median over the rounds. If the line bends upwards, the policy drifts "
             "faster with each further step of a round.",

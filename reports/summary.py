@@ -210,7 +210,7 @@ class Comparison:
             members = sum(map(len, self.arms.values()))
             return f"Medians over {plural(members, 'member')} (minimum to maximum)."
         if self.seeds == 1:
-            return "Each speed-up is followed by its 95% interval." if self.speed else ""
+            return "Each speed-up is shown with its 95% interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
         return f"Medians over {self.seeds} seeds (minimum to maximum).{how if self.speed else ''}"
 
@@ -224,7 +224,9 @@ class Comparison:
             f"{self._what_ratios_are()}{DEVICE} Wall-clock and device-hours start with round 1, "
             "when the actors are warm, and exclude evaluation and checkpoints. Tokens per "
             "response: the mean length of the held-out responses before training and at the latest "
-            "evaluation."
+            "evaluation. Reference NLL: how unlikely the initial policy finds the responses of the "
+            "last eighth of the rounds, in nats per token. Largest lag: how many rounds old the "
+            "stalest group was when it was first trained on."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
         notes += [COVERS[several] for several in sorted(among_seeds)]
@@ -348,7 +350,7 @@ class Comparison:
         if left_out:
             notes.append(
                 "Excluded from speed comparisons because other processes used the machine: "
-                f"{', '.join(left_out)}."
+                f"{'; '.join(left_out)}."
             )
         if counted := self.counts_disturbed:
             notes.append(f"{COUNTED}: {counted}")

@@ -16,7 +16,7 @@ CPUS = (
     "an actor that reserves 0.95 CPUs uses one core, and an actor that reserves 1.9 CPUs uses two; "
     "the trial's own process reserves 0.1"
 )
-MOST_CHARACTERS = 1200  # longest prompt or true answer that is shown in full
+MOST_CHARACTERS = 1200  # longest prompt or ground truth that is shown in full
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
@@ -52,7 +52,7 @@ def in_short(trials: Sequence[GRPOConfig]) -> str:
 
 
 def example_lines(trial: GRPOConfig) -> Iterator[str]:
-    """Yield a trial's first training prompt as the model reads it, and the prompt's true answer.
+    """Yield a trial's first training prompt as the model reads it, and the prompt's ground truth.
 
     The caller has checked the trial's inputs.
     """
@@ -69,7 +69,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
         return
     yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
     yield from (f"  | {line}" for line in shortened(text).split("\n"))
-    what = "the specification for its environment" if trial.env.plays else "its true answer"
+    what = "the specification for its environment" if trial.env.plays else "its ground truth"
     yield f"{what}: {shortened(truth if isinstance(truth, str) else json.dumps(truth))}"
 
 

@@ -463,7 +463,7 @@ def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experime
     assert (
         "async_k1: the token limit cuts off more responses, 0% → 20% (+20.0 points)."
     ) in section
-    for text in ("39.0 → 36.0", "± 25 %", "± 0.3 nats per token", "distinct 3-grams"):
+    for text in ("39.0 → 36.0", "± 25%", "± 0.3 nats per token", "distinct 3-grams"):
         assert text in section
     assert "#changes" in [link["href"] for link in page.all("a")]
 

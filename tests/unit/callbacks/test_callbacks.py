@@ -714,8 +714,8 @@ LEFT = {
     # 24 nats for 40 tokens
     "KL": (
         {"kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0]},
-        "sync/0, round 5: KL per token of at least 0.53 nats is outside its band, at most 0.5 "
-        "nats; lower optim.lr or set loss.kl_coef",
+        "sync/0, round 5: KL per token is at least 0.53 nats, outside its band (at most 0.5 nats); "
+        "lower optim.lr or set loss.kl_coef",
     ),
     # The same KL, less two standard errors of 3 nats, is within the band until the last round.
     "KL of a sample": (
@@ -723,28 +723,28 @@ LEFT = {
             "kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0],
             "kl/reference_nats_se": [0.0, 0.0, 3.0, 3.0, 3.0, 3.0],
         },
-        "sync/0, round 6: KL per token of at least 0.9 nats is outside its band, at most 0.5 nats; "
+        "sync/0, round 6: KL per token is at least 0.9 nats, outside its band (at most 0.5 nats); "
         "lower optim.lr or set loss.kl_coef",
     ),
     "short": (
         {"response/length_mean": [38.0, 42.0, 30.0, 12.0, 6.0, 6.0]},
-        "sync/0, round 5: response length 9 tokens is outside its band, half to twice the 40 "
-        "tokens of the first rounds; read rollouts/*.parquet",
+        "sync/0, round 5: response length is 9 tokens, outside its band (half to twice the 40 "
+        "tokens of the first rounds); read rollouts/*.parquet",
     ),
     "long": (
         {"response/length_mean": [38.0, 42.0, 79.0, 81.0, 82.0, 90.0]},
-        "sync/0, round 5: response length 82 tokens is outside its band, half to twice the 40 "
-        "tokens of the first rounds; read rollouts/*.parquet",
+        "sync/0, round 5: response length is 82 tokens, outside its band (half to twice the 40 "
+        "tokens of the first rounds); read rollouts/*.parquet",
     ),
     "truncated": (
         {"response/truncated_fraction": [0.1, 0.3, 0.4, 0.4, 0.6, 0.6]},
-        "sync/0, round 5: share of truncated responses 50% is outside its band, at most 45%; "
+        "sync/0, round 5: share of truncated responses is 50%, outside its band (at most 45%); "
         "raise rollout.max_new_tokens if the reward needs the end of a response",
     ),
     "repeated": (
         {"response/repeated_fraction": [0.0, 0.04, 0.1, 0.12, 0.2, 0.9]},
-        "sync/0, round 5: share of repeated text 16% is outside its band, at most 10 points above "
-        "the 2% of the first rounds; read rollouts/*.parquet, and lower optim.lr if the text has "
+        "sync/0, round 5: share of repeated text is 16%, outside its band (at most 10 points above "
+        "the 2% of the first rounds); read rollouts/*.parquet, and lower optim.lr if the text has "
         "collapsed",
     ),
 }

@@ -509,8 +509,8 @@ def test_examples_have_the_true_answer_and_the_parts_of_the_reward(experiment):
     assert truths == ["\\frac{1}{2} <b>", '["fox", 1]', None]
     assert files.examples.pairs[1].after_scores == "reward 0.50, format 1.00, answer 0.00"
     page = _examples_section(record, {only_trial(experiment).name: files})
-    assert "<h4>True answer</h4><pre>\\frac{1}{2} &lt;b&gt;</pre>" in page
-    assert page.count("True answer") == 2
+    assert "<h4>Ground truth</h4><pre>\\frac{1}{2} &lt;b&gt;</pre>" in page
+    assert page.count("Ground truth") == 2
     assert "Round 2 · reward 0.00, format 1.00, answer 0.00" in page
 
 

@@ -133,7 +133,7 @@ def test_a_prompt_is_shown_as_the_model_reads_it_with_its_true_answer(tmp_path):
         "  | Sum:",
         "  | 1 + 1?",
         "  | ",  # the last line break is visible
-        "its true answer: 2",
+        "its ground truth: 2",
     ]
 
 
