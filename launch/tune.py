@@ -301,6 +301,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 def print_spaces() -> None:
     """Print the search spaces with their questions."""
+    print("with --space:")
     width = max(map(len, SPACES))
     for space in SPACES.values():
         print(f"{space.name:<{width}}  {space.question} ({plural(len(space.arms), 'arm')})")

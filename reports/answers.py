@@ -28,7 +28,7 @@ EARLY = 0.25  # share of the rounds
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Table with one row per arm, remarks above it, and a note on how to read it."""
+    """Table with one row per arm, remarks above it, and notes on how to read it."""
 
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one value per seed
     columns: Sequence[Column]
@@ -36,6 +36,7 @@ class Answer:
     counted: Collection[str]  # arms whose speeds include disturbed rounds
     said: Sequence[str]  # remarks above the table
     note: str
+    measured: Sequence[str]  # how the figures of each column are computed
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -96,8 +97,9 @@ def answer(
         note="Only trials that ran all their rounds count. A cell is the median over the seeds, "
         "with the minimum and the maximum below it. A difference compares trials of the same seed. "
         f"{_how_early([trial for trials in arms.values() for trial in trials])}"
-        "The figures of each trial in the other columns are computed as follows. "
-        f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
+        f"The list below explains the other columns.{_marked(not_comparable)}"
+        f"{_marked_as_counted(comparison)}",
+        measured=_how_measured(asked),
     )
 
 
@@ -115,12 +117,20 @@ def _how_early(trials: Sequence[TrialRecord]) -> str:
     )
 
 
-def _how_measured(columns: Sequence[Column]) -> str:
+def _how_measured(columns: Sequence[Column]) -> list[str]:
     """Say how a trial's figure in each column is computed, grouping equal explanations."""
     kinds: dict[str, list[str]] = {}
     for column in columns:
-        kinds.setdefault(column.how, []).append(column.title)
-    return " ".join(f"• {', '.join(titles)}: {how}." for how, titles in kinds.items())
+        kinds.setdefault(column.how, []).append(_with_metric(column))
+    return [f"{', '.join(titles)}: {how}." for how, titles in kinds.items()]
+
+
+def _with_metric(column: Column) -> str:
+    """Return the title of a column with its metric, unless the figure is derived."""
+    if column.metric in DERIVED:
+        return column.title
+    reversed_ = " with its sign reversed" if column.factor < 0 else ""
+    return f"{column.title} ({column.metric}{reversed_})"
 
 
 def _marked(not_comparable: Collection[str]) -> str:

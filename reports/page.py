@@ -311,7 +311,8 @@ def _answer_section(found: Answer | None) -> str:
         "intervals, so do not read too much into small differences.</p>\n"
         f"{html_list(found.said)}"
         f"{html_table(found.header, found.rows(), figures=True)}\n"
-        f'<p class="note">{escaped(found.note)}</p>\n</section>'
+        f'<p class="note">{escaped(found.note)}</p>\n'
+        f'<div class="note">{html_list(found.measured)}</div>\n</section>'
     )
 
 
@@ -346,8 +347,8 @@ def _changes_section(comparison: Comparison) -> str:
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
         f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
         "An n-gram is a sequence of n words, and a word is an unbroken sequence of letters and "
-        "digits. Upper and lower case count as equal. In a language written without spaces, a whole "
-        "phrase counts as one word.</p>"
+        "digits. Upper and lower case count as equal. In a language written without spaces, a "
+        "whole phrase counts as one word.</p>"
         "</details>\n</section>"
     )
 
@@ -420,7 +421,8 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
     return (
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>The first response to each prompt, before training and at the latest evaluation. The "
-        "prompts are the first held-out prompts, not a selection.</p>\n"
+        "prompts are the first held-out prompts, not a selection. If two numbers follow the "
+        "reward, they are its parts: one for the form of the response, one for its answer.</p>\n"
         + "\n".join(blocks)
         + "\n</section>"
     )

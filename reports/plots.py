@@ -493,9 +493,10 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             title="Policy versions over time",
             look=f"The first {FIRST_ROUNDS} rounds. A version counts the gradient steps so far. "
             "Solid: the version of the learner. Dotted: the version of the generator. A gap "
-            "between the lines shows how long new weights take to arrive. Lines that coincide do not mean that rollouts are fresh: an asynchronous arm "
-            "trains on responses that were sampled before the generator's weights changed. “Lag "
-            "over the rounds” shows how stale these responses were.",
+            "between the lines shows how long new weights take to arrive. Lines that coincide do "
+            "not mean that rollouts are fresh: an asynchronous arm trains on responses that were "
+            "sampled before the generator's weights changed. “Lag over the rounds” shows how stale "
+            "these responses were.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
             alt="Version of the learner and of the generator over seconds, one panel per arm: "
             f"{', '.join(changed)}.",

@@ -793,8 +793,8 @@ def test_few_responses_never_warn(caplog, tmp_path):
     watched(tmp_path / "some", {name: values[:31] for name, values in wild.items()}, rollout=few)
     assert messages(caplog) == []
     watched(tmp_path / "many", wild, rollout=few)
-    assert [message.split(" is")[0] for message in messages(caplog)] == [
-        "sync/0, round 32: share of repeated text 100%"
+    assert [message.split(",")[1] for message in messages(caplog)] == [
+        " round 32: share of repeated text is 100%"
     ]
 
 

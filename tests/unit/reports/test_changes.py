@@ -231,7 +231,7 @@ def test_a_threshold_is_wider_if_few_responses_were_measured():
 def test_thresholds_are_shown_in_the_units_of_the_change():
     assert LENGTH.shown_threshold == "± 25%"
     assert TRUNCATED.shown_threshold == "± 10 points"
-    assert ENTROPY.shown_threshold == "± 50 %"
+    assert ENTROPY.shown_threshold == "± 50%"
     assert NLL.shown_threshold == "± 0.3 nats per token"
 
 

@@ -103,7 +103,7 @@ def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path)
     assert found is not None
     cells = dict(zip(found.header, found.rows()[0], strict=True))
     assert (cells["rollout"], cells["optimize"], cells["sync"]) == ("75%", "25%", "-")
-    assert "a round's work without evaluation" in found.note
+    assert "a round's work without evaluation" in found.measured[-1]
 
 
 def test_drift_from_the_sampler_is_positive_and_speed_counts_samples(tmp_path):
@@ -233,7 +233,7 @@ def test_a_question_needs_no_space_of_its_name(tmp_path):
     assert found is not None
     assert [row[0] for row in found.rows()] == ["b", "a"]  # in the order of the question
     assert found.rows()[0][found.header.index("gradient norm")] == "0.2"
-    assert "gradient norm: the value in the last round." in found.note
+    assert "gradient norm (optim/grad_norm): the value in the last round." in found.measured
     page = write_report(directory, warn=[].append).read_text()
     assert "<h1>Whose?</h1>" in page
     assert ">gradient norm<" in page

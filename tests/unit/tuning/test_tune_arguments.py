@@ -660,7 +660,7 @@ def test_a_file_in_the_place_of_the_storage_is_refused(command, tmp_path):
 def test_list_prints_every_space_and_every_preset_on_a_line(command):
     status, out, _ = command("--list")
 
-    spaces, presets = out.split("\nwith --preset:\n")
+    spaces, presets = out.removeprefix("with --space:\n").split("\nwith --preset:\n")
     assert status == 0
     assert [line.split()[0] for line in spaces.splitlines()] == list(SPACES)
     assert [line.split()[0] for line in presets.splitlines()] == list(PRESETS)
