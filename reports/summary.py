@@ -492,7 +492,7 @@ def table(comparison: Comparison) -> str:
         return "no trial has finished a round"
     rows = align([comparison.header, *comparison.rows()])
     moved = f"Side effects of training: {changes.moved_in(comparison.changes)}"
-    more = f"{moved}. The report lists every quantity."
+    more = textwrap.fill(f"{moved}. The report lists every quantity.", 100, break_on_hyphens=False)
     note = [comparison.note()] if comparison.note() else []
     members = (
         [textwrap.fill(SAID, 100), align([LINEAGE, *comparison.lineage])]

@@ -59,7 +59,7 @@ class EngineRecord:
     @property
     def promise(self) -> str:
         """The promises of the engine, in words."""
-        bits = "same bits when repeated" if self.same_bits else "different tokens after a resume"
+        bits = "repeats bit for bit" if self.same_bits else "different tokens after a resume"
         if self.log_prob_error is None:
             checked = "compared with the learner's at the start" if self.compared else "unchecked"
             return f"{bits}, log-probs {checked}"

@@ -169,7 +169,7 @@ def test_the_correction_is_on_unless_it_is_set_and_cannot_be_turned_off():
 def test_what_the_engine_promises_is_less():
     assert ENGINES["torch"].promise.endswith("within 0.0001 of the learner's")
     assert chosen_engine(GRPOConfig.from_dict(NARROW)).promise == (
-        "same bits when repeated, log-probs compared with the learner's at the start"
+        "repeats bit for bit, log-probs compared with the learner's at the start"
     )
 
 

@@ -253,8 +253,9 @@ def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment
     assert said(arm(experiment, "async_k1")) == []
     trials = read_experiment(experiment).trials
     lines = table(compare(trials)).splitlines()
-    assert lines[-1].startswith("Side effects of training: colocated_k1 (tokens per response -69%")
-    assert "async_k1 (" not in lines[-1]
+    start = "Side effects of training: colocated_k1 (tokens per response -69%"
+    first = next(number for number, line in enumerate(lines) if line.startswith(start))
+    assert "async_k1 (" not in " ".join(lines[first:])
     assert "39.0 -> 12.0" in next(line for line in lines if line.startswith("colocated_k1"))
     assert "39.0 -> 38.0" in next(line for line in lines if line.startswith("async_k1"))
 
@@ -335,7 +336,8 @@ def test_what_is_not_known_is_said_and_no_change(experiment, few_are_enough):
         "no quantity moved by more than its threshold; not everything was measured in colocated_k1"
     )
     text = table(compare(read_experiment(experiment).trials))
-    assert "not everything was measured in colocated_k1. The report lists every quantity." in text
+    said = "not everything was measured in colocated_k1. The report lists every quantity."
+    assert said in " ".join(text.split())
 
 
 def test_seeds_are_judged_one_by_one(experiment, few_are_enough):
