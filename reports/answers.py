@@ -94,7 +94,7 @@ def answer(
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
-        note="Only trials that ran all their rounds count. With several seeds, a cell is the median, "
+        note="Only trials that ran all rounds count. With several seeds, a cell is the median, "
         "with the minimum and the maximum below it. A difference compares trials of the same seed. "
         f"{_how_early([trial for trials in arms.values() for trial in trials])}"
         f"The list below explains the other columns.{_marked(not_comparable)}"
