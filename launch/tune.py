@@ -331,8 +331,10 @@ def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
             print(note, file=sys.stderr)
         return
     print(f"{plan.space.name}: {plan.space.question}")
-    order = ", in the order in which they run" if len(plan.trials) > 1 else ""
-    print(f"{plural(len(plan.trials), 'trial')}{order}:\n")
+    scheduler = plan.options.scheduler
+    under = "" if scheduler == "fifo" else f" under the scheduler {scheduler}"
+    order = ", in the order in which they start" if len(plan.trials) > 1 else ""
+    print(f"{plural(len(plan.trials), 'trial')}{under}{order}:\n")
     print(preview(plan.trials))
     if complete:
         print(*example_lines(plan.trials[0]), sep="\n")

@@ -901,7 +901,7 @@ def test_a_dry_run_shows_in_what_the_trials_differ_and_writes_nothing(of_a_file,
     question, count, _, *table = out.splitlines()
     assert (status, error) == (0, "")
     assert question == "mine: which learning rate?"
-    assert count == "2 trials, in the order in which they run:"
+    assert count == "2 trials, in the order in which they start:"
     assert table[0] == "arm   seed  optim.lr"
     assert set(table[1:3]) == {"slow     0    0.0001", "fast     0    0.0003"}
     assert table[3:6] == ["", "the same in every trial:", "  rounds=8"]
