@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
+from typing import Any
 
 
 def plural(number: int, noun: str) -> str:
@@ -20,6 +22,13 @@ def written(value: float, form: str) -> str:
 def rate(value: float) -> str:
     """Return a rate with at least two significant digits: `80`, `1.4`, `0.053`."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
+def shown_truth(truth: Any) -> str:
+    """Return a ground truth in readable form: strings as they are, other values as JSON."""
+    texts = truth if isinstance(truth, list) else [truth]
+    words = [text for text in texts if isinstance(text, str)]
+    return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)
 
 
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:

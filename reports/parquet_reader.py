@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo_trainable.protocol.round_records import SCHEMAS
+from grpo_trainable.text import shown_truth
 from reports import experiment_files
 from reports.experiment_files import content_of, one_line
 from reports.records import MAX_NUMBER, TrialRecord
@@ -79,7 +80,7 @@ class Example:
     """Held-out prompt with one response before training and one at the latest evaluation."""
 
     prompt: str
-    truth: str | None  # the true answer in readable form; None if it was not kept
+    truth: str | None  # the ground truth in readable form; None if it was not kept
     before: str
     before_scores: str
     after: str
@@ -259,13 +260,13 @@ def _is_turn(value: Any) -> bool:
 
 
 def truth_text(row: Mapping[str, Any]) -> str | None:
-    """Return the true answer of a row: a string unchanged, another value as JSON, or None."""
+    """Return the ground truth of a row in readable form, or None."""
     stored = row["ground_truth"]
     try:
         truth = json.loads(stored or "null")
+        return None if truth is None else shown_truth(truth)
     except (ValueError, RecursionError):  # a file that we did not write
         return stored
-    return truth if truth is None or isinstance(truth, str) else stored
 
 
 def scores_text(row: Mapping[str, Any]) -> str:

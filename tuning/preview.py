@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_trainable.command_line import align
 from grpo_trainable.config import GRPOConfig, defaults_with, explained_defaults, flatten
-from grpo_trainable.text import plural
+from grpo_trainable.text import plural, shown_truth
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
@@ -70,7 +70,7 @@ def example_lines(trial: GRPOConfig) -> Iterator[str]:
     yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
     yield from (f"  | {line}" for line in shortened(text).split("\n"))
     what = "the specification for its environment" if trial.env.plays else "its ground truth"
-    yield f"{what}: {shortened(truth if isinstance(truth, str) else json.dumps(truth))}"
+    yield f"{what}: {shortened(shown_truth(truth))}"
 
 
 def shortened(text: str) -> str:

@@ -8,13 +8,11 @@ wrote the responses, so nothing in them may become markup.
 from __future__ import annotations
 
 import heapq
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from grpo_trainable.tasks import JSONValue
-from grpo_trainable.text import plural
+from grpo_trainable.text import plural, shown_truth
 from grpo_trainable.tools.evaluation.generation import Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
@@ -30,13 +28,6 @@ def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
         (name, record.meanings[name], str(len(own)), f"{len(own) / total:.1%}")
         for name, own in (record.categories or {}).items()
     ]
-
-
-def shown_truth(truth: JSONValue) -> str:
-    """Return a ground truth in readable form: strings as they are, other values as JSON."""
-    texts = truth if isinstance(truth, list) else [truth]
-    words = [text for text in texts if isinstance(text, str)]
-    return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)
 
 
 def examples(responses: Sequence[Generation]) -> list[Generation]:

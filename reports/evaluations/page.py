@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable.config import GRPOConfig, flatten, shown
+from grpo_trainable.text import shown_truth
 from grpo_trainable.tools.evaluation.generation import Generation
 from reports.document import document, figure
-from reports.evaluations.categories import categories_section, shown_truth
+from reports.evaluations.categories import categories_section
 from reports.evaluations.measures import Measure, measures
 from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
@@ -112,7 +113,7 @@ def _figures_section(measured: Mapping[str, Measure]) -> str:
         "vary with other prompts of the same kind, answered by the same policy. The interval does "
         "not cover another training run. If every value is between 0 and 1, the interval is "
         "Wilson's interval. Its sample size is the effective sample size: that many independent "
-        "trials would give a mean with the same variance. Otherwise, the interval is Student's."
+        "responses would give a mean with the same variance. Otherwise, the interval is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'
