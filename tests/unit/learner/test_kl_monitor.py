@@ -63,6 +63,7 @@ def every_draw(groups: int, size: int, responses: int) -> set[bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "size", "responses"), [(3, 2, 2), (2, 3, 2), (2, 2, 3)])
 def test_the_mean_over_all_possible_draws_is_the_figure_of_all_responses(
     groups: int, size: int, responses: int
@@ -79,6 +80,7 @@ def test_the_mean_over_all_possible_draws_is_the_figure_of_all_responses(
     assert np.mean(estimates) == pytest.approx((3.0 + float(values.sum())) / 5.0, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_every_response_is_equally_likely_to_be_drawn_from_groups_of_unequal_size() -> None:
     drawn = [draw([1, 5, 2], 3, np.random.default_rng(seed)) for seed in range(4000)]
     assert {mask.sum() for mask in drawn} == {3}
@@ -176,6 +178,7 @@ def test_kl_before_a_step_covers_all_its_rows_where_no_pass_is_needed() -> None:
     assert drift_before_step(policy[rest], batch.select(rest)).keys() == {"behaviour"}
 
 
+@pytest.mark.slow
 def test_estimates_of_many_rounds_agree_with_the_full_pass() -> None:
     """Simulate 500 rounds whose KL is skewed and alike within a group, as in training."""
     rng = np.random.default_rng(0)

@@ -177,6 +177,7 @@ def test_a_prompt_belongs_to_the_same_round_at_every_lag() -> None:
     assert len({tuple(chunks_sampled(w)) for w in trials}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_after", range(7))
 def test_resume_at_lag_4_is_exact(stopped_after: int) -> None:
     config = config_of(placement="colocated", rounds=7, lag=4, lag_mode="exact", rollout=RESAMPLE)
@@ -299,6 +300,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_quick_policy(tmp_path_factory.mktemp("policy"))
 
 
+@pytest.mark.slow
 def test_real_runs_at_lag_4_are_identical_and_resume_exactly(policy_path: str) -> None:
     exact = {"lag": 4, "lag_mode": "exact"}
     rounds = RealTrial(policy_path, 0, **exact).run(7)
@@ -314,6 +316,7 @@ def test_real_runs_at_lag_4_are_identical_and_resume_exactly(policy_path: str) -
     assert again + second.run(7) == rounds
 
 
+@pytest.mark.slow
 def test_a_real_run_at_exact_lag_0_is_the_synchronous_run(policy_path: str) -> None:
     synchronous = RealTrial(policy_path, 0).run(7)
     assert RealTrial(policy_path, 0, lag_mode="exact").run(7) == synchronous

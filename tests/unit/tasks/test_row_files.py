@@ -166,6 +166,7 @@ def test_every_file_of_a_directory_is_an_input(tmp_path):
     assert input_digests(config).keys() == found.keys()
 
 
+@pytest.mark.slow
 def test_jsonl_needs_no_pyarrow(tmp_path):
     path = write_jsonl(tmp_path / "data.jsonl", SUMS)
     code = (
