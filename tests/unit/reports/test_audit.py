@@ -208,6 +208,7 @@ def test_a_policy_without_a_single_step_has_no_gradient(tmp_path):
 # ---- Clean experiments -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_twenty_clean_experiments_raise_no_alarm(tmp_path):
     found = [menu(write(tmp_path / str(salt), salt=salt)) for salt in range(20)]
     assert [faults(own) for own in found] == [{}] * 20

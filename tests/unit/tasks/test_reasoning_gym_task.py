@@ -104,6 +104,7 @@ def test_a_pass_takes_each_problem_about_once_in_an_order_of_its_own():
     assert len(held_out | set(passes[0]) | set(passes[1])) > 90
 
 
+@pytest.mark.slow
 @needs_reasoning_gym
 def test_a_data_set_without_problems_of_both_sides_is_refused():
     task = sums(size=1)

@@ -163,6 +163,7 @@ def test_seeds_are_added_until_the_maximum_and_only_for_undecided_arms(
     assert "the experiment was started with 5" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", [0, 7, len(EXPECTED) - 1])
 def test_a_killed_command_is_resumed_without_a_trial_lost_or_doubled(
     until_decided, tmp_path, killed_after
