@@ -291,8 +291,8 @@ class Trial:
                 self._niceness = process.niceness
                 self._news.append(
                     f"actors run at niceness {process.niceness}, so any ordinary process on their "
-                    "machine has priority; set RAY_worker_niceness=0 before `ray start` to change "
-                    "that"
+                    "machine has priority; to change that, start Ray with RAY_worker_niceness=0 "
+                    "and without `nice`"
                 )
 
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:

@@ -363,16 +363,15 @@ class Comparison:
         return notes
 
     def _notes_on_niceness(self) -> list[str]:
-        nice = {
-            arm: max(trial.niceness for trial in trials)
-            for arm, trials in self.arms.items()
-            if any(trial.niceness for trial in trials)
-        }
+        nice: dict[float, list[str]] = {}
+        for arm, trials in self.arms.items():
+            if niceness := max((trial.niceness for trial in trials), default=0.0):
+                nice.setdefault(niceness, []).append(arm)
         return [
-            f"The actors of {arm} ran at niceness {niceness:g}, so any ordinary process on the "
-            "machine had priority over them. To compare speeds, start Ray with "
-            "RAY_worker_niceness=0."
-            for arm, niceness in nice.items()
+            f"The actors of {', '.join(arms)} ran at niceness {niceness:g}, so any ordinary "
+            "process on the machine had priority over them. To compare speeds, start Ray with "
+            "RAY_worker_niceness=0 and without `nice`."
+            for niceness, arms in nice.items()
         ]
 
     def seeds_used(self, own: Contrast) -> str:
