@@ -12,24 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.telemetry.metrics import TIMED
 from grpo_trainable.text import plural
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.series import lag_shares
-from reports.summary import EQUAL_SAMPLES, Comparison
+from reports.summary import EQUAL_SAMPLES, median
 
 LEAST_LAG = 0.5  # a group must reach a larger share of the nominal lag than this
 LENGTH_CHANGE = 0.1  # largest difference between trained and drawn lengths, as a share
 STANDARD_ERRORS = 2.0  # a smaller difference in length may be chance
 
-# Settings that decide where and how fast an arm works, but not what it learns. Arms that differ
-# only in these settings may be equal bit for bit, as `sync` and `colocated_k1` are.
+# Settings that decide where and how fast an arm works and how it is evaluated, but not what it
+# learns. Arms that differ only in these settings may be equal bit for bit, as `sync` and
+# `colocated_k1` are.
 OF_EXECUTION = (
     *("arm", "seed", "placement", "transport", "engine", "resources.", "callbacks."),
-    *("checkpoint.", "rollout.unit_prompts", "model.packing", "optim.microbatch"),
-    "optim.microbatch_tokens",
+    *("checkpoint.", "eval.", "rollout.unit_prompts", "rollout.slots", "model.packing"),
+    *("model.gradient_checkpointing", "optim.microbatch", "optim.microbatch_tokens"),
 )
 # Areas of metrics that say when and where work was done, not what was learned.
 OF_WORK = (*TIMED, "fleet/", "count/", "buffer/", "version/")
@@ -77,22 +78,18 @@ class Audit:
 
 
 def audit_arms(
-    experiment: ExperimentRecord,
-    comparison: Comparison,
-    files: Mapping[str, TrialFiles],
-    baseline: str | None,
+    experiment: ExperimentRecord, files: Mapping[str, TrialFiles], baseline: str | None
 ) -> dict[str, Audit]:
     """Audit every arm with a row.
 
     Args:
         experiment: The experiment as it was read.
-        comparison: The comparison of its arms.
         files: Figures from the Parquet parts, by trial name.
         baseline: The arm that the others are compared with; None if there is none yet.
     """
     arms = experiment.complete_arms
     identical = _identical(arms)
-    base = arms[baseline][:1] if baseline else []
+    base = arms[baseline] if baseline else []
     found = {}
     for arm, trials in arms.items():
         trained, drawn = _lengths(trials)
@@ -104,7 +101,7 @@ def audit_arms(
             _gradient_fault(trials),
             _length_fault(trials),
             _identical_fault(trials, equal, arms) if treated else None,
-            _samples_fault(arm, comparison, baseline),
+            _samples_fault(trials, base),
         ]
         found[arm] = Audit(
             arm=arm,
@@ -136,7 +133,9 @@ def _lag_fault(trials: Sequence[TrialRecord]) -> Fault | None:
         return None
     config = short[0].config
     most = int(max(largest[trial.config.seed] for trial in short))
-    advice = "train more rounds" if config.lag_mode == "exact" else "use lag_mode=exact"
+    # Even lag_mode=exact delivers a lag of at most one less than the number of rounds.
+    few = config.rounds - 1 <= LEAST_LAG * config.lag
+    advice = "train more rounds" if few else "use lag_mode=exact"
     return Fault(
         check="lag",
         reason=f"lag={config.lag} was not delivered: no group was more than "
@@ -211,18 +210,32 @@ def _length_fault(trials: Sequence[TrialRecord]) -> Fault | None:
     )
 
 
-def _samples_fault(arm: str, comparison: Comparison, baseline: str | None) -> Fault | None:
-    """Return a fault if the arm and the baseline trained on unequal numbers of samples."""
-    if baseline is None:
-        return None
-    own, base = comparison.samples(arm), comparison.samples(baseline)
-    if own is None or base is None or max(own, base) <= (1 + EQUAL_SAMPLES) * min(own, base):
+def _samples_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -> Fault | None:
+    """Return a fault if an arm and the baseline trained on unequal numbers of samples."""
+    own, theirs = (median([_samples(trial) for trial in own]) for own in (trials, base))
+    if own is None or theirs is None or max(own, theirs) <= (1 + EQUAL_SAMPLES) * min(own, theirs):
         return None
     return Fault(
         check="samples",
-        reason=f"it trained on {own:.0f} samples, {baseline} on {base:.0f}; --samples N "
+        reason=f"it trained on {own:.0f} samples, {base[0].arm} on {theirs:.0f}; --samples N "
         "trains every arm on N responses",
     )
+
+
+def _samples(trial: TrialRecord) -> float | None:
+    """Return the number of responses that a trial trained on or left out because it was told to.
+
+    Groups of equal rewards teach nothing. So if `rollout.zero_advantage` leaves them out, a batch
+    with fewer groups is part of the treatment.
+    """
+    groups, config = trial.last("count/trained"), trial.config
+    if groups is None:
+        return None
+    if config.rollout.zero_advantage != "keep":
+        planned = config.rounds * schedule.prompts_per_round(config)
+        left_out = trial.last("count/dropped_zero_advantage") or 0.0
+        groups = max(groups, min(groups + left_out, planned))
+    return groups * config.rollout.group_size
 
 
 # ---- Identical arms --------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def menu_of(
     }
     design = _design(experiment, len(planned) - 1, options)
     pairs = _pairs(complete, baseline, options)
-    audits = audit_arms(experiment, comparison, files, baseline)
+    audits = audit_arms(experiment, files, baseline)
     faults = {arm: _faults(audits, arm, baseline) for arm in planned}
     try:
         judged = judge({arm: own for arm, own in pairs.items() if not faults[arm]}, design)

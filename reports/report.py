@@ -82,7 +82,7 @@ def write_report_of(
         warn(text)
     menu, no_verdict = menu_or_reason(experiment, comparison, files, directory)
     if menu is None:
-        audits = audit_arms(experiment, comparison, files, comparison.baseline)
+        audits = audit_arms(experiment, files, comparison.baseline)
     else:
         audits = menu.audits
     of_menu = [] if menu is None else [menu_section(menu, list(comparison.arms))]

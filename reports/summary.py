@@ -154,12 +154,9 @@ class Comparison:
     @property
     def equal_samples(self) -> bool:
         """Return True if all arms' complete trials trained on about the same number of samples."""
-        known = [samples for arm in self.arms if (samples := self.samples(arm)) is not None]
+        medians = [median([t.samples for t in own if t.complete]) for own in self.arms.values()]
+        known = [samples for samples in medians if samples is not None]
         return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
-
-    def samples(self, arm: str) -> float | None:
-        """Return the median number of samples of an arm's complete trials, or None if unknown."""
-        return median([trial.samples for trial in self.arms[arm] if trial.complete])
 
     @property
     def has_ratios(self) -> bool:

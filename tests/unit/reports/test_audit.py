@@ -20,7 +20,7 @@ from reports.summary import compare
 BASE, COPY, STALE, OTHER = "colocated_k1", "sync", "async_k1", "colocated_k1_two_cores"
 ROUNDS, SEEDS = 6, 2
 # The clip range should change what this arm learns. The number of cores should not.
-FIXED: Mapping[str, Mapping[str, Any]] = {OTHER: {"loss.clip": 0.3}}
+FIXED: dict[str, Mapping[str, Any]] = {OTHER: {"loss.clip": 0.3}}
 Row = dict[str, Any]
 Spoil = Callable[[Row], None]
 
@@ -221,6 +221,40 @@ def test_a_filter_may_select_by_length(tmp_path):
     assert faults(menu(directory)) == {}
 
 
+@pytest.mark.parametrize("way", ["filter", "resample"])
+def test_groups_of_equal_rewards_may_be_left_out(tmp_path, way):
+    def without_equal_rewards(row: Row) -> None:
+        row["count/dropped_zero_advantage"] = 0.2 * row["count/trained"]
+        row["count/trained"] *= 0.8
+
+    whole = {"rollout.zero_advantage": way, "rollout.prompts": 160}
+    directory = write(tmp_path / "e", {OTHER: without_equal_rewards}, fixed=whole)
+    assert faults(menu(directory)) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("eval.every", 3), ("model.gradient_checkpointing", True), ("rollout.slots", 4)],
+)
+def test_equal_arms_may_differ_in_evaluation_and_execution(tmp_path, monkeypatch, key, value):
+    monkeypatch.setitem(FIXED, OTHER, {key: value})
+    spoiled = dict.fromkeys((BASE, COPY, OTHER), as_the_baseline)
+    found = menu(write(tmp_path / "e", spoiled))
+    assert found.audits[OTHER].identical == []
+    assert faults(found) == {}
+
+
+def test_a_trial_too_short_for_its_lag_is_told_to_train_more_rounds(tmp_path):
+    def reasons_at(lag: int) -> str:
+        directory = write(tmp_path / str(lag), {STALE: without_lag}, lag=lag)
+        (fault,) = menu(directory).audits[STALE].faults
+        return fault.reason
+
+    # In six rounds, no group can be more than five rounds old.
+    assert reasons_at(10).endswith("train more rounds")
+    assert reasons_at(8).endswith("use lag_mode=exact")
+
+
 def test_a_bound_of_four_is_delivered_by_a_group_three_rounds_old(tmp_path):
     assert faults(stale_by(tmp_path / "two", 2)) == {STALE: ["lag"]}
     assert faults(stale_by(tmp_path / "three", 3)) == {}
@@ -289,5 +323,5 @@ def audit_of(directory: Path) -> Audit:
     """Return the audit of an experiment's only arm."""
     experiment = read_experiment(directory)
     files = read_all(experiment.trials)
-    (found,) = audit_arms(experiment, compare(experiment.trials), files, None).values()
+    (found,) = audit_arms(experiment, files, None).values()
     return found

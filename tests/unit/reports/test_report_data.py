@@ -43,7 +43,7 @@ def data_of(directory: Path) -> dict[str, Any]:
     pairs = every_pair(experiment, comparison, files)
     short, told = short_answer(found, comparison), verdicts(found, comparison)
     menu = menu_or_reason(experiment, comparison, files, directory)
-    audits = audit_arms(experiment, comparison, files, comparison.baseline)
+    audits = audit_arms(experiment, files, comparison.baseline)
     return report_data(experiment, comparison, asked, found, pairs, short, told, [], audits, *menu)
 
 
