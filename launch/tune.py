@@ -183,8 +183,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--budget",
         metavar="TIME",
         type=time_span,
-        help="with --until-decided: add no seed that would probably make all trials together take "
-        "longer, for example 2h, 90m or 3600s. --resume may change the budget",
+        help="with --until-decided: time of all trials together, for example 2h, 90m or 3600s. No "
+        "seed is added that would probably exceed it. --resume may change the budget",
     )
     add(
         "--name",
@@ -406,11 +406,13 @@ def plan_of_next_block(plan: Plan) -> Plan | None:
             ),
             only=block.arms,
         )
+        following.shipped = plan.shipped  # the input files of all blocks are the same
         following.check(holds_lock=True)
         following.prepare_directory()
         return following
     except (UsageError, ConfigError, PluginError, MenuError, ReportError) as error:
-        print(f"no more seeds: {error}", flush=True)
+        # The user has not given --extend, which some messages begin with.
+        print(f"no more seeds: {str(error).removeprefix('--extend: ')}", flush=True)
         return None
 
 

@@ -40,6 +40,8 @@ def next_block(experiment: ExperimentRecord, menu: Menu, seeds: int, limits: Lim
     undecided = [row.arm for row in menu.others if row.verdict == UNDECIDED]
     undecided = [arm for arm in undecided if arm not in untested]
     if not undecided:
+        if len(untested) == len(menu.others):
+            return "no arm can be tested"
         but = f", but {', '.join(untested)} cannot be tested" if untested else ""
         return f"every arm is decided{but}"
     if seeds >= limits.max_seeds:

@@ -96,8 +96,8 @@ class Plan:
     """Options of an experiment, resolved into the config of every trial.
 
     An experiment consists of runs of Tune. The first run has all trials that the experiment starts
-    with, and each extension is another run. A plan is for one run: a new one, or the last one to
-    resume.
+    with, and each extension is another run. A plan describes one run: a new one, or the last one
+    of a resumed experiment.
 
     Raises:
         UsageError, ConfigError: The options contradict each other, a trial is invalid, or a resumed
@@ -610,7 +610,8 @@ class Plan:
         """Return the trials that this run has, or will have.
 
         Args:
-            only: The arms that an extension may have. None means all.
+            only: The arms that an extension may have. None means all if the extension adds seeds,
+                and otherwise the arms that it adds.
 
         Raises:
             UsageError: An extension adds no trial.
@@ -622,6 +623,8 @@ class Plan:
             return [trial for trial in self.grid if (trial.arm, trial.seed) in planned]
         runs = [self.stored, *self.extensions]
         planned = {(arm, seed) for run in runs for arm, seed in run["planned"]}
+        if only is None and self.options.num_samples <= self.stored["num_samples"]:
+            only = self.options.added_arms  # arms that were decided with fewer seeds get no more
         new = [trial for trial in self.grid if (trial.arm, trial.seed) not in planned]
         new = [trial for trial in new if only is None or trial.arm in only]
         if new:
@@ -870,9 +873,18 @@ class Plan:
 
         The description names the trials of each run. Once it is written, the trials of this run
         belong to the experiment, and `--resume` runs those that a crash has prevented.
+
+        Raises:
+            UsageError: The description cannot be written, or another command has extended the
+                experiment since this command read it.
         """
         if self.inputs is None:
             self._read_inputs()
+        if self.extending and self._read_stored() != self.stored:
+            raise UsageError(
+                f"--extend: another command has changed experiment {self.name} in the meantime; "
+                "try again when it has ended"
+            )
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
         planned = [(trial.arm, trial.seed) for trial in self.trials]
         kept = {**kept, **self.limits, "inputs": self.inputs, "replaced": self.replaced}

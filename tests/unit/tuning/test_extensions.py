@@ -11,6 +11,7 @@ import experiments
 import pytest
 import ray
 
+from grpo_trainable.command_line import UsageError
 from launch import tune
 from reports import EXPERIMENT_FILE
 from reports.experiment import read_experiment
@@ -172,6 +173,17 @@ def test_what_cannot_be_extended_is_refused_in_one_line(planned, capsys):
     assert (first.directory / EXPERIMENT_FILE).read_bytes() == before
     assert tune.main(["--space", "async_vs_sync", "--arm", OTHER]) == 2
     assert "--arm needs --extend" in capsys.readouterr().err
+
+
+def test_two_commands_do_not_extend_the_same_experiment(planned):
+    finish(start(planned))
+    argv = ("--extend", "--name", "mine", "--storage", "storage", "--num-samples")
+    first, second = (tune.plan_of(tune.parse_arguments([*argv, n])) for n in ("2", "3"))
+    first.prepare_directory()
+    before = stored(first)
+    with pytest.raises(UsageError, match="another command has changed experiment mine"):
+        second.prepare_directory()
+    assert stored(first) == before
 
 
 @pytest.mark.parametrize("scheduler", ["asha", "pbt"])

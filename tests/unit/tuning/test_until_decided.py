@@ -80,6 +80,15 @@ def test_an_arm_without_a_trial_to_compare_gets_no_more_seeds(tmp_path):
     assert reason == f"every arm is decided, but {THIRD} cannot be tested"
 
 
+def test_nothing_is_called_decided_if_no_arm_can_be_tested(tmp_path):
+    directory = tmp_path / "e"
+    experiments.write_experiment(directory)
+    without_lag = {"eval__round": 5.0, "reward__eval_mean": 0.5, "lag__max": 0.0}
+    rows = [experiments.row(n, **without_lag) for n in range(1, 6)]
+    experiments.write_trial(directory, experiments.config(THIRD, 0, rounds=5), rows)
+    assert following(directory, {BASE: REWARDS[BASE]}, 1) == "no arm can be tested"
+
+
 def test_durations_are_written_in_words():
     assert [duration(s) for s in (40, 720, 9000)] == ["40 s", "12 min", "2.5 h"]
 
@@ -96,9 +105,11 @@ def until_decided(tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     begun: list[tuple[str, int]] = []
+    shipped: list[dict[str, bytes]] = []
 
     @contextlib.contextmanager
     def started(plan: Plan):
+        plan.shipped = {"reward.py": b"code"}
         yield []
 
     def run(*argv: str, killed_after: int | None = None) -> list[tuple[str, int]]:
@@ -107,6 +118,7 @@ def until_decided(tmp_path, monkeypatch):
         def fit(plan: Plan) -> list:
             nonlocal left
             there = Path(str(plan.run_directory))
+            shipped.append(plan.shipped)
             for trial in plan.trials:
                 if list(there.glob(f"{trial.arm}-{trial.seed}-*")):
                     continue
@@ -122,6 +134,8 @@ def until_decided(tmp_path, monkeypatch):
         monkeypatch.setattr(tune, "opening", lambda *_: [])
         monkeypatch.setattr(tune, "summarise", lambda *_, **__: 0)  # its plots take seconds
         tune.main([*argv, "--name", "mine", "--storage", str(tmp_path)])
+        # On a cluster, later nodes need the user's files in every block.
+        assert all(shipped)
         return begun
 
     return run
@@ -182,6 +196,18 @@ def test_a_resume_with_a_larger_budget_continues(until_decided, tmp_path, capsys
     assert "--resume with a larger --budget continues" in capsys.readouterr().out
     assert len(until_decided("--resume")) == 9
     assert set(until_decided("--resume", "--budget", "1h")) == EXPECTED
+
+
+def test_an_extension_without_more_seeds_gives_none_to_decided_arms(until_decided, tmp_path):
+    (tmp_path / "mine.py").write_text(SPACE_FILE)
+    until_decided(*START)
+    with pytest.raises(UsageError, match="nothing to add"):
+        extended(tmp_path)
+
+
+def extended(tmp_path: Path, *argv: str) -> Plan:
+    where = ("--name", "mine", "--storage", str(tmp_path))
+    return tune.plan_of(tune.parse_arguments(["--extend", *argv, *where]))
 
 
 @pytest.mark.parametrize(
