@@ -81,10 +81,7 @@ def write_report_of(
     for text in damaged:
         warn(text)
     menu, no_verdict = menu_or_reason(experiment, comparison, files, directory)
-    if menu is None:
-        audits = audit_arms(experiment, files, comparison.baseline)
-    else:
-        audits = menu.audits
+    audits = audit_arms(experiment, files, comparison.baseline) if menu is None else menu.audits
     of_menu = [] if menu is None else [menu_section(menu, list(comparison.arms))]
     shown = sections(experiment, comparison, files)
     images = _images([*of_menu, *shown], list(comparison.arms))
