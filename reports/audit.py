@@ -223,19 +223,22 @@ def _samples_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -
 
 
 def _samples(trial: TrialRecord) -> float | None:
-    """Return the number of responses that a trial trained on or left out because it was told to.
+    """Return the number of responses that a trial trained on, or left out because it was told to.
 
-    Groups of equal rewards teach nothing. So if `rollout.zero_advantage` leaves them out, a batch
-    with fewer groups is part of the treatment.
+    With `rollout.zero_advantage`, a trial leaves out groups of equal rewards. With replay, a trial
+    draws groups from the buffer and may never draw some of them. Both are part of the treatment.
     """
     groups, config = trial.last("count/trained"), trial.config
     if groups is None:
         return None
+    names = []
     if config.rollout.zero_advantage != "keep":
-        planned = config.rounds * schedule.prompts_per_round(config)
-        left_out = trial.last("count/dropped_zero_advantage") or 0.0
-        groups = max(groups, min(groups + left_out, planned))
-    return groups * config.rollout.group_size
+        names.append("count/dropped_zero_advantage")
+    if config.buffer_capacity > 1:
+        names += ["count/dropped_stale", "count/waiting"]
+    left_out = sum(trial.last(name) or 0.0 for name in names)
+    planned = config.rounds * schedule.prompts_per_round(config)  # resampling draws more than this
+    return max(groups, min(groups + left_out, planned)) * config.rollout.group_size
 
 
 # ---- Identical arms --------------------------------------------------------------------------

@@ -221,14 +221,22 @@ def test_a_filter_may_select_by_length(tmp_path):
     assert faults(menu(directory)) == {}
 
 
-@pytest.mark.parametrize("way", ["filter", "resample"])
-def test_groups_of_equal_rewards_may_be_left_out(tmp_path, way):
-    def without_equal_rewards(row: Row) -> None:
-        row["count/dropped_zero_advantage"] = 0.2 * row["count/trained"]
+@pytest.mark.parametrize(
+    ("key", "value", "counts"),
+    [
+        ("rollout.zero_advantage", "filter", {"dropped_zero_advantage": 0.2}),
+        # Not all batches could be filled, although many other prompts were drawn.
+        ("rollout.zero_advantage", "resample", {"dropped_zero_advantage": 0.9}),
+        ("buffer_capacity", 4, {"dropped_stale": 0.15, "waiting": 0.05}),
+    ],
+)
+def test_a_treatment_may_leave_groups_out(tmp_path, key, value, counts):
+    def leaves_out(row: Row) -> None:
+        row |= {f"count/{name}": share * row["count/trained"] for name, share in counts.items()}
         row["count/trained"] *= 0.8
 
-    whole = {"rollout.zero_advantage": way, "rollout.prompts": 160}
-    directory = write(tmp_path / "e", {OTHER: without_equal_rewards}, fixed=whole)
+    fixed = {key: value, "rollout.prompts": 160}
+    directory = write(tmp_path / "e", {OTHER: leaves_out}, fixed=fixed)
     assert faults(menu(directory)) == {}
 
 
