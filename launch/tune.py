@@ -68,6 +68,7 @@ exit status: 0 every trial is done, 1 a trial failed, 2 bad usage (nothing was s
 130 interrupted (continue with --resume)"""
 
 
+REFUSALS = (UsageError, ConfigError, PluginError)  # errors of a plan
 SHOWN_ONLY = ("list", "settings", "dry_run")  # options that show something and run nothing
 
 
@@ -377,6 +378,7 @@ def plan_of_next_block(plan: Plan) -> Plan | None:
     Print what is decided so far and what the rest will cost. Return None if the experiment adds no
     seeds, or no more seeds.
     """
+    from reports.experiment import ExperimentError
     from reports.menu import MenuError
     from reports.report import ReportError
     from tuning.blocks import Limits, duration, next_block
@@ -395,31 +397,42 @@ def plan_of_next_block(plan: Plan) -> Plan | None:
         seed = options.seed + options.num_samples
         arms = ", ".join(block.arms)
         print(f"next: seed {seed} of {arms}, about {duration(block.seconds)}", flush=True)
-        following = Plan(
-            Options(
-                name=plan.name,
-                storage=str(plan.storage),
-                num_samples=options.num_samples + 1,
-                address=options.address,
-                verbose=options.verbose,
-                extend=True,
-            ),
-            only=block.arms,
-        )
-        following.shipped = plan.shipped  # the input files of all blocks are the same
-        following.check(holds_lock=True)
-        following.prepare_directory()
-        return following
-    except (UsageError, ConfigError, PluginError, MenuError, ReportError) as error:
+        return with_one_more_seed(plan, block.arms)
+    except (*REFUSALS, ExperimentError, MenuError, ReportError) as error:
         # The user has not given --extend, which some messages begin with.
         print(f"no more seeds: {str(error).removeprefix('--extend: ')}", flush=True)
         return None
+
+
+def with_one_more_seed(plan: Plan, arms: Sequence[str]) -> Plan:
+    """Return the plan of one more seed of some arms, written to experiment.json.
+
+    Raises:
+        UsageError, ConfigError, PluginError: The experiment cannot be extended.
+    """
+    options = plan.options
+    following = Plan(
+        Options(
+            name=plan.name,
+            storage=str(plan.storage),
+            num_samples=options.num_samples + 1,
+            address=options.address,
+            verbose=options.verbose,
+            extend=True,
+        ),
+        only=arms,
+    )
+    following.shipped = plan.shipped  # the input files of all blocks are the same
+    following.check(holds_lock=True)
+    following.prepare_directory()
+    return following
 
 
 def verdicts_so_far(place: AnyPath) -> tuple[ExperimentRecord, Menu]:
     """Read an experiment and judge its arms. Print the sentences about them.
 
     Raises:
+        ExperimentError: The experiment's directory cannot be read.
         MenuError: There are no verdicts.
         ReportError: The experiment's object store cannot be read.
     """

@@ -758,14 +758,14 @@ class Plan:
         Raises:
             UsageError: A trial has not ended, or has failed.
         """
-        from reports.experiment import read_experiment
+        from reports.experiment import ExperimentError, read_experiment
         from reports.report import ReportError
         from reports.stored import at_hand
 
         try:
             with at_hand(self.directory) as directory:
                 experiment = read_experiment(directory)
-        except ReportError as error:
+        except (ExperimentError, ReportError) as error:
             raise UsageError(f"--extend: {error}") from None
         unfinished = [f"{t.label} ({t.status})" for t in experiment.trials if not t.done]
         unfinished += [f"{arm}/{seed} (not started)" for arm, seed in experiment.not_begun]
