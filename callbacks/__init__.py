@@ -43,12 +43,12 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     from callbacks.tensorboard import TensorBoardCallback
     from callbacks.trace import TraceCallback
     from callbacks.trial_files import set_verbose
-    from callbacks.waiting import WaitingCallback
+    from callbacks.unplaceable_trials import UnplaceableTrialsCallback
 
     set_verbose(verbose)
     mirror = MirrorCallback()
     return [
-        WaitingCallback(),
+        UnplaceableTrialsCallback(),
         CheckpointCallback(),
         BandsCallback(),
         StageTimingsCallback(),

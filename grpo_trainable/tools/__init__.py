@@ -1,1 +1,1 @@
-"""The implementation of the commands in `launch/`, except `tune.py` and `report.py`."""
+"""The implementation of the commands in `launch/`, except `tune.py`, `report.py` and `verdict.py`."""

@@ -576,7 +576,7 @@ def test_report_json_holds_what_the_page_says(tmp_path):
     assert 'alt="Bars. colocated_k1 1.00x, sync ? not comparable."' in ratios
 
 
-# ---- benchmarks/resampling.py -------------------------------------------------------------------
+# ---- benchmarks/a_a.py ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def nodes_alive() -> Nodes:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-class WaitingCallback(FailSafeCallback):
+class UnplaceableTrialsCallback(FailSafeCallback):
     """Callback that reports when a trial waits for room on the nodes, and when the wait is over."""
 
     def __init__(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from trials import FakeTrial
 
-from callbacks.waiting import LOOK_S, WaitingCallback
+from callbacks.unplaceable_trials import LOOK_S, UnplaceableTrialsCallback
 
 
 def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
@@ -19,7 +19,7 @@ def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
         bundles=[{"CPU": 0.1}, {"CPU": 2.0}], strategy="PACK"
     )
     nodes, at_s = [{"CPU": 2.0}, {"CPU": 1.0}], 0.0
-    callback = WaitingCallback(lambda: nodes, lambda: at_s)
+    callback = UnplaceableTrialsCallback(lambda: nodes, lambda: at_s)
 
     def look(status: str) -> str:
         nonlocal at_s
