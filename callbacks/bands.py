@@ -178,8 +178,8 @@ class BandsCallback(FailSafeCallback):
       prints a line, which is no warning, because a low limit may be intended.
     - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
       falls below the band after having been inside. The callback prints a line when the KL is back
-      in the band. The KL has left the band only if two standard errors do not reach into it. The KL
-      is back only if the estimate itself is in the band.
+      in the band. The KL has left the band only if its interval, the estimate ± two standard
+      errors, is entirely outside. The KL is back only if the estimate itself is in the band.
     - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The trial ends itself,
       after a last evaluation and a checkpoint.
     """

@@ -3,7 +3,8 @@
 Callbacks write everything once, directly to the storage path, one round at a time. So files can be
 read while the trial runs, and no data is left in Ray's session directory if the driver is killed.
 If the storage path is in an object store, `callbacks.mirror` copies the files to the store. If a
-trial restarts from a checkpoint, later rounds stay in the files until the trial writes them again.
+trial restarts from a checkpoint, the files keep the rounds after the checkpoint until the trial
+repeats the first of these rounds.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ class GRPOTrainable(tune.Trainable):
                     f"the trial ended after round {self._iteration}; restore an earlier "
                     "checkpoint, or create a Trainable with more rounds"
                 )
-            # The trial was restored from its final checkpoint, and no round follows. To Tune, the
-            # row of the last round stays valid. Outside Tune, this row says how far the trial came.
+            # The trial was restored from its final checkpoint, and no round follows. Tune keeps the
+            # row of the last round. Outside Tune, this row says how far the trial came.
             ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
             return {RESULT_DUPLICATE: True, "done": True, **ended}
         self._ran(report)

@@ -193,9 +193,9 @@ def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
     The interval is Wilson's. The interval's number of trials is the effective sample size of survey
     statistics (Kish 1965; Korn and Graubard 1998): share (1 - share) divided by the variance of the
     mean. The mean of that many independent trials would have the same variance as the mean over the
-    prompts. The number is limited to at least one and at most `draws` per prompt. So there is an
-    interval even if all prompts are right or all are wrong. In these cases, a bootstrap gives no
-    interval.
+    prompts. The number of trials is at least the number of prompts, and at most `draws` times that
+    number. So there is an interval even if every share is 0 or every share is 1. In these cases, a
+    bootstrap gives no interval.
 
     Args:
         values: One share per prompt, (P,), in [0, 1].

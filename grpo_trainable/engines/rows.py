@@ -129,8 +129,8 @@ class Rows:
     def draw(self, logits: Tensor, version: int, round_: int) -> None:
         """Draw the next token of every row from `logits` (A, V), and record it.
 
-        Rows that have ended record nothing. An interrupted row is fed a token instead. `logits` is
-        changed in place.
+        Rows that have ended record nothing. An interrupted row records a fed token in place of the
+        drawn one. `logits` is changed in place.
         """
         rows, at = self._rows, self._at
         least = self._limits.min_new_tokens - 1

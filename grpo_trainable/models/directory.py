@@ -41,7 +41,7 @@ GAMES_POLICY = ASSETS / "games"  # plays games at random
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
 # A function from `model.env` to (PolicyShape, Tokenizer). It is loaded by name, like an engine,
-# because the package `control` imports this one.
+# because the package `control` imports the package `models`.
 DESCRIBE_ACTING = "grpo_trainable.control.tokenizer:describe_control_policy"
 POLICY_FILES = ("config.json", "tokenizer.json", WEIGHTS)
 

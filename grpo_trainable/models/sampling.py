@@ -23,8 +23,8 @@ def uniforms(
 
     Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). For responses
     that continue an earlier one, `state` also sets the start of Philox's counter. `state`
-    consists of the index of the earlier response in its group, and the number of its tokens to
-    continue from. A draw depends on nothing else: not on the batch, the number of generators or
+    consists of the index of the earlier response in its group, and the number of its tokens before
+    the continuation. A draw depends on nothing else: not on the batch, the number of generators or
     earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)

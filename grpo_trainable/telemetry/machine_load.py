@@ -36,7 +36,7 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
-# Only words of this form may be shown from a command line. The value of an option is shown only if
+# Show only words of this form when you show a command line. The value of an option is shown only if
 # the option names the program to run or if the value looks like a file name, because other values
 # may be secret.
 PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")

@@ -104,7 +104,7 @@ def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written
 
 
 def _overrides(config: GRPOConfig) -> dict[str, Any]:
-    """Return the entries that override those of config.json in vLLM."""
+    """Return entries for vLLM that override those of config.json."""
     model = config.model
     untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `transfer.untied`
     wide = model.dtype == "bfloat16" and model.head_fp32
