@@ -37,7 +37,7 @@ def test_the_hints_lead_to_the_number() -> None:
 
 
 def test_two_invalid_moves_lose_and_count() -> None:
-    """The reward that is left measures the last valid guess: 15 is 4 of 19 away from 11."""
+    """The reward depends on the last valid guess, 15, which is 4 of 19 steps away from 11."""
     game = textarena_environment("GuessTheNumber-v0")()
     game.reset({"seed": 7})
     game.step("[15]\n")

@@ -40,7 +40,7 @@ def settings(path: str) -> GRPOConfig:
 
 
 def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
-    """Return a learner's results and state after one round and after a second.
+    """Return a learner's results and state after the first round and after the second round.
 
     Also return the state of another learner that resumes after the first round.
     """

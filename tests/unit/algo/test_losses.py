@@ -243,7 +243,8 @@ def test_microbatch_step_of_known_numbers():
     loss, _ = grpo_microbatch_train_step(
         log_probs, mask, 2, "reinforce_with_baseline", advantages=torch.tensor([[2.0], [-1.0]])
     )
-    # The rows give 2 · (1 + 2) / 2 = 3 and −1 · 4 = −4: mean −0.5, over two accumulation steps.
+    # The rows give 2 · (1 + 2) / 2 = 3 and −1 · 4 = −4. Their mean, −0.5, is divided by the number
+    # of accumulation steps, 2.
     assert loss.item() == pytest.approx(-0.25)
     expected = torch.tensor([[-2 / 2, -2 / 2, 0], [1.0, 0, 0]]) / (2 * 2)
     torch.testing.assert_close(log_probs.grad, expected)

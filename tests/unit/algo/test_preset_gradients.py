@@ -135,7 +135,7 @@ def kl_of_response(i: int) -> float:
 
 
 def rloo() -> Coefficients:
-    """Subtract 0.05 times the KL from each reward, then the mean of the others (equation 4)."""
+    """Subtract 0.05 KL from each reward, then subtract the mean of the others (equation 4)."""
     rewards = [[r - 0.05 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return summed(
         [

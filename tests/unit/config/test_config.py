@@ -1078,7 +1078,8 @@ def test_sampling_and_training_take_turns_at_lag_0_and_at_an_exact_lag():
         for data in ({}, APART | {"lag": 4}, {"lag": 4, "lag_mode": "exact"})
     )
     assert [c.in_turns for c in (synchronous, bounded, exact)] == [True, False, True]
-    # A generator can have chunks of five rounds at a time, or only of the round being filled.
+    # With a bounded lag of 4, generators can have chunks of five rounds at the same time. With an
+    # exact lag, they have chunks only of the round that is being filled.
     assert [schedule.chunks_at_once(c) for c in (bounded, exact)] == [5, 1]
     assert [schedule.last_collected(exact, round_) for round_ in range(6)] == [4, 5, 5, 5, 5, 5]
     assert [schedule.last_collected(bounded, round_) for round_ in range(6)] == [*range(6)]

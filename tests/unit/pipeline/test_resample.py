@@ -51,7 +51,7 @@ from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 def test_a_group_has_signal_when_its_rewards_differ() -> None:
     assert one_token_group(0, rewards=(0.0, 0.0, 1.0)).has_signal
     assert not one_token_group(0, rewards=(1.0, 1.0, 1.0)).has_signal
-    # A third in float32 equals itself, whatever the rounding of its mean.
+    # Equal rewards of 1/3 have no signal, even if rounding changes their mean in float32.
     assert not one_token_group(0, rewards=(1 / 3,) * 7).has_signal
 
 

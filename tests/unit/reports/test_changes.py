@@ -223,7 +223,7 @@ def test_a_threshold_is_wider_if_few_responses_were_measured():
     assert change(19.0, 16).moved
     # The seed with the fewest responses decides. A seed without responses has no value.
     assert change(29.0, 0, 1000, 16).threshold == 0.5
-    # Even two responses do not hide that nearly nothing is left.
+    # Two responses make the threshold wide, but a fall to nearly nothing still exceeds it.
     assert change(7.0, 2).moved
     assert not change(20.0, 2).moved
 

@@ -22,8 +22,8 @@ def round_s(
 ) -> float:
     """Return the seconds of a round.
 
-    It has four units of a second, four seconds of training, and a quarter each to publish and to
-    load.
+    It has four units of one second each, four seconds of training, 0.25 s for publishing and 0.25 s
+    for loading.
     """
     config = GRPOConfig.from_dict(
         {
@@ -66,7 +66,8 @@ def test_gaps_between_steps_delay_a_synchronous_round():
 
 @pytest.mark.slow
 def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
-    # The learner takes 4 s and a quarter to publish. Loads and the next units overlap with that.
+    # The learner trains for 4 s and publishes for 0.25 s. Meanwhile, generators load weights and
+    # sample the next units.
     assert round_s(lag=1) == pytest.approx(4.25, rel=0.02)
     assert round_s(lag=4) == pytest.approx(4.25, rel=0.02)
     # Two generators sample in half the time, and nobody waits for them.
@@ -75,7 +76,7 @@ def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
 
 @pytest.mark.slow
 def test_a_slow_generator_sets_the_pace_and_its_loads_with_it():
-    # Four units of 3 s and a load of a quarter, while the learner waits.
+    # Four units of 3 s and a load of 0.25 s, while the learner waits.
     assert round_s(lag=1, unit_s=3.0) == pytest.approx(12.25, rel=0.02)
     # Another thread loads the weights in the middle of a batch.
     seconds = round_s(lag=1, unit_s=3.0, weight_update="in_flight")

@@ -58,7 +58,8 @@ def course_math(**model: Any) -> GRPOConfig:
 
 def test_the_parameters_of_a_model_that_presets_name_are_those_of_its_card():
     # Each of 28 layers has q 1536 x 1536 + 1536, k and v 1536 x 256 + 256 each, o 1536 x 1536, MLP
-    # 3 x 1536 x 8960, and two norms of 1536. There is also a final norm, and 151936 x 1536 once.
+    # 3 x 1536 x 8960, and two norms of 1536. There is also a final norm, and a matrix of
+    # 151936 x 1536, which is both the embedding and the head.
     layer = 2_360_832 + 2 * 393_472 + 2_359_296 + 41_287_680 + 3_072
     found = dimensions_of(KNOWN[QWEN])
 

@@ -28,7 +28,8 @@ def left_cpus(bundles, nodes, strategy="PACK"):
 def test_pack_fills_the_roomiest_node_before_it_takes_another():
     # 3 goes to the node with 4 CPUs, where 1 still fits. 2 goes to the node with 3.
     assert left_cpus((1, 2, 3), (4, 2, 3)) == [0, 2, 1]
-    # 2.9 goes to the node with 4 CPUs, where no 2 fits any more. The node with 3 fits one 2.
+    # 2.9 goes to the node with 4 CPUs, which then has no room for 2. The node with 3 has room for
+    # one 2, but not for both.
     assert left_cpus((0.1, 2.9, 2, 2), (4, 3)) is None
     # Both 2.9 go to the node with 6 CPUs, and both 1.9 to the node with 4.
     assert left_cpus((0.1, 2.9, 2.9, 1.9, 1.9), (6, 4)) == [0.1, 0.2]
