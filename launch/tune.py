@@ -165,8 +165,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
     verdicts = add_verdict_options(
         parser,
-        "with a margin, the output ends and the report begins with a verdict on each arm\n"
-        "(docs/howto/verdict.md)",
+        "with a margin, each arm gets a verdict, at the end of the output and at the top of the\n"
+        "report (docs/howto/verdict.md)",
     )
     verdicts.add_argument(
         "--until-decided",

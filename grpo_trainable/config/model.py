@@ -87,7 +87,7 @@ class ModelSettings(Settings):
             "the model has a chat template",
             _default_chat_template,
             keys=(TEMPLATES,),
-            told="`on` if the model has one and no task.template begins the response",
+            told="`on` if the model has one, unless task.template already begins the response",
         ),
     )
     system: str | None = text(
