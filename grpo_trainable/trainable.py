@@ -327,9 +327,9 @@ def register(
     """Register the Trainable with Tune as "GRPO", with details for the callbacks.
 
     Args:
-        inputs: The result of `input_files.digests_of_all` for the trials. A trial fails if a file that
-            it would read has changed since the digests were computed; the error names the file.
-            None: each trial reads the files as they are.
+        inputs: The result of `input_files.digests_of_all` for the trials. A trial fails if a file
+            that it would read has changed since the digests were computed; the error names the
+            file. None: each trial reads the files as they are.
         files: The result of `shipping.contents`, for machines that lack the user's files.
         replaced: SHA-256 of earlier versions of files. A trial continues from a checkpoint even if
             the checkpoint was written with one of these versions.

@@ -1,1 +1,1 @@
-"""The implementation of the commands in `launch/`, except `tune.py`, `report.py` and `verdict.py`."""
+"""The implementation of the commands in `launch/` that need no experiment."""
