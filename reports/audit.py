@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,21 @@ OF_EXECUTION = (
 # Areas of metrics that say when and where work was done, not what was learned.
 OF_WORK = (*TIMED, "fleet/", "count/", "buffer/", "version/")
 
-HEADER = (
-    *("arm", "lag", "delivered lag", "effective sample size", "discarded"),
-    *("tokens trained / drawn", "clipped", "weights bounded", "without gradient", "equal to"),
-    "audit",
+CHECKS = (
+    *("arm", "audit", "lag", "delivered lag", "without gradient", "tokens trained / drawn"),
+    "equal to",
 )
-NOTE = (
-    "Audit: the treatment that the complete trials of each arm received. Delivered lag: mean over "
-    "the groups (least-most). Effective sample size: of the importance weights of a gradient step, "
-    "as a share of its responses. Discarded: share of the groups sampled. Tokens: mean length of "
-    "the responses trained on, and of those drawn. Clipped, weights bounded: shares of the tokens. "
-    "Without gradient: share of the rounds. Equal to: arms that learned the same, bit for bit, "
-    "although their settings differ."
+CHECKS_NOTE = (
+    "Delivered lag: the mean over the groups, with the smallest and the largest lag below it. "
+    "Without gradient: the share of the rounds that did not change the policy. Tokens: the mean "
+    "length of the responses trained on, and of those drawn. Equal to: arms that learned the same, "
+    "bit for bit, although their settings differ."
+)
+CONSEQUENCES = ("arm", "effective sample size", "discarded", "clipped", "weights bounded")
+CONSEQUENCES_NOTE = (
+    "These figures follow from the settings, so no arm fails because of them. Effective sample "
+    "size: that of the importance weights of a gradient step, as a share of its responses. "
+    "Discarded: the share of the sampled groups. Clipped, weights bounded: the share of the tokens."
 )
 
 
@@ -310,9 +313,33 @@ def _identical_fault(
 # ---- Text and JSON ---------------------------------------------------------------------------
 
 
-def rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
-    """Return the rows of the table, with one cell for each title of `HEADER`."""
-    return [_row(audit) for audit in audits.values()]
+def check_rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
+    """Return the rows of the table of checks, with one cell for each title of `CHECKS`."""
+    return [_check_row(audit) for audit in audits.values()]
+
+
+def consequence_rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
+    """Return the rows of the table of consequences, with one cell for each of `CONSEQUENCES`."""
+    shares = {
+        arm: (audit.ess_fraction, audit.discarded, audit.clipped, audit.weights_bounded)
+        for arm, audit in audits.items()
+    }
+    return [(arm, *map(_percent, own)) for arm, own in shares.items()]
+
+
+def passed(audits: Mapping[str, Audit], arms: Collection[str]) -> str:
+    """Return a sentence about the arms that passed, or an empty string if none did.
+
+    Args:
+        audits: The audit of each arm that has begun.
+        arms: All arms, in the order in which the sentence names them.
+    """
+    sound = [arm for arm in arms if arm in audits and audits[arm].seeds and not audits[arm].faults]
+    if not sound:
+        return ""
+    whose = "its" if len(sound) in (1, len(arms)) else "their"
+    who = "Every arm" if len(sound) == len(arms) else ", ".join(sound)
+    return f"{who} passed {whose} audit (lag, gradients, lengths, copies, samples)."
 
 
 def reasons(audits: Mapping[str, Audit]) -> list[str]:
@@ -339,22 +366,18 @@ def audit_data(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _row(audit: Audit) -> tuple[str, ...]:
+def _check_row(audit: Audit) -> tuple[str, ...]:
     lengths = [audit.trained_tokens, audit.drawn_tokens]
     failed = ", ".join(fault.check for fault in audit.faults)
     verdict = f"failed: {failed}" if failed else "passed" if audit.seeds else "-"
     return (
         audit.arm,
+        verdict,
         str(audit.lag),
         _shown_lags(audit.lags),
-        _percent(audit.ess_fraction),
-        _percent(audit.discarded),
-        "-" if None in lengths else " / ".join(f"{length:.1f}" for length in lengths),
-        _percent(audit.clipped),
-        _percent(audit.weights_bounded),
         _percent(audit.without_gradient),
+        "-" if None in lengths else " / ".join(f"{length:.1f}" for length in lengths),
         ", ".join(audit.identical) or "-",
-        verdict,
     )
 
 

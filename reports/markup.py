@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 MAX_TEXT = 4000  # maximum number of characters to show of a prompt or response
+MAX_COLUMNS = 8  # of a table that a reader can take in at a glance
 
 
 class _Visible(dict[int, str]):
@@ -86,6 +89,25 @@ def html_table(
         f'<div class="scroll" tabindex="0" role="region" aria-label="table">'
         f'<table class="{kind}">\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>\n</table></div>"
+    )
+
+
+def narrow_tables(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return tables of figures with at most `MAX_COLUMNS` columns, each with the first column.
+
+    Args:
+        header: The titles of the columns.
+        rows: The cells of each row, as plain text.
+    """
+    count = math.ceil((len(header) - 1) / (MAX_COLUMNS - 1))
+    edges = [1 + round(i * (len(header) - 1) / count) for i in range(count + 1)]
+    return "\n".join(
+        html_table(
+            [header[0], *header[first:last]],
+            [[row[0], *row[first:last]] for row in rows],
+            figures=True,
+        )
+        for first, last in pairwise(edges)
     )
 
 

@@ -90,11 +90,11 @@ def paragraph(menu: Menu) -> list[str]:
 
 
 def table(menu: Menu) -> str:
-    """Return the paragraph, the table and the notes as wrapped text."""
+    """Return the paragraph, the table, the notes and the arms that passed, as wrapped text."""
     first, *rest = (_filled(part) for part in (" ".join(paragraph(menu)), *notes(menu)))
-    audits = align([audit.HEADER, *audit.rows(menu.audits)])
-    parts = [first, "", align([HEADER, *rows(menu)]), *rest, "", audits, _filled(audit.NOTE)]
-    return "\n".join(parts)
+    passed = audit.passed(menu.audits, [row.arm for row in menu.rows])
+    audited = ["", _filled(f"{passed} The report has the figures.")] if passed else []
+    return "\n".join([first, "", align([HEADER, *rows(menu)]), *rest, *audited])
 
 
 def _filled(text: str) -> str:
@@ -109,25 +109,26 @@ def rows(menu: Menu) -> list[tuple[str, ...]]:
 def notes(menu: Menu) -> list[str]:
     """Return the notes below the table, one paragraph each."""
     arms = menu.design.arms
-    several = f", with Holm's correction over {arms} arms" if arms > 1 else ""
+    several = f" and Holm's correction over {arms} arms" if arms > 1 else ""
     if menu.design.anytime:
         how = f"valid after every seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:
-        how = f"valid once, after all {menu.design.seeds} planned seeds"
+        how = f"valid once, after {plural(menu.design.seeds, 'planned seed')}"
     told = [
         f"Reward difference: held-out reward minus that of {menu.baseline.arm}, mean over the "
         f"seeds, with its one-sided {1 - ALPHA:.0%} bounds{several}, {how}. No worse: the lower "
         f"bound is above {written(-menu.margin, REWARD)}. Better: it is above 0. Worse: the upper "
-        f"bound is below {written(-menu.margin, REWARD)}. Power: the chance of the verdict no "
-        "worse for an arm that equals the baseline. To decide: the seeds that lead to a decision "
-        f"in {POWER:.0%} of experiments, if the observed difference and scatter are the true ones, "
-        "with the time and the device-hours of their trials. Pareto set: no other arm is faster, "
-        "cheaper and higher in reward."
+        f"bound is below {written(-menu.margin, REWARD)}. Power: the chance that an arm equal to "
+        "the baseline gets the verdict “no worse”. To decide: the further seeds that lead to a "
+        f"decision in {POWER:.0%} of experiments, if the observed difference and scatter are the "
+        "true ones, with the time and the device-hours of their trials. Pareto set: no other arm "
+        "is faster, cheaper and higher in reward, all at once and by unrounded figures."
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
             "One seed gives no verdict. The price assumes equal arms whose differences scatter "
-            "from seed to seed by as much as the margin."
+            "from seed to seed by as much as the margin. docs/howto/verdict.md says how to add "
+            "seeds."
         )
     elif not menu.design.anytime and any(
         row.judgement and row.judgement.seeds_missing != 0 for row in menu.others
@@ -204,7 +205,8 @@ def _prices(menu: Menu) -> list[str]:
     far = [arm for arm, seeds in undecided if seeds is None]
     said = []
     if near and menu.price is not None:
-        said.append(f"Deciding {_joined(near)} would probably take {_cost(menu.price)} more.")
+        named = _joined(near) if far or len(near) == 1 else "them"  # all were named just before
+        said.append(f"Deciding {named} would probably take {_cost(menu.price)} more.")
     if far:
         said.append(f"{_joined(far)} would probably need more than {_most(menu)} seeds.")
     return said

@@ -22,7 +22,7 @@ from reports.audit import Audit
 from reports.document import document, figure
 from reports.every_pair import HEADER as PAIRS
 from reports.every_pair import ArmPair
-from reports.markup import escaped, html_list, html_table, moment, shortened
+from reports.markup import escaped, html_list, html_table, moment, narrow_tables, shortened
 from reports.menu import Menu
 from reports.menu_text import paragraph
 from reports.parquet_reader import TrialFiles
@@ -31,6 +31,7 @@ from reports.population import SAID
 from reports.records import ExperimentRecord, TrialRecord, count_stopped
 from reports.settings import settings_section
 from reports.summary import MARK, Comparison, ends
+from search_spaces.columns import SHARES
 
 if TYPE_CHECKING:
     from reports.canvas import Section
@@ -78,7 +79,7 @@ def render_page(
         _head(experiment, name, comparison, paragraph(menu) if menu else short, no_verdict),
         _menu_section(menu),
         *(_plot_section(section, list(comparison.arms), images) for section in menu_plots),
-        _audit_section(audits),
+        _audit_section(audits, experiment),
         _missing(experiment, files, damaged),
         _table_section(comparison),
         _population_section(comparison),
@@ -153,18 +154,26 @@ def _menu_section(menu: Menu | None) -> str:
         return ""
     return (
         '<section id="menu">\n<h2>Menu</h2>\n'
-        f"{html_table(menu_text.HEADER, menu_text.rows(menu), figures=True)}\n"
+        f"{narrow_tables(menu_text.HEADER, menu_text.rows(menu))}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in menu_text.notes(menu))
         + "</section>"
     )
 
 
-def _audit_section(audits: Mapping[str, Audit]) -> str:
+def _audit_section(audits: Mapping[str, Audit], experiment: ExperimentRecord) -> str:
+    failed = audit.reasons(audits)
+    waiting = [arm for arm, _ in experiment.not_begun if arm not in audits]
+    passed = audit.passed(audits, [*audits, *waiting])
+    passed = passed or ("" if failed else "No trial is complete yet.")
     return (
         '<section id="audit">\n<h2>Audit</h2>\n'
-        f"{html_list(audit.reasons(audits))}"
-        f"{html_table(audit.HEADER, audit.rows(audits), figures=True)}\n"
-        f'<p class="note">{escaped(audit.NOTE)}</p>\n</section>'
+        "<p>The audit checks that the complete trials of each arm received the treatment that its "
+        f"settings name. {escaped(passed)}</p>\n{html_list(failed)}"
+        f"<details{' open' if failed else ''}><summary>Figures of the audit</summary>\n"
+        f"{html_table(audit.CHECKS, audit.check_rows(audits), figures=True)}\n"
+        f'<p class="note">{escaped(audit.CHECKS_NOTE)}</p>\n'
+        f"{html_table(audit.CONSEQUENCES, audit.consequence_rows(audits), figures=True)}\n"
+        f'<p class="note">{escaped(audit.CONSEQUENCES_NOTE)}</p>\n</details>\n</section>'
     )
 
 
@@ -181,7 +190,7 @@ def _warnings(comparison: Comparison) -> str:
     if any(change.moved for own in comparison.changes.values() for change in own):
         found.append(
             'Before you trust the reward, check <a href="#changes">the other quantities that '
-            f"changed</a>: {escaped(changes.moved_in(comparison.changes))}"
+            f"changed</a>: {escaped(changes.moved_in(comparison.changes))}."
         )
     return "".join(f'<p class="status bad">{text}</p>\n' for text in found)
 
@@ -255,9 +264,9 @@ def _table_section(comparison: Comparison) -> str:
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
-        "<p>One row per arm. The held-out reward shows what the arm learned. Samples/s is the "
-        f"arm's speed, and device-hours are its cost.{see}</p>\n"
-        f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
+        "<p>One row per arm. Samples/s is the arm's speed, and device-hours are its cost. The "
+        f"held-out reward shows what the arm learned.{see}</p>\n"
+        f"{narrow_tables(comparison.header, comparison.rows())}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
     )
@@ -305,12 +314,17 @@ def _why_marked(pairs: Sequence[ArmPair]) -> str:
 def _answer_section(found: Answer | None) -> str:
     if found is None:
         return ""
+    header, rows = found.header, found.rows()
+    first = len(header) - len(SHARES)
+    shares = [(row[0], *row[first:]) for row in rows]
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
         "<p>These columns help to answer the question of the search space. The figures have no "
         "intervals, so do not read too much into small differences.</p>\n"
         f"{html_list(found.said)}"
-        f"{html_table(found.header, found.rows(), figures=True)}\n"
+        f"{narrow_tables(header[:first], [row[:first] for row in rows])}\n"
+        "<p>Each stage's share of a round's work:</p>\n"
+        f"{narrow_tables((header[0], *header[first:]), shares)}\n"
         f'<p class="note">{escaped(found.note)}</p>\n'
         f'<div class="note">{html_list(found.measured)}</div>\n</section>'
     )
@@ -341,7 +355,7 @@ def _changes_section(comparison: Comparison) -> str:
         "start of training and the latest round. A listed change can be harmless: read the "
         "responses below to find out.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
-        f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
+        f"</summary>\n{narrow_tables(('arm', *(q.title for q in quantities)), rows)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
         f'<p class="note">If a figure rests on n &lt; {changes.ENOUGH} responses before or after '
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
@@ -421,10 +435,9 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
     return (
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>The first response to each prompt, before training and at the latest evaluation. The "
-        "prompts are the first held-out prompts, not a selection. If two numbers follow the "
-        "reward, they are its parts: one for the form of the response, one for its answer.</p>\n"
-        + "\n".join(blocks)
-        + "\n</section>"
+        "prompts are the first held-out prompts, not a selection. If two scores follow the "
+        "reward, “format” judges the form of the response, and “answer” its answer. The reward "
+        "need not be their sum.</p>\n" + "\n".join(blocks) + "\n</section>"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import experiments
 import pytest
 
-from reports.audit import Audit, audit_arms, audit_data, rows
+from reports.audit import Audit, audit_arms, audit_data, check_rows, consequence_rows, passed
 from reports.experiment import read_experiment
 from reports.menu import NO_VERDICT, UNDECIDED_STATUS, Menu, VerdictOptions, menu_of
 from reports.menu_text import menu_data, paragraph, table
@@ -155,8 +155,10 @@ def test_a_planted_fault_is_named_and_the_arm_has_no_verdict(tmp_path, arm, chec
     (said,) = (text for text in paragraph(found) if text.startswith("No verdict"))
     assert said.startswith(f"No verdict on {arm}: ")
     assert reason in said
-    (line,) = (cells for cells in rows(found.audits) if cells[0] == arm)
-    assert line[-1] == f"failed: {check}"
+    (line,) = (cells for cells in check_rows(found.audits) if cells[0] == arm)
+    assert line[1] == f"failed: {check}"
+    others = ", ".join(other for other in (BASE, OTHER, COPY, STALE) if other != arm)
+    assert f"{others} passed their audit (" in " ".join(table(found).split())
     data = menu_data(found)["arms"][arm]
     assert (data["verdict"], data["pareto"]) == (None, False)
     assert data["faults"] == [fault.reason for fault in found.audits[arm].faults]
@@ -195,7 +197,7 @@ def test_without_a_sound_baseline_no_arm_has_a_verdict(tmp_path):
     said = " ".join(paragraph(found))
     assert "The baseline fails its audit: the policy never changed" in said
     assert "No verdict on sync: the baseline colocated_k1 fails its audit." in said
-    assert "failed: gradient" in table(found)
+    assert "colocated_k1 passed" not in table(found)
 
 
 def test_a_policy_without_a_single_step_has_no_gradient(tmp_path):
@@ -206,6 +208,12 @@ def test_a_policy_without_a_single_step_has_no_gradient(tmp_path):
 
 
 # ---- Clean experiments -----------------------------------------------------------------------
+
+
+def test_one_line_says_that_every_arm_passed(tmp_path):
+    last = table(menu(write(tmp_path / "e"))).splitlines()[-1]
+    assert last.startswith("Every arm passed its audit (lag, ")
+    assert last.endswith("The report has the figures.")
 
 
 @pytest.mark.slow
@@ -308,12 +316,10 @@ def test_the_audit_shows_what_an_arm_received(tmp_path):
     assert (found.trained_tokens, found.drawn_tokens) == (30.5, 31.5)
     assert found.clipped == pytest.approx(0.15)
     assert (found.weights_bounded, found.without_gradient) == (0.01, 0.5)
-    assert rows({STALE: found}) == [
-        (
-            *(STALE, "1", "0.8 (0-1)", "75.0%", "25.0%", "30.5 / 31.5", "15.0%", "1.0%", "50.0%"),
-            *("-", "passed"),
-        )
+    assert check_rows({STALE: found}) == [
+        (STALE, "passed", "1", "0.8 (0-1)", "50.0%", "30.5 / 31.5", "-")
     ]
+    assert consequence_rows({STALE: found}) == [(STALE, "75.0%", "25.0%", "15.0%", "1.0%")]
     data = audit_data(found)
     assert (data["passed"], data["faults"], data["lags"]) == (True, [], {"0": 0.25, "1": 0.75})
 
@@ -324,7 +330,8 @@ def test_an_arm_without_a_complete_trial_has_not_been_audited(tmp_path):
     found = audit_of(directory)
 
     assert (found.faults, audit_data(found)["passed"]) == ([], None)
-    assert rows({STALE: found})[0][-1] == "-"
+    assert check_rows({STALE: found})[0][1] == "-"
+    assert passed({STALE: found}, [STALE]) == ""
 
 
 def audit_of(directory: Path) -> Audit:

@@ -122,7 +122,7 @@ def test_the_price_counts_the_trials_of_the_baseline_once(directory):
     assert found.price.minutes == pytest.approx(9 * (1 + 2 + 0.5))
     assert by_arm(found)[OTHER].price.minutes == pytest.approx(9 * (1 + 2))
     (said,) = (text for text in paragraph(found) if text.startswith("Deciding"))
-    assert said.startswith("Deciding sync and async_k1 would probably take 32 min and ")
+    assert said.startswith("Deciding them would probably take 32 min and ")
 
 
 def test_only_an_arm_with_the_same_rounds_is_a_copy(directory):
