@@ -305,12 +305,12 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages",
             title="Seconds for 100 responses, by stage",
-            look="The typical time of each stage. The longest stage is the one to speed up. The "
-            "vertical tick shows the time of a whole round without evaluation, so eval extends "
-            "beyond the tick. If other stages extend far beyond it too, stages overlap. A small "
-            "excess means nothing, because each figure is a separate median over the rounds. "
-            "Patterned bars show how long the generator or the learner waits. Checkpoints are "
-            "written between rounds, so only the table of arms shows their time."
+            look="The median time of each stage. The longest stage is the one to speed up. The "
+            "vertical tick shows how long 100 responses take in all, without evaluation, so eval "
+            "extends beyond the tick. If other stages extend far beyond it too, stages overlap. "
+            "Ignore a small excess: each time is a separate median over the rounds. Patterned bars "
+            "show how long the generator or the learner waits. Checkpoints are written between "
+            "rounds, so only the table of arms shows their time."
             f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
@@ -320,9 +320,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look="One panel per arm. The regular spikes of eval are the evaluations. Otherwise, "
-            "steady layers are healthy. If a layer grows or spikes, look at the trace of that "
-            "round.",
+            look="One panel per arm. The regular spikes of eval are the evaluations. The other "
+            "layers should be steady. If one grows or spikes, look at the trace of that round.",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -346,7 +345,10 @@ def _drift(arms: Arms) -> list[Plot]:
             "KL to the reference",
             1.0,
             "KL(policy ‖ reference): the distance of the policy from the initial policy. At equal "
-            "reward, less is better.",
+            "reward, less is better. Solid: the k1 estimate, which can be negative. Dotted: the k3 "
+            "estimate, which is never negative but jumps at a single unlikely token. The y axis "
+            "covers the range of the k1 estimate, so the k3 estimate can leave the plot. If this "
+            f"range is wide, the axis is linear near 0 and logarithmic beyond.{_sampled(arms)}",
         ),
         (
             "previous",
@@ -364,17 +366,16 @@ def _drift(arms: Arms) -> list[Plot]:
             "with the number of gradient steps per round.",
         ),
     ):
-        reversed_ = f" (kl/{name}_nats with its sign reversed)" if sign < 0 else ""
+        same = (
+            f" The k1 estimate is kl/{name}_nats with its sign reversed. Lines, axis and band are "
+            "as in “KL to the reference”."
+        )
         plots.append(
             lines(
                 arms,
                 name=f"kl_{name}",
                 title=title,
-                look=f"{look} Solid: the k1 estimate{reversed_}, which can be negative. Dotted: "
-                "the k3 estimate, which is never negative but jumps at a single unlikely token. "
-                "The y axis covers the range of the k1 estimate, so the k3 estimate can leave the "
-                "plot. If this range is wide, the axis is linear near 0 and logarithmic beyond."
-                f"{_sampled(arms)}",
+                look=look + same * (sign < 0),
                 x_label="round",
                 y_label="nats per response",
                 series=metric(f"kl/{name}_nats", sign),
@@ -391,7 +392,7 @@ def _drift(arms: Arms) -> list[Plot]:
             name="frontier",
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Up and to the left "
-            "is better: more held-out reward for less KL."
+            "is better: more held-out reward for less KL. Each point is an evaluation."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
@@ -456,7 +457,7 @@ def _sampled(arms: Arms, *, band: bool = True) -> str:
     if not measured:
         return ""
     numbers = " or ".join(sorted(map(str, measured)))
-    shown = f" The band includes {STANDARD_ERRORS:g} standard errors." if band else ""
+    shown = f" The band covers {STANDARD_ERRORS:g} standard errors on either side." if band else ""
     return f" Measured on {numbers} responses of each round, drawn at random.{shown}"
 
 

@@ -337,9 +337,10 @@ class Comparison:
                 "machine that other processes took. If too few seeds of an arm remain, the table "
                 f"shows {MARK} instead of the arm's speed.{advice}"
             )
+        several = self.seeds > 1
         left_out = [
-            f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
-            f"{trial.seed}"
+            f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}"
+            f"{f', seed {trial.seed}' if several else ''}"
             for arm, trials in self.arms.items()
             for trial in trials
             if trial.pace is not None and trial.pace.leaves_out_disturbed
