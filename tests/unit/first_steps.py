@@ -32,9 +32,9 @@ def log_ratios(
     found: list[Tensor] = []
     add = StepStatistics.add
 
-    def noted(self, loss, clipped, entropy, log_probs, old_log_probs, mask, bounded) -> None:
+    def noted(self, loss, clipped, entropy, log_probs, old_log_probs, mask, *others) -> None:
         found.append((log_probs.detach() - old_log_probs)[mask])
-        add(self, loss, clipped, entropy, log_probs, old_log_probs, mask, bounded)
+        add(self, loss, clipped, entropy, log_probs, old_log_probs, mask, *others)
 
     patch.setattr(StepStatistics, "add", noted)
     transport = InProcess()

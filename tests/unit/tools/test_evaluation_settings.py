@@ -44,6 +44,11 @@ def test_every_key_that_an_evaluation_reads_exists():
     assert [name for name in READ if not any(is_among(key, [name]) for key in CHECKS)] == []
 
 
+def test_an_evaluation_reads_the_eval_section_except_what_plans_a_trial():
+    unread = {key for key in CHECKS if key.startswith("eval.") and not is_among(key, READ)}
+    assert unread == {"eval.every", "eval.final_prompts"}
+
+
 def test_without_anything_the_defaults_are_evaluated():
     assert settled() == GRPOConfig()
 
