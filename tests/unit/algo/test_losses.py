@@ -19,6 +19,8 @@ from grpo_trainable.algo import (
     loss_denominator,
 )
 
+pytestmark = pytest.mark.numerics
+
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 GARBAGE = [0.0, 7.0, math.inf, -math.inf, math.nan]
 
