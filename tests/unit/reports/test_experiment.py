@@ -599,8 +599,8 @@ def test_the_band_of_a_sampled_metric_is_two_standard_errors_beyond_every_seed(e
     points = curve(arms["colocated_k1"], metric("kl/reference_nats"), margin)
     assert points[0] == Point(1, 4.0, 2.0, 5.0)
     assert _sampled(arms) == (
-        " Measured on 16 responses of each round, drawn at random. The band includes 2 standard "
-        "errors."
+        " Measured on 16 responses of each round, drawn at random. The band covers 2 standard "
+        "errors on either side."
     )
 
 
