@@ -382,7 +382,7 @@ def test_auto_is_the_engine_that_suits_the_policy(model_path):
 def test_an_engine_that_does_not_suit_the_policy_is_refused(model_path, engine, is_hf, message):
     model = {"path": model_path()} if is_hf else {}
     config = GRPOConfig.from_dict({"engine": engine, "model": model})
-    valid = r"auto, {} \(same bits .*\), vllm \(different tokens after a resume, .*\)".format(
+    valid = r"auto, {} \(repeats bit for bit.*\), vllm \(different tokens.*\)".format(
         "hf" if is_hf else "torch"
     )
     with pytest.raises(ValueError, match=rf"^engine={engine}: {message}.*; valid: {valid}$"):
