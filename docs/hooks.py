@@ -16,6 +16,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+# The marker of a figure within a sentence (docs/tables.py). Markdown would take the brackets in it
+# for references.
+MARKER = re.compile(r"<!-- [^<>]*\{[^<>]* -->")
 LOADED = re.compile(
     r'<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"'
 )
@@ -36,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to files, inside and outside docs/, into links within the site."""
+    """Drop the markers of figures, and turn links to files into links within the site."""
     repository, docs = _directories(config)
     source = Path(page.file.abs_src_path or "")
 
@@ -48,7 +51,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         here = os.path.dirname(page.file.src_uri)
         return os.path.relpath(target.relative_to(root).as_posix(), here)
 
-    return LINK.sub(within_site, markdown)
+    return LINK.sub(within_site, MARKER.sub("", markdown))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
