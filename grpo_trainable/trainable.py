@@ -72,7 +72,8 @@ class GRPOTrainable(tune.Trainable):
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
                 error in `setup` would look like the death of the trial's process.
-            PluginError: The user's task cannot be loaded. Under Tune as above.
+            PluginError: The user's task cannot be loaded. Under Tune, the first step raises this
+                error too.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -94,7 +95,7 @@ class GRPOTrainable(tune.Trainable):
             self._fail_later(error)
 
     def _fail_later(self, error: Exception) -> None:
-        """Make the next step or restore raise the error, or raise it now outside Tune."""
+        """Make the next step or restore raise the error. Outside Tune, raise it now."""
         if self._trial_info is None:
             raise error
         self.trial = cast("Trial", InvalidTrial(error))
@@ -108,8 +109,8 @@ class GRPOTrainable(tune.Trainable):
 
         The first call restores the trial's newest checkpoint, unless `restore` has been called.
 
-        A call that abandons its round saves the last finished round and returns once Tune has
-        ended, without a row.
+        A call that abandons its round saves the last finished round. It waits until Tune's run has
+        ended, and then returns without a row.
 
         Raises:
             RuntimeError: An earlier call returned the row of the last round.
@@ -128,7 +129,7 @@ class GRPOTrainable(tune.Trainable):
                     "checkpoint, or create a Trainable with more rounds"
                 )
             # The trial was restored from its final checkpoint, and no round follows. Tune keeps the
-            # row of the last round. Outside Tune, this row says how far the trial came.
+            # row of the last round. Outside Tune, this row says how far the trial got.
             ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
             return {RESULT_DUPLICATE: True, "done": True, **ended}
         self._ran(report)
@@ -157,7 +158,7 @@ class GRPOTrainable(tune.Trainable):
                 notes=self.trial.take_notes(),
             )
         )
-        # If this call returned earlier, Tune would read its result and consider the trial done.
+        # If this call returned earlier, Tune would read the result and consider the trial finished.
         request.wait_until_released()
 
     # ---- Checkpoints -------------------------------------------------------------------------
@@ -275,8 +276,8 @@ class GRPOTrainable(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start over with another config, and return True.
 
-        Under Tune, if the trial cannot start over, the actors are ended and the next step raises
-        the reason. Possible reasons are an invalid config, resources that the trial has not
+        Under Tune, if the trial cannot start over, this method ends the actors, and the next step
+        raises the error. Possible reasons are an invalid config, resources that the trial has not
         reserved, and a file that has changed.
         """
         from grpo_trainable.trial import resolved
@@ -286,8 +287,8 @@ class GRPOTrainable(tune.Trainable):
         try:
             trial.reset(resolved(new_config), self._storage, self._stop_request())
         except Exception as error:
-            # If this method raised the error or returned False, Tune would report another reason,
-            # or none, would not retry the trial, and would not free its resources.
+            # If this method raised the error or returned False, Tune would not retry the trial or
+            # free its resources, and would report a different reason or none.
             self._fail_later(error)
             trial.end()
         return True

@@ -1,8 +1,8 @@
 """Aggregation of per-token losses into one number.
 
-The denominator belongs to the whole gradient step. A step adds up the loss sums of its
-microbatches, each divided by the same denominator. Any split into microbatches or over learners,
-equal or not, therefore gives the same gradient.
+The denominator is computed once per gradient step. A step divides the loss sum of each microbatch
+by this denominator and adds up the results. Therefore the gradient does not depend on how the step
+is split into microbatches or over learners.
 """
 
 from __future__ import annotations

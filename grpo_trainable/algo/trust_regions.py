@@ -50,7 +50,7 @@ def gmpo(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute −sA per token, with s the geometric mean of a response's clipped ratios.
+    """Compute −sA per token, where s is the geometric mean of a response's clipped ratios.
 
     Ratios are clipped before their mean is computed: log ρ is at most `clip_high` where A > 0, and
     at least −`clip_low` elsewhere. ρ therefore stays within [e^−clip_low, e^clip_high] on the side
@@ -75,10 +75,11 @@ def topr(
 ) -> tuple[Tensor, Tensor]:
     """Compute −w·A·log π per token: w = 1 where A ≥ 0, else sg[min(ρ of the whole response, 1)].
 
-    A good response is imitated even after it has become unlikely. A bad response is ignored once it
-    is unlikely. The tokens of a bad response count as clipped if the response's ratio was cut to 1.
-    `clip_low` and `clip_high` are ignored. TOPR, arXiv 2503.14286. The paper's ratio is the product
-    over the tokens of the response. A is the paper's R minus the baseline of `loss.advantage`.
+    sg stops the gradient. A good response is imitated even after it has become unlikely. A bad
+    response is ignored once it is unlikely. The tokens of a bad response count as clipped if the
+    response's ratio was cut to 1. `clip_low` and `clip_high` are ignored. TOPR, arXiv 2503.14286.
+    The paper's ratio is the product over the tokens of the response. A is the paper's R minus the
+    baseline of `loss.advantage`.
     """
     ratio = response_ratio(log_probs, old_log_probs, mask).detach()
     a = zero_off_mask(advantages, mask)

@@ -19,10 +19,10 @@ from grpo_trainable.transports.transport import TransportError
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """Results of the checks in an actor's process before training."""
+    """Results of the checks that an actor's process makes before training."""
 
     gpus: tuple[str, ...]  # GPUs that Ray gave the actor; empty unless all actors must share one
-    seconds: float  # duration of the checks
+    seconds: float  # duration of the checks, in seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,5 +158,5 @@ def make_both_ends(key: str) -> Any:
 
 
 def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that a transport's record gives, directly or as `module:name`."""
+    """Return a transport record's function, which is given directly or as `module:name`."""
     return load("transport", by) if isinstance(by, str) else by

@@ -21,7 +21,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimit
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBatch:
-    """The distinct prompts of one call, and the prompt that each row answers."""
+    """The distinct prompts of one call, and the index of each row's prompt."""
 
     prompts: list[Tensor]  # (P,) int64 each
     fan_out: Tensor  # (B,) int64, index of each row's prompt
@@ -162,7 +162,7 @@ class LocalEngine(LoadedWeights, ABC):
             raise ValueError("a prompt has no tokens")
         if longest + limits.max_new_tokens > self._policy.context_length:
             raise ValueError(
-                f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit "
+                f"a prompt of {longest} tokens and {limits.max_new_tokens} new tokens do not fit "
                 f"the context of {self._policy.context_length}"
             )
         sizes = torch.tensor([request.group_size for request in requests])

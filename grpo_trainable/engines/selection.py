@@ -1,4 +1,4 @@
-"""Selection of a trial's engine: the one that its config names, or one that suits its policy."""
+"""Select a trial's engine: the configured one or, with `auto`, one that suits the policy."""
 
 from __future__ import annotations
 

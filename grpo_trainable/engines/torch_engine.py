@@ -142,7 +142,7 @@ class TorchDecoder:
         self._next_column = batch.longest
 
     def enter(self, rows: range) -> Tensor:
-        """Run the prompts and return the logits (B, V) of every row's first token."""
+        """Run the model on the prompts, and return the logits (B, V) of every row's first token."""
         assert len(rows) == len(self._fan_out), "all rows enter at once"
         hidden = self._prefill()
         prompts = torch.arange(len(hidden), device=hidden.device)
@@ -184,7 +184,7 @@ class TorchDecoder:
 
 
 class SlotDecoder:
-    """Computes logits with a `ShelvedCache`, so that rows can enter slots that others leave."""
+    """Computes logits with a `ShelvedCache`, so that rows can enter slots left by other rows."""
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
         self._model = model

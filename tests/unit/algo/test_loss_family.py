@@ -282,7 +282,7 @@ def test_maxrl_refuses_rewards_below_0():
     # One correct response minus length penalties: the mean is above 0 only because of rounding. If
     # maxrl accepted this group, its advantages would be 4e7 and -2e7.
     rewards = torch.tensor([[1.0, 0.0, -5 / 12, -7 / 12]])
-    with pytest.raises(ValueError, match=r"maxrl needs rewards of 0 and above, got -0\.583"):
+    with pytest.raises(ValueError, match=r"maxrl needs rewards of at least 0, got -0\.583"):
         ADVANTAGES["maxrl"](rewards, eps=1e-8)
 
 

@@ -400,7 +400,7 @@ def test_weights_that_travelled_as_bfloat16_become_float32():
 def test_torn_weights_are_refused():
     sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     weights.tensors["embedding.weight"][3, 3] += 1
-    with pytest.raises(RuntimeError, match="weights version 6 arrived torn"):
+    with pytest.raises(RuntimeError, match="weights version 6 arrived corrupted"):
         sampler.load(weights)
     assert (sampler.version, sampler.round) == (0, 0)
 
@@ -558,7 +558,9 @@ def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
 @pytest.mark.slow
 def test_a_prompt_that_leaves_no_room_is_refused():
     generated(engine(), requests((36,), max_new_tokens=60))
-    with pytest.raises(ValueError, match="37 tokens and 60 new ones do not fit the context of 96"):
+    with pytest.raises(
+        ValueError, match="37 tokens and 60 new tokens do not fit the context of 96"
+    ):
         generated(engine(), requests((5, 37), max_new_tokens=60))
 
 
