@@ -112,7 +112,7 @@ def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths(chu
 
 
 def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: SamplingLimits):
-    """Return (recorded, recomputed) log-probs of every response token, as the learner sees them."""
+    """Return (recorded, recomputed) log-probs of every response token, in the learner's batch."""
     batch = collate(groups, [torch.zeros(len(g.response_ids)) for g in groups], PAD)
     log_probs, _ = response_log_probs(
         model,
@@ -228,7 +228,7 @@ STOPS = ("abba", "cc", "éa")
 
 
 def cut_at(ids: Sequence[int]) -> int:
-    """Return the length of a response that continues as `ids`, from a search of its whole text."""
+    """Return the length of a response with tokens `ids`, found by searching the whole text."""
     for count in range(1, len(ids) + 1):
         text = b"".join(TOKENS.token_bytes[index] for index in ids[:count])
         if ids[count - 1] == EOS or any(stop.encode() in text for stop in STOPS):
