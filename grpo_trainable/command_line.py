@@ -25,7 +25,7 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class UsageError(Exception):
-    """A mistake found before anything starts. The message is one line that says what to do."""
+    """A user's mistake, found before anything starts. The message is one line that says what to do."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -80,9 +80,9 @@ class Trial:
                 experiment. The files that this trial reads must still have these digests. None:
                 nothing is compared.
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
-            replaced: SHA-256 of earlier versions of files, with which a checkpoint may have been
-                written.
-            stop_request: A request that the trial obeys. None: nobody can stop the trial.
+            replaced: SHA-256 of earlier versions of files. A checkpoint may have been written with
+                these versions.
+            stop_request: A request that the trial obeys. None: the trial cannot be stopped.
 
         Raises:
             ConfigError: The placement group of the trial does not have the bundles of its actors.
@@ -144,7 +144,7 @@ class Trial:
         self.due = False  # True if the trial requests a checkpoint of this round
         self._has_first_weights = False
         self._disturbed = False  # True once the user has been warned about a disturbed round
-        self._lost_actor = False  # True if an actor was replaced since the meter was last read
+        self._lost_actor = False  # True if an actor has been replaced since the last reading
 
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.

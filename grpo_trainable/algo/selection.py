@@ -113,10 +113,10 @@ def clip_cov_tokens(
 ) -> Tensor:
     """Select random tokens whose covariance is in `cov_band`.
 
-    Their number is `cov_fraction` times the number of all tokens, but at least 1. Clipped tokens
-    are never selected. If too few tokens qualify, all of them are selected. Clip-Cov, arXiv
-    2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token follows the
-    authors' code.
+    The number of selected tokens is `cov_fraction` times the number of all tokens, but at least 1.
+    Clipped tokens are never selected. If too few tokens qualify, all of them are selected.
+    Clip-Cov, arXiv 2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token
+    follows the authors' code.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     _, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -159,8 +159,8 @@ def kl_cov_tokens(
 ) -> Tensor:
     """Select the tokens with the largest covariance.
 
-    Their number is `cov_fraction` times the number of all tokens, but at least 1. KL-Cov, arXiv
-    2505.22617, equation 13 (fraction 2e-4).
+    The number of selected tokens is `cov_fraction` times the number of all tokens, but at least 1.
+    KL-Cov, arXiv 2505.22617, equation 13 (fraction 2e-4).
     """
     cov = covariances(log_probs, advantages, mask).flatten()
     largest = cov.sort(descending=True, stable=True).indices[: _share(cov_fraction, mask)]

@@ -111,7 +111,7 @@ class RayActor:
         return RayCall(self, stage, call)
 
     def tensors(self, transport: str, method: str, *args: Any) -> Any:
-        """Call a method and return a reference to its tensors.
+        """Call a method and return a reference to the tensors that the method returns.
 
         The tensors are sent when the reference is passed to another actor.
         """

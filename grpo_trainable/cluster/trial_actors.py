@@ -136,7 +136,7 @@ class TrialActors:
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Make all actors do a round's work once, in parallel, with the requests of one chunk.
+        """Warm up all actors in parallel: each does one round of work, with one chunk of requests.
 
         Raises:
             ActorFailed: An actor cannot do this work.

@@ -111,7 +111,7 @@ def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def add_info(total: dict[str, float], info: Mapping[str, float]) -> None:
-    """Add the numbers of one turn to those of the episode's earlier turns."""
+    """Add the numbers of one turn to the sums over the episode's earlier turns."""
     for name, number in info.items():
         total[name] = total.get(name, 0.0) + number
 

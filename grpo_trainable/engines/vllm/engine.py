@@ -222,7 +222,7 @@ class VLLMEngine:
 
 
 def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
-    """Return True if a row's last token completes a stop string that counts."""
+    """Return True if a row is long enough to end and its last token completes a stop string."""
     early = len(row.ids) < limits.min_new_tokens
     return (
         not early

@@ -32,7 +32,7 @@ UNLESS_SET = {
 # torch version than vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # smallest limit on the tokens in a step; rows beyond the limit wait
+PREFILL_TOKENS = 4096  # minimum of vLLM's limit on tokens per step; further rows wait
 
 
 @dataclass(frozen=True, kw_only=True)
