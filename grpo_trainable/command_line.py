@@ -25,7 +25,7 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class UsageError(Exception):
-    """A user's mistake, found before anything starts. The message is one line that says what to do."""
+    """A user's mistake, found before the start. The message is one line that says what to do."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -226,7 +226,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # affects every writer; nobody will read the stream
+            _discard(self._stream)  # affects every writer, since the stream has no reader
         except OSError:
             return  # keep the stream: a full disk may have space later
 

@@ -244,7 +244,7 @@ class GRPOTrainable(tune.Trainable):
         self._follow_trial()
 
     def _follow_trial(self) -> None:
-        """Set Tune's counters to those of the trial, which has just begun or been restored."""
+        """Set Tune's counters to the counters of a trial that has just begun or been restored."""
         self._looked_for_checkpoint = True
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0

@@ -85,7 +85,7 @@ class Trial:
             stop_request: A request that the trial obeys. None: the trial cannot be stopped.
 
         Raises:
-            ConfigError: The placement group of the trial does not have the bundles of its actors.
+            ConfigError: The trial's placement group lacks bundles for the trial's actors.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -211,7 +211,7 @@ class Trial:
         Raises:
             ActorFailed: An actor failed in a way that ends the trial.
             RoundAbandoned: A request to stop came before the round's gradient steps. The trial can
-                be saved as of its last finished round, but runs no further round.
+                still be saved as it was after its last finished round, but it runs no more rounds.
         """
         round_ = self.rounds_trained + 1
         evaluates = round_ % self.config.eval.every == 0 or round_ == self.config.rounds
@@ -471,7 +471,7 @@ class Trial:
         """Start over with another config.
 
         The actors are kept if the new config has the same placement, resources and transport as the
-        old one. Otherwise new actors are started. `storage` and `stop_request` are those of the new
+        old one. Otherwise new actors are started. `storage` and `stop_request` belong to the new
         trial.
 
         Raises:

@@ -18,8 +18,8 @@ CLOSE_DEADLINE_S = 5.0
 class Dialogue(Generic[T]):
     """Runs the coroutine `lead(ask)` in a separate thread.
 
-    The thread keeps the coroutine's connections alive while the coroutine waits for a reply. If
-    nobody closes a dialogue, it closes when the process ends.
+    The thread keeps the coroutine's connections alive while the coroutine waits for a reply. An
+    open dialogue closes when the process ends.
     """
 
     def __init__(self, lead: Callable[[Ask], Coroutine[Any, Any, T]]) -> None:

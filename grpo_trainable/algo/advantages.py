@@ -95,7 +95,7 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     """Return r − mean of its group, divided by (sample std + eps) over all groups together.
 
     The standard deviation is computed from the differences r − mean, not from the rewards. This is
-    REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens and thereby gives long
+    REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens and so gives long
     responses more weight. Here, every response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")

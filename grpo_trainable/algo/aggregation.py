@@ -48,10 +48,10 @@ def aggregate(
 
     The shares of all microbatches add up to the loss.
 
-    The aggregation sets the weight of each token, and thereby how the lengths of responses bias the
-    gradient. For example, suppose that a step has two responses, of 1 and 3 tokens, and that
-    `max_tokens` is 4. A token of the short response and a token of the long response have these
-    weights:
+    The aggregation sets the weight of each token. These weights determine how the lengths of
+    responses bias the gradient. For example, suppose that a step has two responses, of 1 and 3
+    tokens, and that `max_tokens` is 4. A token of the short response and a token of the long
+    response have these weights:
 
         sequence_mean  1/2 and 1/6: both responses weigh the same in total
         token_mean     1/4 and 1/4: the long response weighs three times as much in total

@@ -1,7 +1,7 @@
 """Losses that keep the policy near the old one without clipping each ratio.
 
-Shapes, signatures and results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A
-its advantage.
+Shapes, signatures and results are the same as in `losses`. ρ is the ratio π_θ / π_old of a token
+and A its advantage.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 When a machine fails, Ray moves its bundles as soon as another machine has room for them. But Ray
 must first notice the failure, which takes 15 s if the machine is dead and a minute if its network
-link is cut. An actor that is started in such a bundle before the move would wait for ever or die
+link is cut. An actor that is started in such a bundle before the move would wait forever or die
 immediately.
 """
 

@@ -230,7 +230,7 @@ class TrialActors:
         """Start the actor with this index in its bundle.
 
         If an actor could use any bundle, it could take the bundle of another actor. The other actor
-        would wait for ever if no machine had enough room left.
+        would wait forever if no machine had enough room left.
         """
         actor = RayActor(
             cls,

@@ -33,7 +33,7 @@ class TorchEngine(LocalEngine):
         recompute: bool = False,
         slots: int | None = None,
     ) -> None:
-        """Build an engine around `model`. The other arguments are those of `LocalEngine`."""
+        """Build an engine around `model`. `LocalEngine` describes the other arguments."""
         super().__init__(model, tokenizer, seed=seed, recompute=recompute, slots=slots)
         self.model = model
 

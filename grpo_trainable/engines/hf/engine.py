@@ -29,7 +29,7 @@ class HFEngine(LocalEngine):
     def __init__(
         self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
     ) -> None:
-        """Build an engine around `policy`. The other arguments are those of `LocalEngine`.
+        """Build an engine around `policy`. `LocalEngine` describes the other arguments.
 
         Raises:
             ValueError: The engine cannot sample from the model token by token. The message is one
