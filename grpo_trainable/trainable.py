@@ -136,7 +136,7 @@ class GRPOTrainable(tune.Trainable):
         return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
 
     def _ran(self, report: RoundReport) -> None:
-        """Use the report of a round, before `step` returns the row."""
+        """Use the report of a round, before `step` returns the row. Subclasses override this."""
 
     def _stop(self, lost_s: float) -> None:
         """Save the last finished round unless it is already saved, and wait for Tune's run to end.

@@ -25,8 +25,8 @@ class Advantage(Protocol):
 def _deviations(rewards: Tensor) -> Tensor:
     """Return each reward minus the mean of its row, (N, G)."""
     # The float32 mean of equal rewards can differ from them by a rounding error, and dividing by
-    # std + eps turns that error into a real advantage. Subtracting the first reward of the row
-    # makes equal rewards exactly 0.
+    # std + eps turns that error into a real advantage. After the first reward of the row is
+    # subtracted, equal rewards are exactly 0.
     shifted = rewards - rewards[:, :1]
     return shifted - shifted.mean(dim=-1, keepdim=True)
 
@@ -107,7 +107,7 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
     """Return (r − mean) / (mean + eps) within each group, or 0 if all rewards of the group are 0.
 
-    With rewards of 0 and 1, the policy gradient estimates, from G samples, the gradient of the mean
+    With rewards of 0 and 1, the policy gradient uses G samples to estimate the gradient of the mean
     log-likelihood of correct responses. Hard prompts therefore have more weight (MaxRL, arXiv
     2602.02710). A group without a correct response gets 0, because it has no response to make more
     likely.

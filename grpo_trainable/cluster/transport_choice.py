@@ -109,7 +109,7 @@ def check_here(key: str) -> Preflight:
 
 
 def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
-    """Compare the results of a trial's actors.
+    """Compare the check results of a trial's actors.
 
     Raises:
         TransportError: The transport cannot work between the actors.

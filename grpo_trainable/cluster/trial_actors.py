@@ -152,7 +152,7 @@ class TrialActors:
             watch.result(call)
 
     def set_up_transport(self) -> float:
-        """Set up the transport between the actors, and return the seconds that this took.
+        """Set up the transport between the actors, and return the duration in seconds.
 
         Raises:
             ActorFailed: The transport cannot work in one of the actors.
@@ -207,7 +207,7 @@ class TrialActors:
         r = self._config.resources
         device = "cuda" if r.generator_gpus else "cpu"
         number = index - r.num_learners
-        first = number / r.num_generators  # each generator begins with a different part
+        first = number / r.num_generators  # each generator fetches a different part first
         return self._actor(
             index,
             Generator,

@@ -46,7 +46,7 @@ class _Episode(RecordedRow):
     error: str | None = None  # the error that ended the episode
 
     def begin(self, seed: int) -> None:
-        """Reset the environment and keep its first observation."""
+        """Reset the environment and store its first observation."""
         try:
             self.observation = self._seen(self.env.reset(seed=seed)[0])
         except Exception as error:  # a user's environment may raise anything

@@ -73,7 +73,7 @@ def refuse_disagreement(
     *,
     precision: torch.dtype | None = None,
 ) -> None:
-    """Compare log-probs of `requests` under the engine with those under `policy`.
+    """Check that the engine's log-probs for `requests` agree with the log-probs under `policy`.
 
     Args:
         engine: Engine that samples.

@@ -13,7 +13,7 @@ from grpo_trainable.models.stop_strings import StopStrings, stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 
-# Fields of a group: those with one entry per token, (G, R), and those with one per response, (G,).
+# Fields of a group with one entry per token, (G, R), or with one entry per response, (G,).
 PER_TOKEN = {
     "response_ids": torch.int64,
     "response_mask": torch.bool,

@@ -17,7 +17,7 @@ from grpo_trainable.tasks import RewardError, Score
 
 
 class EngineError(RuntimeError):
-    """An engine breaks its contract. The message is one line that begins with `engine=`."""
+    """An engine has broken its contract. The message is one line that begins with `engine=`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ class Engine(Protocol):
         under `request.limits.temperature`. Measure the log-prob while sampling. The learner
         compares that log-prob with its own at the same temperature, so any other value gives wrong
         gradients. At temperature 0, which only evaluations request, choose the most likely token,
-        and measure its log-prob at temperature 1. A `top_p` below 1 is only requested from engines
-        whose record promises it (`EngineRecord.top_p`).
+        and measure its log-prob at temperature 1. A `top_p` below 1 is requested only if the
+        engine's record declares support for it (`EngineRecord.top_p`).
 
         All tensors are on the CPU. `check_groups` lists everything that is checked. Under the same
         weights, the same requests must give the same tokens, so that a resumed run equals one that

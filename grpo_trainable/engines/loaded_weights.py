@@ -12,7 +12,7 @@ from grpo_trainable.protocol.rollout import PolicyWeights
 
 
 class LoadedWeights:
-    """Loads published weights into a policy, and keeps their version and round."""
+    """Loads published weights into a policy, and records their version and round."""
 
     def __init__(self, policy: NamedWeights) -> None:
         policy.requires_grad_(False)

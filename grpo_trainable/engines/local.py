@@ -148,7 +148,7 @@ class LocalEngine(LoadedWeights, ABC):
         """Return the decoder that computes the logits of one call."""
 
     def _thinking_budget(self, limits: SamplingLimits, rows: int) -> ThinkingBudget | None:
-        """Return the interruptions of a call, or None if its limits have none."""
+        """Return the interruptions of a call, or None if its limits define none."""
         if limits.interruption is None:
             return None
         on_cpu = torch.device("cpu")  # each response is copied to the CPU once

@@ -24,7 +24,8 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 COMPACT_BELOW = 0.75
 
 # With a queue, rows leave as soon as they end. Waiting rows enter once this share of the slots is
-# free, because running even a few prompts takes about as long as sampling one token for all rows.
+# free, because running the model on even a few prompts takes about as long as sampling one token
+# for all rows.
 ENTER_ABOVE = 0.125
 
 

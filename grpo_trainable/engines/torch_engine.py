@@ -256,7 +256,7 @@ class EpisodeCache:
         self._device = batch.fan_out.device
 
     def first(self) -> Tensor:
-        """Return the logits (B, V) of every row's first token. Run each distinct prompt once."""
+        """Run the model once per distinct prompt; return every row's first logits (B, V)."""
         hidden, lengths = self._prefill(self._batch.prompts, self._batch.fan_out)
         last = hidden[torch.arange(len(hidden), device=self._device), lengths - 1]
         return self._model.head(last)[self._batch.fan_out]

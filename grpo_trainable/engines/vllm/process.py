@@ -1,8 +1,8 @@
 """vLLM inside this process: its environment variables, import and start.
 
-vLLM's engine usually runs in a separate process, which keeps sampling while weights wait. Inside
-this process, `LLMEngine.step()` computes one token for every row, and weights can be loaded between
-two steps.
+vLLM's engine usually runs in a separate process, which keeps sampling while new weights wait.
+Inside this process, `LLMEngine.step()` computes one token for every row, and weights can be loaded
+between two steps.
 """
 
 from __future__ import annotations
