@@ -250,9 +250,10 @@ class GRPOTrainable(tune.Trainable):
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
     def _restore(self, checkpoint_path: Any) -> int:
-        """Restore this checkpoint, unless it contains a foreign file, and return its round.
+        """Restore this checkpoint and return its round.
 
-        Tune's own `restore` would unpickle a foreign file.
+        Reject a directory with a file that does not belong to a checkpoint, because Tune's own
+        `restore` would unpickle such a file.
         """
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         if isinstance(checkpoint, str):
