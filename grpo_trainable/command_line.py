@@ -83,7 +83,7 @@ def add_verdict_options(
 
     Args:
         parser: The parser of the command.
-        description: Says what the command does with the options, and what it does without them.
+        description: Says what the command does with these options, and what it does without them.
     """
     group = parser.add_argument_group("verdicts", description)
     margin = group.add_mutually_exclusive_group()

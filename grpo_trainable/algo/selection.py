@@ -55,10 +55,10 @@ def second_moment_outliers(
 ) -> Tensor:
     """Select the fewest tokens whose removal brings the mean (log ρ)² down to `second_moment`.
 
-    The selected tokens are those with the largest (log ρ)². Only tokens that moved in the direction
-    that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Clipping would not
-    affect other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161 (`second_moment`
-    0.04).
+    The selected tokens are those with the largest (log ρ)². Only tokens whose probability moved in
+    the direction that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed.
+    Clipping would not affect other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161
+    (`second_moment` 0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0

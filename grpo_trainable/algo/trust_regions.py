@@ -101,7 +101,7 @@ def dppo_tv(
     Too far means π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0.
     |π_θ − π_old| is the total variation of the choice between this token and any other.
     DPPO-Binary-TV, arXiv 2602.04879, equations 12 and 13 (threshold 0.15). The authors' code also
-    caps ρ. Its cap is at least 10. Here, the only bound on ρ is e^20.
+    caps ρ, at a value of at least 10. Here, the only bound on ρ is e^20.
     """
     moved = _probability(log_probs, mask) - _probability(old_log_probs, mask)
     a = zero_off_mask(advantages, mask)

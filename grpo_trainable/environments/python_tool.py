@@ -18,8 +18,8 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 class PythonTool:
     """Environment that runs code in a sandbox.
 
-    A specification is {"question": PROMPT, "answer": TEXT}. Set `rollout.stop` to `</python>` and
-    `</answer>`, so these strings end an action.
+    An episode's specification is {"question": PROMPT, "answer": TEXT}. Set `rollout.stop` to
+    `</python>` and `</answer>`, so these strings end an action.
     """
 
     run = staticmethod(run_python)
