@@ -115,7 +115,7 @@ def test_weights_arrive_in_either_precision_and_torn_ones_are_refused(dtype: tor
     for name, tensor in engine.model.weights().items():
         assert torch.equal(tensor, sent.tensors[name].to(tensor.dtype)), name
     sent.tensors["blocks.0.mlp.down.weight"][0, 0] += 1
-    with pytest.raises(RuntimeError, match="weights version 3 arrived torn"):
+    with pytest.raises(RuntimeError, match="weights version 3 arrived corrupted"):
         engine.load(sent)
 
 
