@@ -1,4 +1,4 @@
-"""Attention of Hugging Face models, in two cases in which torch's attention is unsuitable.
+"""Attention of Hugging Face models, in two cases for which torch's attention is unsuitable.
 
 Packed rows attend only to their own tokens. On a CPU, bfloat16 rows are computed in float32.
 

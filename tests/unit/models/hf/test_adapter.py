@@ -164,5 +164,5 @@ def test_a_trial_reads_its_adapters(tmp_path):
 
 
 def test_adapters_where_a_whole_policy_is_needed_are_called_so(tmp_path):
-    with pytest.raises(ValueError, match="LoRA adapters, not a whole policy here"):
+    with pytest.raises(ValueError, match="holds LoRA adapters, not a whole policy"):
         read_config(write(tmp_path))
