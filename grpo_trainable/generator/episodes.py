@@ -154,7 +154,7 @@ class _Group:
 
 
 class _Call:
-    """The `Partner` of an engine during one call, which passes the actions to the environments.
+    """Passes an engine's actions to the environments during one call, as its `Partner`.
 
     The engine gets all awaited answers together, once the last one has arrived, so a repeated call
     gives the same bits. `patience_s` is the maximum total time that a call spends on waits during
@@ -189,7 +189,7 @@ class _Call:
         def play() -> None:
             try:
                 self._answers.put(self._answer(action))
-            except BaseException as error:  # raised again where the call waits
+            except BaseException as error:  # `observations` raises it again
                 self._answers.put(error)
 
         self._episodes[action.row].process.submit(play)

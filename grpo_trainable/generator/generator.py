@@ -75,8 +75,8 @@ class Generator:
             clock=clock,
         )
         self._receiver = receiver
-        # Numbers of rollouts. They continue after a reset, so a late `score` call from before the
-        # reset cannot get newer rollouts.
+        # Rollouts that wait for `score` are numbered. The numbers continue after a reset, so a late
+        # `score` call from before the reset cannot get newer rollouts.
         self._numbers = itertools.count()
         self._build(config)
 
@@ -178,9 +178,9 @@ class Generator:
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         """Sample responses to requests of one stream, and score them if scoring is quick.
 
-        `score` computes slow rewards while the next requests are sampled. In that case, the result
-        is a `Sampled`. Episodes are rewarded while they are played. In an evaluation, both sampling
-        and scoring count as the stage `eval`.
+        If scoring is slow, the result is a `Sampled`, and `score` computes the rewards while the
+        next requests are sampled. Episodes are rewarded while they are played. In an evaluation,
+        both sampling and scoring count as the stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():

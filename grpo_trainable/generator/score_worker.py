@@ -6,10 +6,10 @@ TASK is given, REFERENCE names a task instead: a built-in task or a user's class
 function is the task's method `reward`.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true, …}`, which also describes the function with fields of `RewardFunction`. If the
-function cannot be used, the first line is `{"error": …}` instead, and the process ends. After the
-first line, each request gets one reply. A request is an object with the fields of `Responses` that
-the function reads. The reply is a list with one entry per response. An entry is
+`{"ready": true, …}`. It contains all fields of `RewardFunction` except `score`. If the function
+cannot be used, the first line is `{"error": …}` instead, and the process ends. After the first
+line, each request gets one reply. A request is an object with the fields of `Responses` that the
+function reads. The reply is a list with one entry per response. An entry is
 `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the fields
 of a `RewardError`.
 

@@ -110,7 +110,7 @@ class ProcessScorer:
             unverified: Returns the score of a response without an answer. None: a missing answer is
                 an error.
             weights: Weights of the parts, if `reward` is a list of functions. The reward is the
-                weighted sum of the parts. None: the sum of all functions.
+                weighted sum of the parts. None: the sum of all parts.
 
         Raises:
             ValueError: The function cannot be imported or has no accepted form, or `weights` names
@@ -222,7 +222,7 @@ class ProcessScorer:
         return [self._unverified(request.response) for request in group]
 
     def _spare_for(self, ended: WorkerProcess) -> WorkerProcess:
-        """Replace a process that has ended with the spare, and start another spare.
+        """Return the spare, which replaces a process that has ended, and start another spare.
 
         Raises:
             EOFError: The scorer is closed.
@@ -377,7 +377,7 @@ def check_reward(
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
-        ValueError: The function cannot be imported, has no accepted form, or needs a column that an
+        ValueError: The function cannot be imported, has no accepted form or needs a column that an
             example lacks, or `weighted` names a function that the list lacks. The message is one
             line that names the setting.
     """

@@ -166,7 +166,7 @@ class Learner:
                 micro = with_observations(micro, self.policy)
             micro = micro.to(self._context.device)
             # In a pass that the ranks share, every rank needs a microbatch. If the policy is
-            # divided among the ranks, the other ranks would wait for a rank without a microbatch.
+            # divided among the ranks, they would otherwise wait for a rank without a microbatch.
             shared = micro.select(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
                 self.reference.log_probs(shared)
@@ -384,7 +384,7 @@ class Learner:
 def _response_sums(
     log_probs: Sequence[Tensor | None], batches: Sequence[BatchWithLogProbs]
 ) -> np.ndarray | None:
-    """Return the sum of log-probs over each watched response, NaN for the others, (N,).
+    """Return each response's sum of log-probs, (N,); NaN for responses that are not watched.
 
     Log-probs are 0 off the mask. Return None if a batch has no log-probs.
     """

@@ -76,7 +76,7 @@ class LearnerRank:
         return Shards(self._group)
 
     def leave(self) -> None:
-        """Leave the group. Ranks that still wait for this one fail immediately."""
+        """Leave the group. Ranks that still wait for this rank fail immediately."""
         gc.collect()
         self._group.leave()
 
@@ -115,7 +115,7 @@ class LearnerRank:
             reason = f"{type(error).__name__}: {error}"
         # Raise a new error. The frames of the caught error refer to the group. While these frames
         # exist, `leave` cannot close the group's connections, and the other ranks might wait for
-        # this rank instead of the lost one.
+        # this rank instead of the lost rank.
         raise RuntimeError(reason)
 
     def publish(self, needed_from: int = 0) -> Published:

@@ -94,7 +94,7 @@ class BatchWithLogProbs:
     train_batch: TrainBatch
     # Mask of the tokens that were sampled with the weights from before the round, bool (B, S).
     own_tokens: Tensor
-    # Mask of the rows on which the KL is measured, bool (B,). None if all rows count.
+    # Mask of the rows on which the KL is measured, bool (B,). None if it covers all rows.
     watched: Tensor | None = None
     # Log-probs under the frozen first policy, valid in the watched rows. None if no setting needs
     # them.
@@ -155,7 +155,7 @@ class BatchWithLogProbs:
 class Reference:
     """A frozen policy that computes log-probs of sampled tokens.
 
-    This is the policy that the trial starts from, unless another policy is passed in.
+    This is the policy that the trial starts from, unless a different policy is passed in.
     """
 
     def __init__(

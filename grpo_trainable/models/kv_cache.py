@@ -219,14 +219,14 @@ def run_tokens(model: TransformerLM, tokens: Tensor, positions: Tensor, attend: 
     """Return the hidden states (B, T, D) of tokens (B, T) at their positions.
 
     `attend` receives a layer's index, its scaled queries (B, N, T, H), and the keys and values of
-    the tokens (B, T, N, H). `attend` stores these keys and values with the earlier ones, and
-    returns the attention (B, N, T, H).
+    the tokens (B, T, N, H). `attend` stores these keys and values together with earlier keys
+    and values, and returns the attention (B, N, T, H).
     """
     config = model.config
     rows, count = tokens.shape
     scale = 1 / math.sqrt(config.head_dim)
     cos, sin = model.cos[positions][:, :, None, None], model.sin[positions][:, :, None, None]
-    # Flattened to (B T, D), because on a CPU a plain matrix product is faster than a batched one.
+    # Flattened to (B T, D), because on a CPU a plain product is faster than a batched product.
     x = model.embedding(tokens.flatten())
     for layer, block in enumerate(model.blocks):
         qkv = block.attention.qkv(block.attention_norm(x))

@@ -56,10 +56,10 @@ def draw_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
-    `logits` are overwritten. At temperature 0, each token is the most likely one (the first in case
-    of a tie), and `uniform` (B,) is ignored. Log-probs are then computed at temperature 1, because
-    they would all be 0 at temperature 0. With `top_p` below 1, tokens are drawn from the nucleus,
-    and log-probs are computed within the nucleus.
+    `logits` are overwritten. At temperature 0, each drawn token is the most likely token (the first
+    in case of a tie), and `uniform` (B,) is ignored. Log-probs are then computed at temperature 1,
+    because they would all be 0 at temperature 0. With `top_p` below 1, tokens are drawn from the
+    nucleus, and log-probs are computed within the nucleus.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)

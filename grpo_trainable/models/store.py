@@ -141,7 +141,7 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        tokenizer = hf_directory.read_tokenizer(directory)  # first, because errors show up fast
+        tokenizer = hf_directory.read_tokenizer(directory)  # first, because it is fast
         return _load_hf(model, directory), tokenizer
     refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Messages = Sequence[dict[str, str]]
 
 # The date given to templates that ask for the current date. A run's prompts must not depend on the
-# day. Llama's templates use this date if they cannot get the current one.
+# day. Llama's templates use this date if they cannot get the current date.
 DATE = "26 Jul 2024"
 ASKS_FOR_DATE = "strftime_now"
 FIXED_DATE = f"{{%- macro {ASKS_FOR_DATE}(format) -%}}{DATE}{{%- endmacro -%}}"

@@ -19,7 +19,7 @@ from grpo_trainable.plugins import one_line
 
 # The weights of a model: one file, or several files that an index lists.
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
-# Keys of the maximum sequence length in the configs of different architectures.
+# Keys for the maximum sequence length in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 # Values of model_type for which tests compare packed rows with padded rows.
 PACKED = ("llama", "qwen2", "qwen3")
@@ -31,7 +31,7 @@ JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a Hugging Face model. A model that is not on this machine gets the defaults."""
+    """Facts about a Hugging Face model. The defaults are for a model not on this machine."""
 
     has_chat_template: bool = False
     context_length: int | None = None  # maximum tokens of a prompt plus its response
@@ -114,8 +114,8 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 def packs(config: Mapping[str, Any]) -> bool:
     """Return True if tests show that a model with this config.json computes the same when packed.
 
-    Every layer must attend to all earlier tokens, and the rotation of a token must depend only on
-    its position.
+    For this, every layer must attend to all earlier tokens, and the rotation of a token must depend
+    only on its position.
     """
     kinds = config.get("layer_types") or []
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
