@@ -146,7 +146,7 @@ def _whitened(
 def critic_figures(
     batches: Sequence[Groups], estimates: Sequence[Estimated]
 ) -> CriticFigures | None:
-    """Summarize the critic's predictions in a round. Return None without a critic."""
+    """Summarise the critic's predictions in a round. Return None without a critic."""
     values, returns = [], []
     for groups, estimated in zip(batches, estimates, strict=True):
         if estimated.critic is None:

@@ -1,4 +1,4 @@
-"""Errors of failed calls of a reward, computed by the code of the process but without one."""
+"""Errors of failed reward calls, without the separate process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ends() -> None:
 
 
 def repeats(act: Callable[[], Any]) -> bool:
-    """Return the error text that the process answers if a reward calls `act`."""
+    """Return True if the error of a reward that calls `act` counts as one that repeats."""
 
     def reward(response: str, ground_truth: Any) -> Any:
         return act()

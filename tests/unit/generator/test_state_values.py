@@ -187,7 +187,7 @@ def test_a_stop_string_may_begin_before_the_state() -> None:
     (group,) = engine.generate([request], lambda: None)
     assert group.response_ids.tolist() == [[3]]
     assert group.finished.tolist() == [True]
-    # Without `state`, the prompt contains no part of the response.
+    # Without `state`, the prompt is not part of the response, so no string is completed.
     (group,) = engine.generate([replace(request, state=None)], lambda: None)
     assert group.response_ids.tolist() == [[3, 3, 3, 3]]
 
