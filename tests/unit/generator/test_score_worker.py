@@ -64,7 +64,7 @@ def ends() -> None:
 
 
 def repeats(act: Callable[[], Any]) -> bool:
-    """Return True if the error of a reward that calls `act` counts as one that repeats."""
+    """Return True if the error of a reward that calls `act` is reported to repeat."""
 
     def reward(response: str, ground_truth: Any) -> Any:
         return act()
