@@ -103,7 +103,7 @@ WHY = {
     "hang": "no answer within 3 s",
     "no text": "TypeError: must return text, got NoneType",
     "too much": "returned 10,000,000 characters",
-    "die": "its process died, signal Killed",
+    "die": r"its process died \(signal Killed\)",
     "daemon": "no answer within 3 s",
     "slow in all": r"took more than 4\.5 s in total|no answer within 3 s",
     "hang in reset": "no answer within 3 s",

@@ -146,8 +146,8 @@ def test_an_exception_or_a_bad_value_is_the_error_of_that_response_alone(scorer)
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        ("die", "the reward process died, exit status 3"),
-        ("crash", "the reward process died, signal Segmentation fault"),
+        ("die", "the reward process died (exit status 3)"),
+        ("crash", "the reward process died (signal Segmentation fault)"),
     ],
 )
 def test_a_death_is_the_error_of_that_response_and_the_spare_goes_on(scorer, response, message):
@@ -363,7 +363,7 @@ def test_a_function_that_cannot_be_had_is_a_value_error_of_one_line(reward, reas
         ("raise RuntimeError('no licence')", "cannot be imported: RuntimeError: no licence"),
         ("def f(:", "cannot be imported: SyntaxError: "),
         ("exit(2)", "cannot be imported: SystemExit: 2"),
-        ("import os; os._exit(7)", "importing it ended the process, exit status 7"),
+        ("import os; os._exit(7)", "importing it ended the process (exit status 7)"),
     ],
 )
 def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, reason):

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which sum as several learners do, and rounds to train on."""
+"""Ranks that are threads of one process and sum like learners, and rounds to train on."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def larger_tokenizer(directory: Path) -> None:
     [
         (no_weights, ["no model.safetensors here"]),
         (pickled, ["pytorch_model.bin is a pickle", "save_pretrained"]),
-        (remote_code, ["custom code of the model (auto_map), which is never run"]),
+        (remote_code, ["custom model code (auto_map), which is never run"]),
         (unknown, ['know the architecture model_type="nonesuch"']),
         (torn, ["model.safetensors", "not a readable safetensors file"]),
         (cut_short, ["model.safetensors: has ", "bytes but should have", "download it again"]),
