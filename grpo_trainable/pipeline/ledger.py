@@ -36,9 +36,10 @@ class BatchRule:
     """The rule that decides how many prompts of the stream a rollout batch takes.
 
     A batch first draws `size` prompts, some of which may be left out of training. The batch then
-    draws one new prompt for each prompt that was left out, then one for each new prompt that was
-    left out, and so on. It draws again at most `redraws` times and takes at most `most` prompts in
-    all. With `redraws` = 0, it takes exactly `size` prompts, even if some are left out.
+    draws one new prompt to replace each prompt that was left out. New prompts that are left out are
+    replaced in the same way. A batch draws replacements at most `redraws` times, and takes at most
+    `most` prompts in all. With `redraws` = 0, it takes exactly `size` prompts, even if some are
+    left out.
     """
 
     size: int
@@ -210,7 +211,7 @@ class Ledger:
         return BatchId(*divmod(round_ * a_round + place + count, a_round))
 
     def _ends(self) -> list[int]:
-        """Return, for each batch that has begun but is not filled, the index after its last prompt.
+        """For each batch that has begun but is not filled, return the index after its last prompt.
 
         These indices may still increase, because prompts that have not come back count as accepted.
         """
@@ -261,7 +262,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of all kept batches with the same place in earlier rounds."""
+        """Return the accepted prompts of the kept batches at the same place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()
@@ -298,7 +299,7 @@ class Ledger:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state`, which a ledger with equal settings has returned.
+        """Continue from a state that a ledger with equal settings has returned.
 
         Chunks that were in flight count as lost.
         """

@@ -37,7 +37,7 @@ class DeliveryFailed(RuntimeError):
 class OutOfBand:
     """Tensors that bypass the object store. In a call, each instance becomes three arguments."""
 
-    described: Any  # a description of the tensors, which the receiver needs
+    described: Any  # a description of the tensors, for the receiver
     ref: Any  # the reference with which the receiver gets the tensors
     sent_at: float  # earliest time at which the tensors could be sent, in seconds since 1970
 
@@ -112,7 +112,7 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
     Raises:
         ActorLost: The call took longer than `deadline_s`. The message names the stage and the
             actor.
-        ActorFailed: `Runtime.result` raised it.
+        ActorFailed: `Runtime.result` raised this error.
     """
     if not runtime.wait([call], deadline_s):
         raise no_answer([call], deadline_s)
