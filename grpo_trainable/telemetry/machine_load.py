@@ -221,7 +221,7 @@ def _lost(before: Reading, after: Reading) -> float | None:
     """Return the core-seconds for which the trial waited, plus the stolen core-seconds."""
     if before.waited_s is None or after.waited_s is None:
         return None
-    # A process's sum no longer includes the waiting time of threads that have ended, so it may fall.
+    # The waiting time of a process excludes threads that have ended, so it may decrease.
     then, now = before.waited_s, after.waited_s
     waited_s = sum(max(0.0, now[pid] - then[pid]) for pid in now.keys() & then.keys())
     return waited_s + max(0.0, after.stolen_s - before.stolen_s)

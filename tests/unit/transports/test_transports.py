@@ -227,7 +227,7 @@ def test_memory_of_a_sender_that_was_killed_stays_until_its_readers_are_gone(
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert torch.equal(fetched.tensors["a"], torch.arange(5000.0))
-    with pytest.raises(TransportError, match=r"cannot be opened .*one user, on one machine"):
+    with pytest.raises(TransportError, match=r"cannot be opened .*same user, on the same machine"):
         ShmReceiver().fetch(handle)
     del fetched
     receiver.close()
