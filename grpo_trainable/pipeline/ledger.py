@@ -181,7 +181,7 @@ class Ledger:
     # ---- Answers ------------------------------------------------------------------------------
 
     def settle(self, chunk: Chunk, accepted: Iterable[int]) -> None:
-        """Record that a chunk came back.
+        """Record that a chunk has come back.
 
         Prompts in `accepted` are trained on; the chunk's other prompts are left out.
         """
@@ -226,7 +226,7 @@ class Ledger:
     def _fill(self) -> None:
         """Fill the next batches whose prompts have all come back."""
         waited_for = [indices[0][0] for indices in (self._in_flight, self._lost) if indices]
-        settled = min(waited_for, default=self._next_prompt)  # all earlier prompts came back
+        settled = min(waited_for, default=self._next_prompt)  # all earlier prompts have come back
         for end in self._ends():
             if end > settled:
                 return

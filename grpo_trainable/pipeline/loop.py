@@ -124,7 +124,7 @@ class Pipeline:
         self._updated: dict[Actor, Updated] = {}  # the learners' answers in this round
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
-        self._info_names: set[str] = set()  # numbers that environments have reported in `info`
+        self._info_names: set[str] = set()  # names of numbers that environments report in `info`
         # While rollouts are collected: the checkpoint of the last finished round.
         self._last_finished: Checkpoint | None = None
 

@@ -159,7 +159,7 @@ class RolloutGroup:
         token_versions: Tensor,
         token_rounds: Tensor,
     ) -> RolloutGroup:
-        """Return the group, on the CPU and not yet scored, that an engine sampled for a request."""
+        """Return an unscored group on the CPU, from the tensors that an engine has sampled."""
         import torch
 
         return cls(
@@ -301,8 +301,8 @@ class TrainBatch:
 class LiveWeights:
     """The learner's tensors, from which a snapshot is taken. The next gradient step changes them.
 
-    The next gradient step must not begin before the snapshot is complete. No checksum would detect
-    a step that began too early.
+    This step must not begin before the snapshot is complete. No checksum would detect that the step
+    began too early.
     """
 
     version: int

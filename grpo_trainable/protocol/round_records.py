@@ -83,8 +83,8 @@ SCHEMAS = {
             # The critic's figures, if there is one. Its loss is not multiplied by critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
             # KL from the policy before the step, in nats per response, on the responses that the
-            # step trains on. For "reference" and "previous", only those of these responses that
-            # belong to the round's KL sample are measured.
+            # step trains on. For "reference" and "previous", only responses in the round's KL
+            # sample are measured.
             **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
         }
     ),
@@ -124,8 +124,8 @@ class RoundDetails:
     """The details of one round."""
 
     round: int  # number of rounds finished so far
-    # All settings of the trial. In contrast, the config in Tune may lack defaults, and its paths
-    # may be relative.
+    # All settings of the trial. The trial's config in Tune, in contrast, may lack defaults and
+    # contain relative paths.
     config: Mapping[str, Any]
     rollouts: Columns  # the responses that the round trained on
     evaluations: Columns  # held-out responses of the evaluations within the round; often empty

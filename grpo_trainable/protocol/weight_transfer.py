@@ -30,8 +30,8 @@ class WeightSender(Protocol):
     def release(self, before_round: int) -> None:
         """Release the snapshots of all rounds before `before_round`.
 
-        By then, no receiver fetches these snapshots any more, and no generator uses weights that
-        were fetched from them.
+        This method is called once no receiver fetches these snapshots any more, and no generator
+        uses weights that were fetched from them.
         """
         ...
 

@@ -64,7 +64,7 @@ class VirtualRuntime:
         return self.time
 
     def wait(self, calls: Sequence[VirtualCall], timeout_s: float) -> list[VirtualCall]:
-        """Advance the clock to the first answer, at most by `timeout_s`. Return the calls done."""
+        """Advance the clock to the first answer, at most by `timeout_s`. Return finished calls."""
         self._waits_left -= 1
         assert self._waits_left > 0, "the pipeline waits forever"
         assert calls, "the pipeline waits without a call to wait for"

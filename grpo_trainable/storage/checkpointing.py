@@ -78,7 +78,10 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class ForeignCheckpoint(DamagedCheckpoint):
-    """Raised if a directory contains a foreign file, perhaps beside the files of a checkpoint."""
+    """Raised if a directory contains a file that does not belong to a checkpoint.
+
+    The directory may also contain the files of a checkpoint.
+    """
 
 
 class UnreadableCheckpoint(CheckpointError):
@@ -120,7 +123,7 @@ class LearnerFiles:
 
     counters: dict[str, Any]
     digests: dict[str, str]  # file -> SHA-256
-    # False if the learner does not see the directory, for example because the directory is on
+    # False if the learner cannot see the directory, for example because the directory is on
     # another machine. In that case, `learner_messages` yields the files.
     written: bool = True
     error: tuple[int | None, str] | None = None  # errno and text if the directory is not writable

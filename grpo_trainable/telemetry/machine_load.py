@@ -295,7 +295,7 @@ def cpu_cgroup() -> Path | None:
 
 
 def denied_seconds(cgroup: Path | None) -> float:
-    """Return the core-seconds for which the quota has stopped processes of this group."""
+    """Return the core-seconds for which the quota has stopped processes of this cgroup."""
     stat = _text(cgroup / "cpu.stat") if cgroup else ""
     for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
         if match := re.search(rf"^{name} (\d+)$", stat, re.MULTILINE):
@@ -304,7 +304,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Return the number of cores that the quota lets this group use; infinity without a quota."""
+    """Return the number of cores that the quota lets this cgroup use; infinity without a quota."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
