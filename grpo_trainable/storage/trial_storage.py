@@ -181,9 +181,7 @@ class TrialStorage:
         problems, foreign = [], False
         for path in self._candidates(named, own):
             if path in own and _is_ahead(path, last):
-                problems.append(
-                    f"{path.name} is newer than the trial's last row (round {last:g})"
-                )
+                problems.append(f"{path.name} is newer than the trial's last row (round {last:g})")
                 continue
             try:
                 if not path.exists():
