@@ -1,4 +1,4 @@
-"""Whole trials in virtual time: the duration of a round, by hand."""
+"""Whole trials in virtual time: the duration of a round, computed by hand."""
 
 from __future__ import annotations
 

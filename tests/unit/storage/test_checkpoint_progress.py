@@ -31,7 +31,7 @@ from grpo_trainable.storage.checkpointing import (
 )
 
 DEADLINE_S = 8.0
-PIECE_BYTES = 4096  # the disk moves one in a second
+PIECE_BYTES = 4096  # the disk moves one piece per second
 
 
 class SlowDisk:
