@@ -300,7 +300,7 @@ class Fleet:
         self._calls.add(call, Sample(generator, work))
 
     def sampled(self, generator: FleetGenerator, work: Work, sampled: Sampled) -> None:
-        """Submit the scoring of the responses that a generator has sampled."""
+        """Submit a call that scores the responses that a generator has sampled."""
         self._answered(generator, sampled)
         call = generator.actor.submit("reward", "score", sampled.number)
         self._calls.add(call, Score(generator, work))

@@ -164,7 +164,7 @@ class Pipeline:
         self._finish_everything()
         syncs = [change.sync for change in self._recorder.versions if change.sync is not None]
         self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
-        # The first round reports the first weights, but its time does not include their transfer.
+        # The first round reports the first weights, but not the time of their transfer.
         self._recorder.forget_transfers()
         self._fleet.has_first_weights = True
 

@@ -134,7 +134,7 @@ def least_used_then_oldest(
 def uniform(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """Return groups drawn uniformly from all groups, whether fresh or older."""
+    """Return groups drawn uniformly from all groups, fresh and older."""
     return _some([*older, *fresh], count, rng)
 
 

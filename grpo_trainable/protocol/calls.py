@@ -35,7 +35,7 @@ class DeliveryFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
-    """Tensors that bypass the object store. In a call, each instance becomes three arguments."""
+    """Tensors that bypass the object store. A call passes the three fields as three arguments."""
 
     described: Any  # a description of the tensors, for the receiver
     ref: Any  # the reference with which the receiver gets the tensors
@@ -93,7 +93,7 @@ class Runtime(Protocol):
         ...
 
     def share(self, value: Any) -> Any:
-        """Store a value once, and return an argument for calls to several actors."""
+        """Store a value once, and return an argument that can be passed to several actors."""
         ...
 
     def result(self, call: Any) -> Any:

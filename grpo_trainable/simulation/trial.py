@@ -1,8 +1,8 @@
 """Whole trials in virtual time: the real pipeline with virtual actors.
 
-The pipeline, its gate, its buffer and the learner group are real; actors, calls and the clock are
-virtual.
-Unit tests drive the pipeline through timings that a real machine could not reproduce.
+The pipeline, its gate, its buffer and the learner group are real. The actors, the calls and the
+clock are virtual. Unit tests drive the pipeline through timings that a real machine could not
+reproduce.
 `benchmarks/schedule_sim.py` compares simulated times with those of real trials.
 """
 

@@ -419,7 +419,7 @@ def _round_if_whole(path: AnyPath, verified: dict[str, int]) -> int | None:
 
 
 def _remove_at_once(path: Path) -> None:
-    """Rename a checkpoint before removing it, because a half-removed one would look damaged."""
+    """Rename a checkpoint, then remove it. A half-removed checkpoint would look damaged."""
     removed = path.with_name(".removed")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
