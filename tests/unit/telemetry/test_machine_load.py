@@ -147,8 +147,7 @@ def ticked(
 ) -> Disturbance:
     """Read the ticks of a machine whose cores give the shares `own` and `others` of their time.
 
-    `phases` contains the fraction of a tick that idle and iowait are past the last whole one at the
-    start.
+    At the start, idle and iowait are past the last whole tick by the fractions in `phases`.
     """
     idle_ticks = max(0.0, 1 - own - others) * seconds * machine_load.TICKS_PER_S
     waits = (idle_ticks * 0.9, idle_ticks * 0.1)  # idle, iowait
