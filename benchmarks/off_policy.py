@@ -4,11 +4,11 @@
     python benchmarks/off_policy.py --spaces lag                only lag
     python benchmarks/off_policy.py --spaces lag_exact          lag that is exact on any machine
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
-    python benchmarks/off_policy.py --no-run                    only JSON, of existing trials
+    python benchmarks/off_policy.py --no-run                    only JSON, from existing trials
 
-Runs `launch/tune.py --space … --num-samples … --margin …` under a fixed name, in a directory of the
-commit. So the same command continues an interrupted run. Afterwards, the benchmark writes one JSON
-file per space. `make tables` puts the figures into the pages.
+Runs `launch/tune.py --space … --num-samples … --margin …` with a fixed experiment name, in a
+directory named after the commit. So the same command continues an interrupted run. Afterwards, the
+benchmark writes one JSON file per space. `make tables` puts the figures into the doc pages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def summarise(
     found: Answer,
     comparison: Comparison,
 ) -> dict[str, Any]:
-    by_arm = experiment.complete_arms  # the answer uses the same arms
+    by_arm = experiment.complete_arms  # the arms in `found`
     step_kl = {
         arm: _by_step([files[trial.name] for trial in trials], "kl_sampler_nats")
         for arm, trials in by_arm.items()
@@ -77,7 +77,7 @@ def summarise(
 
 
 def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
-    """Return, for each gradient step of a round, the median over rounds and then over seeds."""
+    """Return a figure's median over rounds and then seeds, for each gradient step of a round."""
     steps = sorted({step for read in files for step in read.steps})
     return [
         median([getattr(read.steps[step], name) for read in files if step in read.steps])
@@ -93,7 +93,7 @@ def growth(values: Sequence[float | None]) -> float | None:
     """
     points = [
         (math.log(step), math.log(value))
-        for step, value in enumerate(values)  # number of steps taken before
+        for step, value in enumerate(values)  # `step` counts the steps before this one
         if step >= 1 and value is not None and value > 0
     ]
     if len(points) < 3:
@@ -110,7 +110,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--spaces", nargs="+", choices=(*SPACES, *MORE), default=SPACES)
-    add("--samples", type=number(int, 1), help="responses of every trial (those of the space)")
+    add("--samples", type=number(int, 1), help="responses per trial (as the space sets)")
     add("--margin", type=positive, default=0.03, help="acceptable loss of reward (0.03)")
     add("--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})")
     add("--no-run", action="store_true", help="use existing trials")
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def run(space: str, storage: Path, args: argparse.Namespace) -> None:
-    """Run or continue a space, as the experiment of the same name in `storage`."""
+    """Run or continue a space, as the experiment with the same name in `storage`."""
     storage.mkdir(parents=True, exist_ok=True)
     asked = f"{short_spaces.__file__}:{space.upper()}" if space in SHORT else space
     samples = [] if args.samples is None else ["--samples", str(args.samples)]

@@ -35,7 +35,7 @@ SETTINGS = {
     "rollout.prompts": 4,
     "rollout.max_new_tokens": 24,
 }
-# Metrics that count the fault itself, so their values may differ from an uninterrupted run.
+# These metrics count the fault, so they may differ from the metrics of an uninterrupted run.
 OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/generators")
 
 
@@ -61,10 +61,10 @@ class Lost(Exception):
 
 
 class Experiment:
-    """One trial of `async_vs_sync`, run with the command as a user runs it."""
+    """One trial of `async_vs_sync`, run with the same command that users run."""
 
     rounds, checkpoint_every = ROUNDS, CHECKPOINT_EVERY
-    longest_s = LONGEST_S  # limit of each wait
+    longest_s = LONGEST_S  # time limit for each wait
 
     def __init__(
         self, storage: Path, arm: str, kept_in: str | None = None, **settings: Any
@@ -74,7 +74,7 @@ class Experiment:
         Args:
             storage: the local directory of the files.
             arm: the arm of `async_vs_sync`.
-            kept_in: the value of --storage, if the files are only copied to `storage`.
+            kept_in: the value of --storage, if `storage` only holds a copy of the files.
             settings: further settings of the trial.
         """
         self.arm, self.settings = arm, settings
@@ -122,7 +122,7 @@ class Experiment:
 
 
 class Running:
-    """The command as a process, which is killed on exit if it still runs."""
+    """The command as a process, which is killed on exit if it is still running."""
 
     def __init__(self, experiment: Experiment, command: Sequence[str]) -> None:
         self.experiment = experiment
