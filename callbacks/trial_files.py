@@ -76,7 +76,7 @@ def continued_file(trial: Any, name: str) -> Path:
     """
     path, own = trial_directory(trial) / name, trial_path(trial)
     if not path.exists() and isinstance(own, StoredPath) and (own / name).exists():
-        with replacing(path) as file:  # so that the mirror never copies an incomplete file
+        with replacing(path) as file:  # the mirror must never copy an incomplete file
             file.write((own / name).read_bytes())
     detach(path)
     return path
