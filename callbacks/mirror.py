@@ -396,7 +396,7 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print the store's delay: when it reaches `TELL_S`, when it has doubled, and when it is over."""
+    """Print the store's delay when it reaches `TELL_S`, when it has doubled, and when it ends."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told_s = behind_s

@@ -30,7 +30,7 @@ class TrainedPolicy:
 def read_trained_policy(directory: AnyPath) -> TrainedPolicy:
     """Read the policy of a checkpoint, or of the last checkpoint in a trial's directory.
 
-    A damaged last checkpoint is an error: silently evaluating an older policy would mislead.
+    A damaged last checkpoint is an error: to evaluate an older policy silently would mislead.
 
     Raises:
         CheckpointError: If there is no checkpoint, or if it is damaged, comes from another program

@@ -44,7 +44,7 @@ class Made:
     train: int
     eval: int
     rejected: int  # items without a usable prompt after all attempts
-    repeated: int  # prompts that equal an earlier one, except for case and punctuation
+    repeated: int  # prompts equal to an earlier prompt, except for case and punctuation
 
 
 class PromptSet:
@@ -196,7 +196,7 @@ class PromptSet:
 
 
 def _told_apart(then: Any, now: Any) -> tuple[str, str]:
-    """Describe two different values briefly.
+    """Describe two values that differ, briefly.
 
     Lists of different lengths are described by their lengths, and other lists by their first
     difference.

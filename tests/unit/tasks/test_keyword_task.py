@@ -246,7 +246,7 @@ def test_a_training_file_is_split_by_prompt_and_an_eval_file_is_held_out_whole(t
 
 def test_an_eval_file_alone_replaces_only_the_held_out_prompts(tmp_path, words_file):
     path = write_jsonl(tmp_path / "a.jsonl", stories(12))
-    for settings, words in (({}, "the nouns that ship"), ({"keywords_file": words_file}, "task.")):
+    for settings, words in (({}, "the shipped nouns"), ({"keywords_file": words_file}, "task.")):
         plain = keyword_task(seed=0, **settings)
         task = keyword_task(seed=0, eval_file=path, **settings)
         assert task.eval_size == len({example.prompt for example in task.eval_examples(12)}) == 12

@@ -151,7 +151,7 @@ def test_an_eval_file_is_held_out_whole_with_and_without_a_training_file(sums, t
     held_out = write_jsonl(tmp_path / "test.jsonl", rows)
     shipped = math_task()
     for settings, size, source in (
-        ({}, shipped.train_size, "from the problems that ship"),
+        ({}, shipped.train_size, "from the shipped problems"),
         ({"train_file": sums}, 200, "from sums.jsonl"),
     ):
         task = math_task(eval_file=held_out, **settings)
