@@ -2,8 +2,8 @@
 
 Only the same call, with the same shapes and the same setup, gives the same bits. Another batch or
 another engine sums in a different order, so its log-probs differ by rounding. A draw within
-rounding distance of the border between two tokens may then pick the other token, and from that
-token on the response differs.
+rounding distance of the border between two tokens may then pick the other token. From that token
+on, the response differs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from grpo_trainable.protocol.rollout import RolloutGroup
 
 # Number of responses per comparison that may diverge. Rounding moves the border between two tokens
-# by about a millionth. One fork is rare in thousands of tokens, and two forks are no accident.
+# by about a millionth. In thousands of tokens, one divergence is rare, and two are no accident.
 FORKS = 1
 
 
 def assert_same_bits(some: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> None:
-    """Check that both hold the same responses and that their log-probs have the same bits."""
+    """Check that both samples have the same responses, and log-probs with the same bits."""
     for one, other in zip(some, others, strict=True):
         for name in ("response_ids", "response_mask", "finished", "token_versions", "token_rounds"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
@@ -31,7 +31,7 @@ def assert_same_bits(some: Sequence[RolloutGroup], others: Sequence[RolloutGroup
 def assert_agree(
     some: Sequence[RolloutGroup], others: Sequence[RolloutGroup], *, atol: float
 ) -> None:
-    """Check that both hold the same responses, with log-probs that differ by at most `atol`.
+    """Check that both samples have the same responses, and log-probs within `atol`.
 
     Up to `FORKS` responses may diverge after tokens that agree.
     """
@@ -54,7 +54,7 @@ def assert_agree(
 
 
 def assert_agree_as_far(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> None:
-    """Check that all of `some`, except up to `FORKS`, are prefixes of their counterparts."""
+    """Check that all but `FORKS` of the sequences in `some` begin the sequences in `others`."""
     forks = sum(
         list(one) != list(other[: len(one)]) for one, other in zip(some, others, strict=True)
     )

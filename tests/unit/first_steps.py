@@ -27,7 +27,7 @@ def log_ratios(
 ) -> list[list[Tensor]]:
     """Return log ρ of the tokens in each gradient step of a round, (T,) per microbatch.
 
-    The learner trains `lag` rounds before it gets the samples, to which `change` is applied first.
+    The learner trains `lag` rounds, and then gets the samples, which `change` has modified.
     """
     found: list[Tensor] = []
     add = StepStatistics.add

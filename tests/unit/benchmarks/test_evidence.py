@@ -1,4 +1,4 @@
-"""`make evidence` with quick items: what runs, what is skipped, and what is refused."""
+"""`make evidence` with quick items: which items run, and what keeps the command from starting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ RAN: list[str] = []  # items that the last command ran
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Return a function that runs quick items at a commit, and returns what ran and the record."""
+    """Return a function that runs quick items at a commit.
+
+    It returns the names of the items that ran, and the record.
+    """
     script, runs, out = tmp_path / "item.py", tmp_path / "runs", tmp_path / "evidence.json"
     script.write_text(SCRIPT.format(runs=runs))
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)

@@ -1,4 +1,4 @@
-"""Answers that can be compared without a library: texts, numbers with units, and lists of them."""
+"""Answers that can be compared without a library: texts, numbers with units, and lists of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.tasks.votes import canonical
 
 
 def asked(answer: str, truth: str) -> list[tuple[str, str]]:
-    """Return the comparisons that are left to a library."""
+    """Return the comparisons that `equal` leaves to a library."""
     questions: list[tuple[str, str]] = []
     equal(answer, truth, lambda *pair: questions.append(pair) is None and False)
     return questions

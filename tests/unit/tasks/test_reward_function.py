@@ -1,4 +1,4 @@
-"""Forms of reward functions: telling them apart, and calling each as its users expect."""
+"""Forms of reward functions: how they are told apart, and how they are called."""
 
 from __future__ import annotations
 
