@@ -8,7 +8,7 @@ checkpoint every 4 rounds. A trial survives if
 
 - the command, or its `--resume`, ends with status 0;
 - each file contains every round once and in order;
-- at lag 0, the rows and the last checkpoint equal those of an uninterrupted run, bit for bit.
+- at lag 0, the rows and the last checkpoint equal an uninterrupted run's, bit for bit.
 
 The time to recover is the longest time without a new row. The JSON is written after every fault. If
 a campaign is interrupted, the same command continues it, unless the commit has changed.
@@ -146,7 +146,7 @@ STOPPED_AFTER = 9  # rounds; there are checkpoints of rounds 4, 8 and 9
 
 @cache
 def interrupted() -> Path:
-    """Return the storage of an interrupted experiment, which also has an intact copy in `kept`."""
+    """Return the storage of an interrupted experiment. `kept` in it contains an intact copy."""
     storage = Path(tempfile.mkdtemp(prefix="grpo-faults-"))
     experiment = Experiment(storage, "sync", **{"checkpoint.keep": "null"})
     with experiment.start() as running:
@@ -336,7 +336,7 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """List the number of rounds that a kill cost. The list is empty before the first kill.
+    """Return the number of rounds that a kill cost, as a list; empty before the first kill.
 
     Raises:
         Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last

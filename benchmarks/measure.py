@@ -314,7 +314,7 @@ def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> 
 
 
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the separately measured parts of a result, keyed by name. "" is the whole result."""
+    """Return the separately measured parts of a result, keyed by name, or "" for the whole."""
     if "command" in result:
         return {"": result}
     return {name: part for name, part in result.items() if isinstance(part, dict)}

@@ -401,7 +401,7 @@ ROUNDING = 1e-5  # nats by which two passes over equal rows may differ
 
 
 def monitor(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare two trials with equal weights that measure the KL on 16 and on all responses."""
+    """Compare trials with equal weights: one measures the KL on 16 responses, the other on all."""
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 
     rows = {}

@@ -62,7 +62,7 @@ def score(response, ground_truth):
     return zlib.crc32(response.encode()) / 2**32
 """
 WARM_UP = 2
-TRIES = 3  # maximum number of pairs, disturbed ones included, as a multiple of the repeats
+TRIES = 3  # maximum number of pairs, disturbed or not, as a multiple of the repeats
 
 
 def main() -> None:

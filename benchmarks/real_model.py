@@ -76,7 +76,7 @@ SETTINGS = {
     "optim.microbatch": MICROBATCH,
     "loss.kl_monitor": "false",  # the KL needs two more forward passes, which TRL does not make
     "eval.every": 10,
-    "eval.prompts": 16,  # a trial evaluates only for its curve of the reward
+    "eval.prompts": 16,  # evaluations within a trial only show its progress
     "eval.samples": 2,
     "eval.temperature": TEMPERATURE,
     "checkpoint.every": 1000,  # the last round always writes a checkpoint

@@ -5,8 +5,8 @@ group, but its actors compute nothing and only let time pass. This benchmark run
 duration of each call from their traces, and simulates the wall-clock time of a round in two ways:
 
 own          with the times of the run itself, in their original order
-predicted    with only the times of the synchronous run of the same repeat (that run has no
-             overlap, a single generator and one pass over each batch)
+predicted    with only the times of the synchronous run of the same repeat (in that run, nothing
+             overlaps, and there is one generator and one pass over each batch)
 
 The learning rate is almost 0, because a policy that learns would write shorter responses in some
 arms than in others.

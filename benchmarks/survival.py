@@ -193,7 +193,7 @@ def none_left(family: Sequence[psutil.Process]) -> None:
     """Wait until our processes in `family` have ended.
 
     Raises:
-        Lost: A process still runs after 30 s.
+        Lost: A process is still running after 30 s.
     """
     _, left = psutil.wait_procs([p for p in family if is_ours(p)], timeout=30)
     if left:
@@ -300,7 +300,7 @@ def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
 
 
 def equals_uninterrupted(experiment: Experiment) -> bool | None:
-    """Compare the rows and the last checkpoint with those of an uninterrupted run, bit for bit.
+    """Compare the rows and the last checkpoint with an uninterrupted run's, bit for bit.
 
     Returns:
         True if they are equal, or None for an asynchronous arm, which makes no such promise.
@@ -338,7 +338,7 @@ def interrupt(running: Running) -> None:
     """Send Ctrl-C to the command, and wait until it ends.
 
     Raises:
-        Lost: A process still runs after 25 s, or the status is not 130.
+        Lost: A process is still running after 25 s, or the status is not 130.
     """
     family, began = running.family(), time.monotonic()
     running.process.send_signal(signal.SIGINT)

@@ -1,6 +1,6 @@
 """Warn when the KL, the length or the text of a trial's responses leaves its band.
 
-`BANDS` lists the bands that hold for every trial. `callbacks.kl_band` adds one for the KL.
+`BANDS` lists the bands that hold for every trial. `callbacks.kl_band` adds a band for the KL.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Mirror:
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """In the next pass, remove from the store the parts after `last` that this machine lacks.
+        """In the next pass, remove Parquet parts of rounds after `last` that only the store has.
 
         Args:
             last: Last round whose parts all stay.

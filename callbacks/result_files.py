@@ -97,7 +97,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
             return None if values == header else _iteration(dict(zip(header, values, strict=True)))
 
         cut_lines(path, last, iteration)
-        # Read the header again, because `cut_lines` removes one that was cut short.
+        # Read the header again, because `cut_lines` removes a truncated header.
         self._headers[trial.trial_id] = _header(path)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:

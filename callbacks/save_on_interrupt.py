@@ -43,7 +43,7 @@ class CheckpointOnInterrupt(FailSafeCallback):
     callback sends SIGUSR1, which makes Tune end. No time limit applies, because a second signal
     ends everything at once: it raises KeyboardInterrupt.
 
-    Trials of other Trainables cannot be asked. They run until Tune ends them, without saving.
+    Trials of other Trainables cannot be asked to stop. Tune ends them without saving.
 
     If the first signal comes after all trials have ended, the callback only prints a line.
 
@@ -273,7 +273,7 @@ def stopped(answer: Stopped, rounds: int, saved: int) -> str:
 def cost(trial: Any, saved: int) -> str:
     """Describe what is lost if a running trial ends at once.
 
-    `saved` is the round of its newest checkpoint, or 0.
+    `saved` is the round of the trial's newest checkpoint, or 0.
     """
     last = trial.last_result or {}
     reached = last.get(TRAINING_ITERATION, 0)

@@ -44,7 +44,7 @@ class MixTask:
         return tuple(dict.fromkeys(text for task in self.parts.values() for text in task.stop))
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return example `prompt_index` of the training stream, the next unused one of its task."""
+        """Return training example `prompt_index` of the mix, the next unused example of a task."""
         place = self._mixture.train(prompt_index)
         return self.parts[place.label].train_example(place.index)
 
@@ -73,7 +73,7 @@ class Mixture:
     A task with share w gets ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
     therefore follows the weights closely, without the noise of random draws. Prompt j of a task
     must lie within a window of the mix: from prompt ⌊j / w⌋ until just before prompt ⌈(j + 1) / w⌉.
-    The next prompt comes from the task whose window, among the windows that have begun, ends first.
+    The next prompt comes from the task whose window ends first, among the windows that have begun.
     This rule keeps every prompt within its window (Baruah et al. 1996, "Proportionate progress").
     The seed breaks ties.
 

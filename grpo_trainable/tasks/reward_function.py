@@ -72,9 +72,8 @@ def as_reward(function: Any) -> RewardFunction:
     """Put a function, or a list of functions, behind the interface of `RewardFunction`.
 
     Raises:
-        ValueError: The parameters fit no form, or a list contains something other than functions
-            with different names. The message completes a sentence that begins with the function's
-            name.
+        ValueError: The parameters fit no form, or a list contains anything except functions with
+            different names. The message completes a sentence that begins with the function's name.
     """
     if isinstance(function, list | tuple):
         return _sum_of(function)

@@ -15,7 +15,7 @@ from grpo_trainable.tasks.mix import MixTask
 def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:
     """Return the strings that end a response. Special tokens are left out.
 
-    They come from `rollout.stop` or, if it is unset, from the task.
+    The strings come from `rollout.stop` or, if it is unset, from the task.
 
     Raises:
         ValueError: If the task stops at a special token, or if the tokens of this tokenizer cannot

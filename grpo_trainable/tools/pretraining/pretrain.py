@@ -91,7 +91,7 @@ def make_card(
     counts: dict[str, Any],
     measured: Measurements,
 ) -> dict[str, Any]:
-    """Return all facts about a policy. `counts` holds the counts from its training."""
+    """Return all facts about a policy. `counts` holds the counts from the training."""
     return {
         "command": command,
         "seed": recipe.seed,
