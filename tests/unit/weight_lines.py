@@ -168,7 +168,7 @@ class Line:
         return psutil.Process(self.ask(actor.submit_function("sync", os.getpid)))
 
     def kill_learner(self) -> None:
-        """Kill the learner and return when its process is gone."""
+        """Kill the learner, and return when its process has ended."""
         process = self.process(self.learner)
         self.learner.kill()
         process.wait(60.0)

@@ -1164,7 +1164,7 @@ def test_progress_line_shares_leave_the_evaluation_out():
 
 
 def test_a_stage_that_took_no_time_in_a_round_keeps_its_place_in_the_line():
-    """The last round of an asynchronous trial trains on responses of the round before."""
+    """The last round of an asynchronous trial trains on responses of the previous round."""
     line = progress_line(row(8, **{"time/optimize_s": 1.0}), rounds=8, left_s=0.0)
     assert "rollout 0% reward 0% optimize 100% sync 0% other 0%" in line
     assert "vine" not in line  # only some trials have this stage
@@ -1272,7 +1272,7 @@ def test_live_legend_has_the_stages_that_occur(tmp_path):
 def test_a_trial_that_ended_before_its_last_round_is_not_done(
     tmp_path, monkeypatch, interrupt, state
 ):
-    """Tune leaves such a trial terminated, without a row that marks it as done."""
+    """Tune marks the trial as terminated, but does not mark its last row as done."""
     monkeypatch.setattr(save_on_interrupt, "requested", threading.Event())
     if interrupt:
         save_on_interrupt.requested.set()
@@ -1286,7 +1286,7 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
 
 
 def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):
-    """Tune marks the row after which a scheduler stops a trial as the last one."""
+    """If a scheduler stops a trial after a row, Tune marks this row as done."""
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     callback.setup(total_num_samples=2)
     trial.status, trial.last_result = "TERMINATED", row(4, done=True)

@@ -424,7 +424,7 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
         "becomes the true answer (4 rows have the mark, 2 do not)"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
-    # Bare answers, a few of them with a calculation, are another layout.
+    # If most answers are bare and only a few have a mark, the file has a different layout.
     assert unmarked_answers("train_file", gsm8k(tmp_path / "bare.jsonl", ["2", "#### 2"])) is None
 
 
