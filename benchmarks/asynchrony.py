@@ -214,7 +214,7 @@ def show(label: str, run: dict[str, float]) -> str:
 
 
 def conclusion(result: dict[str, Any]) -> str:
-    lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the bound that its stages set"]
+    lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the speed its stages allow"]
     for arm, mean in result["speed_up_means"].items():
         best = ", the best colocated" if arm == result["best_colocated"] else ""
         between = "" if mean["low"] is None else f" ({mean['low']:.2f}-{mean['high']:.2f})"
