@@ -115,7 +115,8 @@ def main(items: Sequence[Item] = ITEMS) -> None:
     if args.plan:
         print(plan(items))
         return
-    check_checkout()
+    if is_dirty():
+        raise UsageError("the checkout has uncommitted changes; commit or remove them first")
     check_machine()
     origin = provenance(args)
     kept = read(args.out)
@@ -139,16 +140,6 @@ def plan(items: Sequence[Item]) -> str:
     rows = [[own.name, f"{own.minutes:g}", shlex.join(own.command)] for own in items]
     total = ["all", f"{sum(own.minutes for own in items):g}", ""]
     return align([["item", "minutes", "command"], *rows, total])
-
-
-def check_checkout() -> None:
-    """Check that the checkout has no uncommitted changes.
-
-    Raises:
-        UsageError: There are uncommitted changes.
-    """
-    if is_dirty():
-        raise UsageError("the checkout has uncommitted changes; commit or remove them first")
 
 
 def check_machine() -> None:

@@ -1,10 +1,9 @@
 """Measure the costs and benefits of k, lag and replay, and the lag that each objective permits.
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
-    python benchmarks/off_policy.py --spaces lag                only lag
     python benchmarks/off_policy.py --spaces lag_exact          lag that is exact on any machine
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
-    python benchmarks/off_policy.py --no-run                    only JSON, from existing trials
+    python benchmarks/off_policy.py --spaces lag --budget 2h    add seeds until all arms are decided
 
 Runs `launch/tune.py --space … --num-samples … --margin …` with a fixed experiment name, in a
 directory named after the commit. So the same command continues an interrupted run. Afterwards, the
@@ -14,6 +13,7 @@ benchmark writes one JSON file per space. `make tables` puts the figures into th
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import subprocess
@@ -31,8 +31,7 @@ from reports.answers import Answer, answer
 from reports.experiment import read_experiment
 from reports.parquet_reader import TrialFiles, read_files
 from reports.records import ExperimentRecord
-from reports.summary import Comparison, compare, median
-from reports.verdicts import quantities, verdicts
+from reports.summary import compare, median
 
 SPACES = ("gradient_steps", "lag", "replay")
 MORE = ("lag_exact", "objectives_by_lag", *SHORT)
@@ -44,10 +43,7 @@ LR = "2e-4"  # learning rate for all tables, even if the default is different
 
 
 def summarise(
-    experiment: ExperimentRecord,
-    files: Mapping[str, TrialFiles],
-    found: Answer,
-    comparison: Comparison,
+    experiment: ExperimentRecord, files: Mapping[str, TrialFiles], found: Answer
 ) -> dict[str, Any]:
     by_arm = experiment.complete_arms  # the arms in `found`
     step_kl = {
@@ -59,7 +55,6 @@ def summarise(
         "columns": {c.name: {"title": c.title, "form": c.form} for c in found.columns},
         "arms": {arm: dict(values) for arm, values in found.arms.items()},
         "said": list(found.said),
-        "told": verdicts(quantities(experiment, comparison, files), comparison),
         # (samples, reward) of each evaluation, for each seed.
         "held_out": {
             arm: [
@@ -112,23 +107,28 @@ def main() -> None:
     add("--spaces", nargs="+", choices=(*SPACES, *MORE), default=SPACES)
     add("--samples", type=number(int, 1), help="responses per trial (as the space sets)")
     add("--margin", type=positive, default=0.03, help="acceptable loss of reward (0.03)")
+    add(
+        "--budget",
+        metavar="TIME",
+        help="add seeds until every arm is decided, for at most this time",
+    )
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial")
     add("--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})")
-    add("--no-run", action="store_true", help="use existing trials")
     args = parser.parse_args()
     origin = provenance(args)
     storage: Path = args.storage / origin["commit"][:12]  # never mix trials of two commits
     for space in args.spaces:
-        if not args.no_run:
-            run(space, storage, args)
+        run(space, storage, args)
         experiment = read_experiment(storage / space)
         files = {trial.name: read_files(trial) for trial in experiment.trials}
-        comparison = compare(experiment.trials)
-        found = answer(experiment, comparison, files)
+        found = answer(experiment, compare(experiment.trials), files)
         if found is None:
             sys.exit(f"{storage / space}: fewer than two arms have begun")
-        result = summarise(experiment, files, found, comparison)
+        result = summarise(experiment, files, found)
         print(align([found.header, *found.rows()]))
-        print(*result["said"], *result["told"], sep="\n")
+        print(*result["said"], sep="\n")
+        report = json.loads((storage / space / "report.json").read_text(encoding="utf-8"))
+        result |= {"menu": report["menu"]}
         workload = {"space": space, **experiment.description}
         write(RESULTS / f"off_policy_{space}.json", {**origin, "workload": workload, **result})
 
@@ -138,10 +138,12 @@ def run(space: str, storage: Path, args: argparse.Namespace) -> None:
     storage.mkdir(parents=True, exist_ok=True)
     asked = f"{short_spaces.__file__}:{space.upper()}" if space in SHORT else space
     samples = [] if args.samples is None else ["--samples", str(args.samples)]
+    until = [] if args.budget is None else ["--until-decided", "--budget", args.budget]
+    settings = [word for text in (f"optim.lr={LR}", *args.set) for word in ("--set", text)]
     command = [
         *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", asked, *samples),
         *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
-        *("--margin", str(args.margin), "--set", f"optim.lr={LR}"),
+        *("--margin", str(args.margin), *until, *settings),
         *("--name", space, "--storage", str(storage), "--resume", "auto"),
     ]
     done = subprocess.run(command, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Search spaces with the arms that decide between k, lag and replay, for benchmarks/evidence.py.
+"""Shipped search spaces with only the decisive arms, for benchmarks/off_policy.py.
 
 `launch/tune.py --space benchmarks/short_spaces.py:LAG_EXACT_SHORT` runs one of them.
 """
@@ -20,4 +20,8 @@ def short(name: str, *arms: str) -> SearchSpace:
 GRADIENT_STEPS_SHORT = short("gradient_steps", "k1", "same_batch_k4", "minibatches_k4")
 LAG_EXACT_SHORT = short("lag_exact", "lag0", "lag2", "lag8")
 REPLAY_SHORT = short("replay", "no_replay", "capacity2", "capacity4_mixed")
-SHORT = {space.name: space for space in (GRADIENT_STEPS_SHORT, LAG_EXACT_SHORT, REPLAY_SHORT)}
+ASYNC_VS_SYNC_SHORT = short("async_vs_sync", "sync", "async_k1", "colocated_k8")
+SHORT = {
+    space.name: space
+    for space in (GRADIENT_STEPS_SHORT, LAG_EXACT_SHORT, REPLAY_SHORT, ASYNC_VS_SYNC_SHORT)
+}

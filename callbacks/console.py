@@ -74,10 +74,15 @@ class ConsoleCallback(FailSafeCallback):
             atexit.register(stop_live_table)  # the experiment may end without `on_experiment_end`
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial has started."""
+        """Show that a trial has started, or that it continues from a checkpoint."""
         self._started[trial.trial_id] = time.time()
         place = [other.trial_id for other in trials].index(trial.trial_id) + 1
-        self._show(trials, trial, f"started (trial {place} of {self._count(trials)})")
+        how = (
+            "started"
+            if trial.latest_checkpoint_result is None
+            else "continues from its newest checkpoint"
+        )
+        self._show(trials, trial, f"{how} (trial {place} of {self._count(trials)})")
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
@@ -128,6 +133,8 @@ class ConsoleCallback(FailSafeCallback):
         """Show the last state of all trials, and end the live table."""
         self._show(trials, None, None)
         stop_live_table()
+        if trials and not self._started:
+            print(f"nothing to run: {plural(len(trials), 'trial')} had already ended", flush=True)
 
     def _show(self, trials: Sequence[Any], trial: Any, line: str | None) -> None:
         if _live is not None:

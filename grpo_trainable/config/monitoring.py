@@ -26,6 +26,7 @@ class EvalSettings(Settings):
         16,
         "Number of rounds between evaluations. Round 0 and the last round are always evaluated.",
         minimum=1,
+        of_training=True,
         also_called=(
             *(trl(name, IN_ROUNDS) for name in ("eval_steps", "eval_strategy")),
             verl("trainer.test_freq", IN_ROUNDS),
@@ -43,6 +44,7 @@ class EvalSettings(Settings):
         "More prompts make the final reward more precise, and the other evaluations stay short. "
         "The last evaluation begins with the prompts of the others, and no prompt may repeat.",
         minimum=1,
+        of_training=True,
     )
     samples: int = integer(
         2,

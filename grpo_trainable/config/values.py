@@ -58,8 +58,9 @@ class Check:
     # Other values that the key may have when it has no effect: values that its default resolves to,
     # and defaults of earlier versions, which the files of old experiments contain.
     harmless: tuple[Any, ...] = ()
-    # True: the key affects only training, not the sampled tokens or their rewards. Only keys of the
-    # sections `task`, `rollout` and `model` set this.
+    # True: the key affects only training, not the sampled tokens or their rewards, and
+    # `launch/evaluate.py` does not read it. Only keys of the sections `task`, `rollout`, `model`
+    # and `eval` set this.
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:

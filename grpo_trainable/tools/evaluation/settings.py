@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_trainable.config import (
     CHECKS,
+    OF_TRAINING,
     Check,
     ConfigError,
     GRPOConfig,
@@ -23,12 +24,12 @@ from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_
 from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
-# The keys that an evaluation reads. A name with a final dot is a whole section. An evaluation of a
-# trial's checkpoint also uses the batch size and the thread count of the trial's generators.
+# The keys that an evaluation reads. A name with a final dot is a whole section, except for keys that
+# only training reads (`OF_TRAINING`). An evaluation of a trial's checkpoint also uses the batch size
+# and the thread count of the trial's generators.
 READ = (
-    *("model.", "task.", "env.", "engine", "seed", "transport_dtype"),
+    *("model.", "task.", "env.", "eval.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
-    *("eval.prompts", "eval.samples", "eval.temperature", "eval.top_p"),
     "resources.reward_workers",
 )
 # Command line option -> the key that it sets.
@@ -43,9 +44,9 @@ OPTIONS = {
 }
 
 
-def is_among(key: str, keys: Sequence[str]) -> bool:
-    """Return True if a table like `READ` contains a key or its section."""
-    return key in keys or f"{key.partition('.')[0]}." in keys
+def is_read(key: str) -> bool:
+    """Return True if an evaluation reads a key."""
+    return key not in OF_TRAINING and (key in READ or f"{key.partition('.')[0]}." in READ)
 
 
 def evaluation_config(
@@ -129,7 +130,7 @@ def _refuse_unnamed_code(
         value = flat.get(key)
         if check.refers_to == "tasks" and key not in named:
             _refuse_unnamed_tasks(key, value)
-        if check.refers_to != "object" or not is_among(key, READ) or key in named:
+        if check.refers_to != "object" or not is_read(key) or key in named:
             continue
         if isinstance(value, str) and is_reference(value):
             raise ConfigError(
@@ -155,7 +156,7 @@ def _given(
     given = dict(asked)
     for text in assignments:
         key, value = parse_assignment(text, checks)
-        if not is_among(key, READ):
+        if not is_read(key):
             read = ", ".join(f"{name}…" if name.endswith(".") else name for name in READ)
             raise ConfigError(
                 f"{key}={shown(value)}: has no effect on an evaluation, which reads {read}"
@@ -200,6 +201,6 @@ def _refuse_changed(
     same = {
         key: digest
         for key, digest in trained.inputs.items()
-        if is_among(key, READ) and not exchanged(key)
+        if is_read(key) and not exchanged(key)
     }
     input_digests(config, before=same, keys=same)
