@@ -107,11 +107,7 @@ def main() -> None:
     add("--spaces", nargs="+", choices=(*SPACES, *MORE), default=SPACES)
     add("--samples", type=number(int, 1), help="responses per trial (as the space sets)")
     add("--margin", type=positive, default=0.03, help="acceptable loss of reward (0.03)")
-    add(
-        "--budget",
-        metavar="TIME",
-        help="add seeds until every arm is decided, for at most this time",
-    )
+    add("--budget", metavar="TIME", help="add seeds, within this time, until every arm is decided")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial")
     add("--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})")
     args = parser.parse_args()
