@@ -146,7 +146,7 @@ STOPPED_AFTER = 9  # rounds; there are checkpoints of rounds 4, 8 and 9
 
 @cache
 def interrupted() -> Path:
-    """Return the storage of an interrupted experiment. `kept` in it contains an intact copy."""
+    """Return the storage of an interrupted experiment, with an intact copy in `kept`."""
     storage = Path(tempfile.mkdtemp(prefix="grpo-faults-"))
     experiment = Experiment(storage, "sync", **{"checkpoint.keep": "null"})
     with experiment.start() as running:
@@ -336,7 +336,7 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """Return the number of rounds that a kill cost, as a list; empty before the first kill.
+    """Return a list with the number of rounds that a kill cost, or [] before the first kill.
 
     Raises:
         Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last

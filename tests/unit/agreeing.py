@@ -54,7 +54,7 @@ def assert_agree(
 
 
 def assert_agree_as_far(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> None:
-    """Check that all but `FORKS` of the sequences in `some` begin the sequences in `others`."""
+    """Check that all but `FORKS` sequences in `some` are prefixes of those in `others`."""
     forks = sum(
         list(one) != list(other[: len(one)]) for one, other in zip(some, others, strict=True)
     )

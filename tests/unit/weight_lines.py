@@ -44,7 +44,7 @@ class Restless:
             "by_column": torch.arange(60_000.0 * scale, device=device).view(-1, 300).t(),
         }
         self._publishing = Lock()
-        self._asked = False  # pauses `_train`, which would otherwise hold the lock
+        self._asked = False  # pauses `_train`, which would take the lock again at once
         Thread(target=self._train, daemon=True).start()
 
     def _train(self) -> None:

@@ -31,7 +31,7 @@ from grpo_trainable.storage.checkpointing import STATE
 
 
 class FakeStore:
-    """A fake key-value store. It records which trials were asked and released, and has answers."""
+    """A fake key-value store. It records requests and releases, and holds the trials' answers."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -93,7 +93,7 @@ def test_a_planted_fault_is_found_and_no_other(name: str, tmp_path: Path):
 
 
 def test_a_sound_environment_is_played_six_times_for_each_specification(tmp_path: Path):
-    """Play once, once more, in another process, and as three environments that play in turn."""
+    """Play once, play again, play in another process, and play three environments in turn."""
     report = checked(written(tmp_path), "Sound")
     assert report.findings == []
     assert report.notes == []
