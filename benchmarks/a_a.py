@@ -237,7 +237,7 @@ def disturbed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Run every arm of the space. Return each arm's mark and how disturbed each round was.
+    """Run every arm of the space. Return the arms' marks, and how disturbed their rounds were.
 
     Args:
         loaded: arms during which another process keeps a core busy.
@@ -251,7 +251,7 @@ def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[
             *("--set", "eval.prompts=16", "--set", "eval.samples=1"),
             *("--name", "disturbed", "--storage", storage),
         ]
-        load = Load()  # switched off when the trial ends
+        load = Load()  # the end of the last trial switches it off
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as job:
             assert job.stdout is not None
             printed = []

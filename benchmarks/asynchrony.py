@@ -53,7 +53,7 @@ from reports.intervals import over_seeds
 
 GENERATOR = ("rollout", "reward")
 LEARNER = ("optimize", "reference", "sync")
-ONE_THREAD, TWO_THREADS = "0.95", "1.9"  # CPUs for this number of threads
+ONE_THREAD, TWO_THREADS = "0.95", "1.9"  # CPUs that give an actor one or two threads
 
 
 def colocated(sampling: str, training: str) -> tuple[str, list[str]]:
@@ -75,7 +75,7 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "colocated 2+2": colocated(TWO_THREADS, TWO_THREADS),
 }
 NO_KL = "loss.kl_monitor=false"
-# The small preset has random weights, which never end a response, so responses are equally long.
+# With the random weights of the small preset, no response ends early: all are equally long.
 WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, settings
     "tiny": (20, ["rollout.prompts=40", "rollout.unit_prompts=4"]),
     "small": (
@@ -123,7 +123,7 @@ def main() -> None:
         for repeat in range(args.repeats):
             for label in drawn_order(labels, workload, args.seed + repeat):
                 if len(result["runs"][label]) > repeat:
-                    continue  # done by an earlier command
+                    continue  # an earlier command has done this run
                 result["runs"][label].append(undisturbed(workload, label, args.seed + repeat))
                 print(f"  repeat {repeat} {show(label, result['runs'][label][-1])}", flush=True)
                 write(args.out, {**origin, "workload": results}, quiet=True)
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def drawn_order(labels: Sequence[str], workload: str, seed: int) -> list[str]:
-    """Return the arms in a random order, so a drift of the machine's speed favours none of them."""
+    """Return the arms in random order, so a drift of the machine's speed favours none of them."""
     return Random(f"{workload} {seed}").sample(labels, len(labels))
 
 
@@ -214,7 +214,7 @@ def show(label: str, run: dict[str, float]) -> str:
 
 
 def conclusion(result: dict[str, Any]) -> str:
-    lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the bound from its stages"]
+    lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the speed its stages allow"]
     for arm, mean in result["speed_up_means"].items():
         best = ", the best colocated" if arm == result["best_colocated"] else ""
         between = "" if mean["low"] is None else f" ({mean['low']:.2f}-{mean['high']:.2f})"

@@ -3,10 +3,10 @@
     python benchmarks/evidence.py --plan    print the items and their planned time; run nothing
     python benchmarks/evidence.py           run them; `make evidence` also fills the tables
 
-Starts only in a checkout without uncommitted changes, on a machine without other work. Each item is
-a benchmark with arguments that shorten it. If the command is interrupted, the same command
-continues: it skips items that are complete at this commit. Afterwards, benchmarks/results/ holds
-evidence.json, with the wall-clock time of each item and of all items.
+The command starts only if the checkout has no uncommitted changes and the machine does no other
+work. Each item is a benchmark with arguments that shorten it. If the command is interrupted, the
+same command continues: it skips items that are complete at this commit. Afterwards,
+benchmarks/results/ holds evidence.json, with the wall-clock time of each item and of all items.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from grpo_trainable.command_line import UsageError, align
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, Meter, shown_command
 
 LOGS = ROOT / "build" / "evidence"
-LISTENED_S = 5.0  # time for which other work is measured before the start
+LISTENED_S = 5.0  # duration of the check for other work before the start
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Item:
     """A benchmark with its arguments, its planned time and the result that it writes."""
 
     name: str
-    minutes: float  # planned, from earlier runs on two cores
+    minutes: float  # planned time, known from earlier runs on two cores
     script: str
     options: str
     result: str  # file in benchmarks/results/
@@ -52,7 +52,7 @@ class Item:
 
     @property
     def command(self) -> list[str]:
-        """Words of the command after `python`."""
+        """Arguments of `python` in the command."""
         return [self.script, *shlex.split(self.options)]
 
     @property
@@ -109,7 +109,7 @@ ITEMS = (
 
 
 def main(items: Sequence[Item] = ITEMS) -> None:
-    parser = parser_of(__doc__, "evidence.json", seed="recorded only; items have their own seeds")
+    parser = parser_of(__doc__, "evidence.json", seed="only recorded; each item has its own seeds")
     parser.add_argument("--plan", action="store_true", help="print the items and run nothing")
     args = parser.parse_args()
     if args.plan:
@@ -179,7 +179,7 @@ def run(item: Item) -> float:
 
 
 def progress(name: str, done: dict[str, Any], items: Sequence[Item]) -> str:
-    """Return one line about an item that is complete, and about all items."""
+    """Return one line about a completed item and the progress of all items."""
     own = done[name]["wall_clock_s"]
     total = sum(one["wall_clock_s"] for one in done.values())
     left = sum(item.minutes for item in items if item.name not in done)

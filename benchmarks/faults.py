@@ -1,6 +1,6 @@
 """Measure what is lost when something breaks, by injecting faults into the real program.
 
-    python benchmarks/faults.py                            all, an hour and a half on two cores
+    python benchmarks/faults.py                            all faults; 90 minutes on two cores
     python benchmarks/faults.py --fault "slow object store" --repeats 2
 
 Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
@@ -8,7 +8,7 @@ checkpoint every 4 rounds. A trial survives if
 
 - the command, or its `--resume`, ends with status 0;
 - each file contains every round once and in order;
-- at lag 0, the rows and the last checkpoint equal those of an uninterrupted run, bit for bit.
+- at lag 0, the rows and the last checkpoint equal an uninterrupted run's, bit for bit.
 
 The time to recover is the longest time without a new row. The JSON is written after every fault. If
 a campaign is interrupted, the same command continues it, unless the commit has changed.
@@ -70,7 +70,7 @@ def at_a_random_moment(
     """Return a fault that strikes a running trial. Successive repeats use the arms in turn.
 
     If the fault ends the command, the trial is resumed. Otherwise the command must succeed without
-    help.
+    being resumed.
     """
 
     def struck_trial(rng: random.Random, repeat: int) -> Outcome:
@@ -139,14 +139,14 @@ PROCESSES = (
 )
 
 
-# ---- Checkpoints that are damaged, disks that are full -----------------------------------------
+# ---- Damaged checkpoints and full disks --------------------------------------------------------
 
 STOPPED_AFTER = 9  # rounds; there are checkpoints of rounds 4, 8 and 9
 
 
 @cache
 def interrupted() -> Path:
-    """Return the storage of an interrupted experiment, which also has an intact copy in `kept`."""
+    """Return the storage of an interrupted experiment, with an intact copy in `kept`."""
     storage = Path(tempfile.mkdtemp(prefix="grpo-faults-"))
     experiment = Experiment(storage, "sync", **{"checkpoint.keep": "null"})
     with experiment.start() as running:
@@ -254,7 +254,7 @@ DISKS = (
 
 # ---- A slow object store -----------------------------------------------------------------------
 
-KILLS = 5  # number of kills of one experiment
+KILLS = 5  # number of times that one experiment is killed
 FEWEST, MOST = 10, 60  # rounds from a start to a kill
 PUT_S = 0.05
 BOUND_S = 10.0  # maximum delay until a row reaches the store
@@ -268,7 +268,7 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """Trial with short rounds. `rows` returns only rows that the current command wrote locally."""
+    """Trial with short rounds. `rows` returns only local rows of the current command."""
 
     checkpoint_every = 5
     longest_s = 480.0
@@ -331,12 +331,12 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
             check_rounds(experiment)
             check_accounts(experiment)
     round_s = sorted(row["time_this_iter_s"] for row in before)[len(before) // 2]
-    happened = f"{arm}, rounds of {round_s:.2f} s, rounds done again after each kill: {done_again}"
+    happened = f"{arm}, rounds of {round_s:.2f} s, rounds repeated after each kill: {done_again}"
     return Outcome(survived=True, happened=happened, rounds_repeated=max(done_again))
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """List the number of rounds that a kill cost. The list is empty before the first kill.
+    """Return a list with the number of rounds that a kill cost, or [] before the first kill.
 
     Raises:
         Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last
@@ -360,9 +360,9 @@ STORES = (
 )
 
 
-# ---- Rewards that fail -------------------------------------------------------------------------
+# ---- Failing reward functions ------------------------------------------------------------------
 
-EVERY = 40  # the reward function fails on one in this many responses
+EVERY = 40  # on average, the reward function fails on one of this many responses
 FAILURES = {
     "raises": "raise RuntimeError('the reward service is gone')",
     "hangs": "time.sleep(3600)",
@@ -381,16 +381,16 @@ def reward(response, ground_truth):
 
 
 def reward_settings(storage: Path, failure: str, every: int) -> dict[str, Any]:
-    """Write a reward function that fails on one in `every` responses, and return its settings."""
+    """Write a reward function that fails on 1 in `every` responses, and return its settings."""
     file = storage / "rewards.py"
     file.write_text(REWARD.format(every=every, failure=FAILURES[failure]))
     return {"task.reward": f"{file}:reward", "task.reward_deadline_s": 1.0}
 
 
 def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
-    """Let the reward of one in forty responses fail. The run must continue and count the failures.
+    """Make one in forty rewards fail. The run must continue and count the failures.
 
-    A call that fails is repeated, so the failure depends on the response.
+    A call that fails is repeated, so the response alone decides whether the call fails.
     """
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
@@ -444,7 +444,7 @@ HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "faults.json", seed="seed of the random moments")
+    parser = parser_of(__doc__, "faults.json", seed="seed for the random moments of the faults")
     parser.add_argument(
         "--fault", action="append", help="run the faults whose names contain this text (all)"
     )

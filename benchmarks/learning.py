@@ -8,12 +8,12 @@ Runs arms of `async_vs_sync` with several seeds and one gradient step per round,
 held-out responses before and after training.
 
 For stories, the benchmark reports the inclusion rate, tokens, sentences, the likelihood of the text
-under the reference, the share of repeated text, and a story to the same prompt before and after.
+under the reference, the share of repeated text, and one prompt's story before and after training.
 
 For word problems, the benchmark reports the rise in the share of right answers, with an interval
 over problems. The rise is divided into two parts. One part is due to the share of responses in the
 right format, and the other to the share of right answers among the responses in that format. The
-benchmark also reports the share of the right answers whose steps are all right. If the policy
+benchmark also reports the share of right answers in which every step is right. If the policy
 learned to guess, this share would fall.
 
 If the command is interrupted, the same command continues it, unless the commit has changed. A
@@ -127,7 +127,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return each arm's mean rise over seeds and problems. Leave out arms without such rises."""
+    """Return each arm's mean rise over seeds and problems, if the trials measured it by problem."""
     of_arm: dict[str, list[Sequence[float]]] = defaultdict(list)
     for trial in trials:
         if "rise_of_problems" in trial:

@@ -167,7 +167,7 @@ def environment_of_peer(threads: int) -> dict[str, str]:
 
 
 class TrialFailed(SystemExit):
-    """A trial failed. This ends the benchmark, unless the benchmark records failures as results."""
+    """A trial failed. The error ends the benchmark, unless the benchmark records failures."""
 
 
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
@@ -251,7 +251,7 @@ def parser_of(
 
 
 def run_benchmark(main: Callable[[], int | None]) -> NoReturn:
-    """Run `main`, and exit with its status; print a wrong option as a one-line error."""
+    """Run `main`, and exit with its status; report a wrong option as a one-line error."""
     sys.exit(command_line.run(Path(sys.argv[0]).stem, main))
 
 
@@ -314,7 +314,7 @@ def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> 
 
 
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the separately measured parts of a result, keyed by name. "" is the whole result."""
+    """Return the separately measured parts of a result, keyed by name, or "" for the whole."""
     if "command" in result:
         return {"": result}
     return {name: part for name, part in result.items() if isinstance(part, dict)}

@@ -1,9 +1,9 @@
-"""Measure small claims that the docs make, each in one to five minutes on two idle cores.
+"""Test small claims of the docs by measurement, each in one to five minutes on two idle cores.
 
     python benchmarks/micro.py                     every claim
     python benchmarks/micro.py packing learners    only these two claims
 
-Each claim has a separate entry in the JSON, with its commit and date. Measuring a claim again
+Each claim has a separate entry in the JSON, with its commit and date. Testing a claim again
 replaces its entry.
 """
 
@@ -93,7 +93,7 @@ def packed_and_padded(workload: str, seed: int, repeats: int) -> dict[str, Any]:
 def difference_of(
     padded: tuple[Learner, list[RolloutGroup]], packed: tuple[Learner, list[RolloutGroup]]
 ) -> dict[str, float]:
-    """Return the difference in log-probs, and that in the gradient of their sum."""
+    """Return the differences in log-probs and in the gradient of their sum."""
     (log_probs, gradient), (packed_log_probs, packed_gradient) = map(scored, (padded, packed))
     return {
         "log_prob_max_nats": float((packed_log_probs - log_probs).abs().max()),
@@ -102,7 +102,7 @@ def difference_of(
 
 
 def scored(pair: tuple[Learner, list[RolloutGroup]]) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of all responses, (B, S), and the gradient of their sum, flat."""
+    """Return the log-probs (B, S) of all responses, and the flat gradient of their sum."""
     import torch
 
     from grpo_trainable.models.policy import Policy
@@ -260,7 +260,7 @@ def checkpoints_of(arm: str, every: int, seed: int) -> dict[str, float]:
     }
 
 
-# ---- sync_share: the share of a round in which weights travel ---------------------------------
+# ---- sync_share: the share of a round that the transfer of weights takes ----------------------
 
 
 def sync_share(args: argparse.Namespace) -> dict[str, Any]:
@@ -395,13 +395,13 @@ def greedy(args: argparse.Namespace) -> dict[str, Any]:
     return {"workload": workload, **found}
 
 
-# ---- monitor: the KL of a sample of the responses, and of all ---------------------------------
+# ---- monitor: the KL measured on some of the responses, and on all ----------------------------
 
 ROUNDING = 1e-5  # nats by which two passes over equal rows may differ
 
 
 def monitor(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare two trials with equal weights: one measures 16 responses of each round, one all."""
+    """Compare trials with equal weights: one measures the KL on 16 responses, the other on all."""
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 
     rows = {}
@@ -417,7 +417,7 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
         agreement[name] = {
             "within_two_se": statistics.mean(abs(e) <= 2 * se + ROUNDING for e, se in found),
             "mean_error": statistics.mean(error for error, _ in found),
-            # The draws of two rounds are independent, and an error is expected to be 0.
+            # Different rounds have independent draws, and the expected error is 0.
             "mean_error_se": math.sqrt(sum(error**2 for error, _ in found)) / len(found),
             "mean_se": statistics.mean(se for _, se in found),
         }
@@ -468,7 +468,7 @@ def main() -> None:
             "rounds": (12, "number of rounds of each trial of the claim monitor"),
         },
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="claims to measure (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="claims to test (all)")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside is not None:

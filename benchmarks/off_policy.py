@@ -3,11 +3,11 @@
     python benchmarks/off_policy.py                             k, lag and replay: two hours
     python benchmarks/off_policy.py --spaces lag_exact          lag that is exact on any machine
     python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
-    python benchmarks/off_policy.py --spaces lag --budget 2h    seeds until all arms are decided
+    python benchmarks/off_policy.py --spaces lag --budget 2h    add seeds until all arms are decided
 
-Runs `launch/tune.py --space … --num-samples … --margin …` under a fixed name, in a directory of the
-commit. So the same command continues an interrupted run. Afterwards, the benchmark writes one JSON
-file per space. `make tables` puts the figures into the pages.
+Runs `launch/tune.py --space … --num-samples … --margin …` with a fixed experiment name, in a
+directory named after the commit. So the same command continues an interrupted run. Afterwards, the
+benchmark writes one JSON file per space. `make tables` puts the figures into the doc pages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LR = "2e-4"  # learning rate for all tables, even if the default is different
 def summarise(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], found: Answer
 ) -> dict[str, Any]:
-    by_arm = experiment.complete_arms  # the answer uses the same arms
+    by_arm = experiment.complete_arms  # the arms in `found`
     step_kl = {
         arm: _by_step([files[trial.name] for trial in trials], "kl_sampler_nats")
         for arm, trials in by_arm.items()
@@ -72,7 +72,7 @@ def summarise(
 
 
 def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
-    """Return, for each gradient step of a round, the median over rounds and then over seeds."""
+    """Return a figure's median over rounds and then seeds, for each gradient step of a round."""
     steps = sorted({step for read in files for step in read.steps})
     return [
         median([getattr(read.steps[step], name) for read in files if step in read.steps])
@@ -88,7 +88,7 @@ def growth(values: Sequence[float | None]) -> float | None:
     """
     points = [
         (math.log(step), math.log(value))
-        for step, value in enumerate(values)  # number of steps taken before
+        for step, value in enumerate(values)  # `step` counts the steps before this one
         if step >= 1 and value is not None and value > 0
     ]
     if len(points) < 3:
@@ -105,9 +105,9 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--spaces", nargs="+", choices=(*SPACES, *MORE), default=SPACES)
-    add("--samples", type=number(int, 1), help="responses of every trial (those of the space)")
+    add("--samples", type=number(int, 1), help="responses per trial (as the space sets)")
     add("--margin", type=positive, default=0.03, help="acceptable loss of reward (0.03)")
-    add("--budget", metavar="TIME", help="add seeds until every arm is decided, for this time")
+    add("--budget", metavar="TIME", help="add seeds, within this time, until every arm is decided")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial")
     add("--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})")
     args = parser.parse_args()
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def run(space: str, storage: Path, args: argparse.Namespace) -> None:
-    """Run or continue a space, as the experiment of the same name in `storage`."""
+    """Run or continue a space, as the experiment with the same name in `storage`."""
     storage.mkdir(parents=True, exist_ok=True)
     asked = f"{short_spaces.__file__}:{space.upper()}" if space in SHORT else space
     samples = [] if args.samples is None else ["--samples", str(args.samples)]

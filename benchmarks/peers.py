@@ -21,8 +21,8 @@ interval is the range of the pairs, which contains the true median with probabil
 1 - 2^(1 - repeats).
 
 TRL's side, `trl_peer.py`, runs in another environment, with TRL but without Ray and this package,
-because Ray and this package pin other versions of shared dependencies. `make bench-peers` creates
-that environment and runs this benchmark.
+because Ray and this package pin different versions of shared dependencies. `make bench-peers`
+creates that environment and runs this benchmark.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def score(response, ground_truth):
     return zlib.crc32(response.encode()) / 2**32
 """
 WARM_UP = 2
-TRIES = 3  # maximum number of pairs, disturbed ones included, as a multiple of the repeats
+TRIES = 3  # maximum number of pairs, disturbed or not, as a multiple of the repeats
 
 
 def main() -> None:
@@ -147,7 +147,7 @@ def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 
 def take_turns(job_file: str, contest: str, threads: str) -> None:
-    """Take a turn for every line of input, and print the seconds of the turn."""
+    """Take a turn for every line of input, and print the seconds that it took."""
     job = json.loads(Path(job_file).read_text())
     turn = steps(job, contest, float(threads))
     for _ in sys.stdin:
@@ -210,7 +210,7 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
         ahead = next(rounds) * len(first)
         requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
         sampled = worker.generate(requests)
-        assert isinstance(sampled, Sampled)  # not scored yet: the reward is a function in a file
+        assert isinstance(sampled, Sampled)  # a reward function in a file scores later
         groups = worker.score(sampled.number).groups
         updated = worker.update([groups])
         assert len(updated.steps) == (4 if contest == "k4" else 1)

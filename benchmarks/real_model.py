@@ -1,4 +1,4 @@
-"""Does GRPO teach a real pretrained model something, and what does it cost compared with TRL?
+"""Does GRPO improve a real pretrained model, and what does it cost compared with TRL?
 
 Takes SmolLM2-135M-Instruct from a Python package, gives it word problems formatted with its chat
 template, and trains all of its weights, using a bfloat16 body and gradient checkpointing. The
@@ -53,13 +53,13 @@ from grpo_trainable.telemetry.stages import STAGES
 from reports.evaluations.files import DATA
 
 ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on the same number of cores
-APART = "sync"  # replaces the colocated arm if the engine refuses colocated workers
+APART = "sync"  # replaces the colocated arm if the engine does not support it
 TRL = "trl"
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
-# The settings of every training run. TRL gets those that it supports.
+# The settings of every training run. TRL gets the settings that it supports.
 GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 3e-5, (0.9, 0.95)
@@ -76,7 +76,7 @@ SETTINGS = {
     "optim.microbatch": MICROBATCH,
     "loss.kl_monitor": "false",  # the KL needs two more forward passes, which TRL does not make
     "eval.every": 10,
-    "eval.prompts": 16,  # evaluations within the trial are only for the curve
+    "eval.prompts": 16,  # evaluations within a trial only show its progress
     "eval.samples": 2,
     "eval.temperature": TEMPERATURE,
     "checkpoint.every": 1000,  # the last round always writes a checkpoint
@@ -85,7 +85,7 @@ SETTINGS = {
 EVALUATED = ("model.chat_template", "model.dtype", "rollout.max_new_tokens")
 
 SAMPLES = 2  # responses to each held-out problem, before and after training
-THREADS = 2  # for evaluations and for TRL, each of which runs alone on the machine
+THREADS = 2  # for evaluations and TRL; nothing else runs at the same time
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
 MODEL = {

@@ -4,9 +4,9 @@ The simulation (grpo_trainable/simulation/) uses the real pipeline, gate, replay
 group, but its actors compute nothing and only let time pass. This benchmark runs trials, reads the
 duration of each call from their traces, and simulates the wall-clock time of a round in two ways:
 
-own          with the times of the run itself, in their order
-predicted    with only the times of the synchronous run of the same repeat (that run has no
-             overlap, no second generator and no further passes)
+own          with the times of the run itself, in their original order
+predicted    with only the times of the synchronous run of the same repeat (in that run, nothing
+             overlaps, and there is one generator and one pass over each batch)
 
 The learning rate is almost 0, because a policy that learns would write shorter responses in some
 arms than in others.
@@ -38,7 +38,7 @@ CALIBRATION = "sync"  # the run whose times predict the other runs
 
 STILL = "optim.lr=1e-9"
 
-# Label -> arm of async_vs_sync, settings in addition to those of the balanced workload `tiny`.
+# Label -> arm of async_vs_sync, settings beyond the balanced workload `tiny`.
 VALIDATED: dict[str, tuple[str, list[str]]] = {
     CALIBRATION: ("sync", []),
     "sync, 2 generators": ("sync", ["resources.num_generators=2"]),
@@ -67,7 +67,7 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             # all kinds of calls that this run lacks, including the calls of a worker.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
-                "own": simulated_wall_clock(config, own),  # its updates contain all passes
+                "own": simulated_wall_clock(config, own),  # each update already contains all passes
                 "predicted": simulated_wall_clock(config, sync, passes=config.k),
             }
             errors = {how: seconds / measured - 1.0 for how, seconds in simulated.items()}

@@ -1,4 +1,4 @@
-"""Shipped search spaces with only the arms that decide, for benchmarks/off_policy.py.
+"""Shipped search spaces with only the decisive arms, for benchmarks/off_policy.py.
 
 `launch/tune.py --space benchmarks/short_spaces.py:LAG_EXACT_SHORT` runs one of them.
 """

@@ -35,7 +35,7 @@ SETTINGS = {
     "rollout.prompts": 4,
     "rollout.max_new_tokens": 24,
 }
-# Metrics that count the fault itself, so their values may differ from an uninterrupted run.
+# These metrics count the fault, so they may differ from the metrics of an uninterrupted run.
 OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/generators")
 
 
@@ -61,10 +61,10 @@ class Lost(Exception):
 
 
 class Experiment:
-    """One trial of `async_vs_sync`, run with the command as a user runs it."""
+    """One trial of `async_vs_sync`, run with the same command that users run."""
 
     rounds, checkpoint_every = ROUNDS, CHECKPOINT_EVERY
-    longest_s = LONGEST_S  # limit of each wait
+    longest_s = LONGEST_S  # time limit for each wait
 
     def __init__(
         self, storage: Path, arm: str, kept_in: str | None = None, **settings: Any
@@ -74,7 +74,7 @@ class Experiment:
         Args:
             storage: the local directory of the files.
             arm: the arm of `async_vs_sync`.
-            kept_in: the value of --storage, if the files are only copied to `storage`.
+            kept_in: the value of --storage, if `storage` only holds a copy of the files.
             settings: further settings of the trial.
         """
         self.arm, self.settings = arm, settings
@@ -122,7 +122,7 @@ class Experiment:
 
 
 class Running:
-    """The command as a process, which is killed on exit if it still runs."""
+    """The command as a process, which is killed on exit if it is still running."""
 
     def __init__(self, experiment: Experiment, command: Sequence[str]) -> None:
         self.experiment = experiment
@@ -193,7 +193,7 @@ def none_left(family: Sequence[psutil.Process]) -> None:
     """Wait until our processes in `family` have ended.
 
     Raises:
-        Lost: A process still runs after 30 s.
+        Lost: A process is still running after 30 s.
     """
     _, left = psutil.wait_procs([p for p in family if is_ours(p)], timeout=30)
     if left:
@@ -300,7 +300,7 @@ def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
 
 
 def equals_uninterrupted(experiment: Experiment) -> bool | None:
-    """Compare the rows and the last checkpoint with those of an uninterrupted run, bit for bit.
+    """Compare the rows and the last checkpoint with an uninterrupted run's, bit for bit.
 
     Returns:
         True if they are equal, or None for an asynchronous arm, which makes no such promise.
@@ -338,7 +338,7 @@ def interrupt(running: Running) -> None:
     """Send Ctrl-C to the command, and wait until it ends.
 
     Raises:
-        Lost: A process still runs after 25 s, or the status is not 130.
+        Lost: A process is still running after 25 s, or the status is not 130.
     """
     family, began = running.family(), time.monotonic()
     running.process.send_signal(signal.SIGINT)

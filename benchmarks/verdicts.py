@@ -3,21 +3,21 @@
     python benchmarks/verdicts.py                  errors and seeds, in a minute
     python benchmarks/verdicts.py --part levels    print NOMINAL of reports/margin_tests.py
 
-errors       Simulates experiments whose differences are tested after every seed up to 20, with
-             four tests: `anytime`, the group-sequential t-test of reports/margin_tests.py;
-             `fixed`, a test for a fixed number of seeds that is wrongly repeated after every seed;
-             `fixed_once`, the same test at its number of seeds; and `e_process`, the t-test of
-             Wang and Ramdas (arXiv 2310.03722), which needs no maximum. In `edge`, the
-             arm loses exactly the margin, so each verdict "no worse" is wrong. In `equal`, the arm
-             equals the baseline, and differences scatter by as much as the margin. The noise is
-             Gaussian; or `fitted`, the difference of two draws from the residuals of committed
-             trials (off_policy_lag.json); or `skewed`, drawn from the differences between these
-             trials and one baseline, with the sign that hurts most. These differences share three
-             trials of the baseline, so their skew is mostly chance.
+errors       Simulates experiments whose differences are tested after every seed up to 20. There are
+             four tests. `anytime` is the group-sequential t-test of reports/margin_tests.py.
+             `fixed` is a test for a fixed number of seeds that is wrongly repeated after every
+             seed. `fixed_once` is the same test, done once at its number of seeds. `e_process` is
+             the t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum. In `edge`,
+             the arm loses exactly the margin, so each verdict "no worse" is wrong. In `equal`, the
+             arm equals the baseline, and differences scatter by as much as the margin. There are
+             three kinds of noise. `gaussian` is Gaussian. `fitted` is the difference of two draws
+             from the residuals of committed trials (off_policy_lag.json). `skewed` is drawn from
+             the differences between these trials and one baseline, with the sign that hurts most.
+             These differences share three trials of the baseline, so their skew is mostly chance.
 levels       Simulates Student's t-test after every seed, with arms exactly at the margin. For each
              maximum number of seeds, it prints the nominal levels at which at most `ALPHA` /
              divisor of the experiments ever reject. A t-test does not depend on the variance, so
-             one table serves every margin and every noise.
+             one table serves any margin and any level of noise.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
         "skewed": -rng.choice(differences, shape) / differences.std(),
     }
     fixed_seeds = seeds_for_power(1.0, ALPHA, Design(seeds=1))
-    assert fixed_seeds is not None, "a finite number of seeds shows this difference"
+    assert fixed_seeds is not None, "a finite number of seeds suffices"
     tests: dict[str, Test] = {
         "anytime": dict.fromkeys(range(FIRST_LOOK, MOST + 1), nominal_level(ALPHA, MOST)),
         "fixed": dict.fromkeys(range(2, MOST + 1), ALPHA),
@@ -108,13 +108,13 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
 def residuals(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the residuals of the final held-out rewards, and of their differences.
 
-    A difference is the reward of an arm minus that of the first arm with the same seed. A residual
-    is the distance from the mean over the seeds of an arm.
+    A difference is an arm's reward minus the first arm's reward with the same seed. A residual is a
+    value minus the mean over the seeds of its arm.
     """
     arms = json.loads(path.read_text())["arms"].values()
     rewards = np.array([arm["reward"] for arm in arms])  # (arms, seeds)
     seeds = rewards.shape[1]
-    scale = math.sqrt(seeds / (seeds - 1))  # the mean is estimated from the same seeds
+    scale = math.sqrt(seeds / (seeds - 1))  # because the mean comes from the same seeds
     runs, differences = (
         scale * (own - own.mean(1, keepdims=True)) for own in (rewards, rewards[1:] - rewards[0])
     )
@@ -137,8 +137,8 @@ def false_share(differences: np.ndarray, test: Test) -> float:
 def false_share_of_arms(rng: np.random.Generator, shape: tuple[int, int]) -> float:
     """Return the share of experiments in which any look makes a claim about any of `ARMS` arms.
 
-    Each arm's differences have half their variance from the baseline, which they share. As long as
-    there is no claim, Holm's procedure tests every arm at the level `ALPHA` / `ARMS`.
+    Half the variance of each arm's differences comes from the baseline that all arms share. As long
+    as there is no claim, Holm's procedure tests every arm at the level `ALPHA` / `ARMS`.
     """
     level = nominal_level(ALPHA / ARMS, MOST)
     test = dict.fromkeys(range(FIRST_LOOK, MOST + 1), level)
@@ -150,7 +150,7 @@ def false_share_of_arms(rng: np.random.Generator, shape: tuple[int, int]) -> flo
 
 
 def seeds_to_decide(differences: np.ndarray, test: Test) -> dict[str, float]:
-    """Return how many seeds a verdict takes. The tested value is 0."""
+    """Return how many seeds a verdict on the mean takes. The tests compare the mean with 0."""
     above, below = looks(differences, test)
     decided = above | below
     never = ~decided.any(0)
@@ -211,10 +211,10 @@ def upper_tail(freedom: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def p_values(differences: np.ndarray, first: int, most: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each look and the one-sided p-values at it.
+    """Yield each look with its one-sided p-values.
 
     Args:
-        differences: One row per experiment, one column per seed; the tested mean is 0.
+        differences: One row per experiment, one column per seed. The tested mean is 0.
         first: The first look, in seeds.
         most: The last look.
     """

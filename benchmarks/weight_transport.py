@@ -1,4 +1,4 @@
-"""Measure how fast weights travel, compared with the limits of the machine.
+"""Measure how fast weights are transferred, compared with the limits of the machine.
 
 A real learner and real generators run under Ray, with one thread each. For each size and transport,
 the benchmark times several syncs in sequence. A sync lasts from the driver's call until the checked
@@ -14,8 +14,7 @@ limits see the same state of the machine:
 
 Then the benchmark repeats these measurements while another process keeps one core busy. Finally,
 the benchmark measures the CPU time of the idle processes for a few seconds. Each transport takes
-several turns. The sizes are those of whole policies: `tiny`, `small`, a policy of 64 MB, and
-`course`.
+several turns. The sizes belong to whole policies: `tiny`, `small`, a policy of 64 MB, and `course`.
 """
 
 from __future__ import annotations

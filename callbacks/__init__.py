@@ -1,6 +1,6 @@
 """Callbacks for Ray Tune that follow a GRPO experiment in the driver's process.
 
-The callbacks read metrics and the details that come with a row, and know nothing about actors.
+The callbacks read metrics and the details that come with a row. They do not depend on actors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
     """Return all callbacks, in the required order, for `tune.RunConfig(callbacks=…)`.
 
-    Your own callbacks may come before or after them, and get the same rows of plain values.
+    Your own callbacks may come before or after these, and get the same rows of plain values.
 
     The callbacks need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO",
     because rows of a plain `GRPOTrainable` have no responses, spans or version changes. The

@@ -1,6 +1,6 @@
 """Warn when the KL, the length or the text of a trial's responses leaves its band.
 
-`BANDS` lists the bands that hold for every trial. `callbacks.kl_band` adds one for the KL.
+`BANDS` lists the bands that hold for every trial. `callbacks.kl_band` adds a band for the KL.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
-# A band compares the mean of the latest rounds with that of the first rounds. Each mean covers at
-# least this many responses and rounds, because a few responses say little.
+# A band compares the mean of the latest rounds with the mean of the first rounds. Each mean covers
+# at least this many responses and rounds, because a few responses say little.
 RESPONSES = 128
 ROUNDS = 2
 
-# A sample of the responses estimates the KL. A KL is outside its band if its whole interval is:
-# the estimate, plus and minus this number of standard errors.
+# The KL is estimated from a sample of the responses. The KL is outside its band only if its whole
+# interval is outside: the estimate, plus and minus this number of standard errors.
 STANDARD_ERRORS = 2.0
 KL = "kl/reference_nats"
 
@@ -45,7 +45,7 @@ class Band:
     Each limit is a function of the start: the figure's mean over the first rounds.
     """
 
-    figure: str  # in words
+    figure: str  # the name of the figure, in words
     value: Callable[[Row], float | None]  # None if a row lacks the figure
     form: str  # format of a value
     high: Callable[[float], float]
@@ -55,7 +55,7 @@ class Band:
     judges: Callable[[GRPOConfig], bool]  # True for trials in which leaving the band is a bad sign
 
     def warning(self, latest: float, start: float) -> str | None:
-        """Return a clause about a mean outside the band, or None for one inside."""
+        """Return a clause about a mean outside the band, or None if the mean is inside."""
         if self.low(start) <= latest <= self.high(start):
             return None
         high = self.form.format(self.high(start))
@@ -68,7 +68,7 @@ class Band:
 def _kl_per_token(row: Row) -> float | None:
     """Return the lower end of the KL's interval, so a sampling error alone causes no warning.
 
-    In a row of an earlier version, which has no standard error, all responses were measured.
+    Earlier versions measured all responses, so their rows have no standard error.
     """
     nats, tokens = row.get(KL), row.get("response/length_mean")
     return None if nats is None or not tokens else (nats - _margin(row)) / tokens
@@ -79,7 +79,7 @@ def _standard_error(row: Row) -> float:
 
 
 def _margin(row: Row) -> float:
-    """Return half the width of the interval of the KL in a row."""
+    """Return half the width of the KL's interval in a row."""
     return STANDARD_ERRORS * _standard_error(row)
 
 
@@ -112,7 +112,7 @@ BANDS = (
         figure="share of truncated responses",
         value=lambda row: row.get("response/truncated_fraction"),
         form="{:.0%}",
-        # Where most responses are truncated from the start, the first round has said so.
+        # If most responses are truncated from the start, the first round prints a line about it.
         high=lambda start: 1.0 if start > TRUNCATED_ABOVE else min(TRUNCATED_ABOVE, start + 0.25),
         told="at most {high}",
         advice="raise rollout.max_new_tokens if the reward needs the end of a response",
@@ -134,7 +134,7 @@ class Watch:
     """Judges one figure of a trial, and warns at most once."""
 
     def __init__(self, band: Band, rounds: int) -> None:
-        """Begin without a row.
+        """Start without any rows.
 
         Args:
             band: The band of the figure.
@@ -146,7 +146,7 @@ class Watch:
         self._warned = False
 
     def take(self, row: Row) -> str | None:
-        """Take the row of the next round, and return a warning if the figure has left its band."""
+        """Add the row of the next round, and return a warning if the figure has left its band."""
         value = self._band.value(row)
         if value is None or self._warned:
             return None
@@ -162,7 +162,7 @@ class Watch:
 
 
 def watches_of(config: GRPOConfig) -> list[Watch]:
-    """Return a watch for each band that judges a trial."""
+    """Return a watch for each band that applies to a trial."""
     rounds = max(ROUNDS, -(-RESPONSES // schedule.responses_per_round(config)))
     return [Watch(band, rounds) for band in BANDS if band.judges(config)]
 
@@ -175,13 +175,13 @@ class BandsCallback(FailSafeCallback):
 
     - `BANDS`: the callback warns at most once for each band of a trial.
     - `rollout.max_new_tokens`: if most responses of the first round are truncated, the callback
-      prints a line, which is no warning, because a low limit may be intended.
+      prints a line that is not a warning, because a low limit may be intended.
     - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
-      falls below the band after having been inside. The callback prints a line when the KL is back
-      in the band. The KL has left the band only if its interval, the estimate ± two standard
-      errors, is entirely outside. The KL is back only if the estimate itself is in the band.
-    - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The trial ends itself,
-      after a last evaluation and a checkpoint.
+      falls below the band after having been inside. The callback prints a line when the KL returns
+      to the band. The KL has left the band only if its interval, the estimate ± two standard
+      errors, is entirely outside. The KL has returned only if the estimate itself is in the band.
+    - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The callback does not end
+      the trial: the trial stops after a last evaluation and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class BandsCallback(FailSafeCallback):
             _judge_kl(label(trial), config, result, before, place)
 
     def _take_earlier(self, trial: Any, config: GRPOConfig, round_: int) -> None:
-        """Take the rows before `round_` from a trial's `result.json`, without warnings."""
+        """Add the rows before `round_` from a trial's `result.json`, without warnings."""
         watches = watches_of(config)
         place = _place(config, {KL: 0.0}, "inside")  # the KL of the initial policy
         for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ():
@@ -264,7 +264,7 @@ def _place(config: GRPOConfig, row: Row, before: str) -> str:
     """Return "below", "above" or "inside", the position of a row's KL relative to its band.
 
     If the KL is outside the band but its interval reaches into it, the position of the row `before`
-    remains. So sampling errors near an end of the band cause no lines. Without a band, every KL is
+    remains. So sampling errors near an end of the band print no lines. Without a band, every KL is
     inside. The estimate of the KL can be negative, so no value is below a band that begins at 0.
     """
     if config.callbacks.kl_band is None:

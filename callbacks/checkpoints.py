@@ -17,8 +17,8 @@ class CheckpointCallback(FailSafeCallback):
 
     If PBT makes a trial continue from the checkpoint of another trial, the callback adds the name
     of the other trial's directory to the first row that follows. At the end of the experiment, the
-    callback prints which trials could not write their last checkpoint. A trial decides which
-    checkpoint it continues from (`TrialStorage.go_on`).
+    callback prints which trials could not write their last checkpoint. The callback does not decide
+    which checkpoint a trial continues from: the trial does (`TrialStorage.go_on`).
     """
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class CheckpointCallback(FailSafeCallback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Add the name of the donor to the first row of a clone."""
+        """Add the name of the other trial to the first row after its checkpoint."""
         donor, round_ = self._donors.pop(trial.trial_id, (None, None))
-        # If the donor's checkpoint is damaged, the trial continues from one of its own.
+        # If that checkpoint is damaged, the trial continues from one of its own checkpoints.
         if donor is not None and result["training_iteration"] - 1 == round_:
             result[COPIED_FROM] = donor
 
@@ -78,6 +78,6 @@ def forget_missing(manager: Any) -> None:
 
 
 def path_of(result: Any) -> AnyPath | None:
-    """Return the directory of a checkpoint that Tune has noted, or None if there is none."""
+    """Return the directory of a checkpoint that Tune has recorded, or None if there is none."""
     checkpoint = getattr(result, "checkpoint", None)
     return None if checkpoint is None else path_on(checkpoint.filesystem, checkpoint.path)

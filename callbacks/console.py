@@ -29,7 +29,7 @@ from grpo_trainable.text import plural, rate, written
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
 STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
-LEFT = "left_s"  # key in a shown row: seconds until the trial ends
+LEFT = "left_s"  # key added to a shown row: seconds until the trial ends
 
 _live: Live | None = None  # the live table; a process has only one terminal, so at most one table
 
@@ -125,7 +125,7 @@ class ConsoleCallback(FailSafeCallback):
         print(_line(trial, f"failed, starts again{retries}: {error_line(trial)}"), flush=True)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Print why a trial failed for good."""
+        """Print why a trial failed that will not start again."""
         print(_line(trial, f"failed: {error_line(trial)}"), flush=True)
         self._show(trials, trial, None)
 
@@ -152,12 +152,12 @@ class ConsoleCallback(FailSafeCallback):
 
 
 def _line(trial: Any, text: str) -> str:
-    """Return a line about a trial, with the time."""
+    """Return a line about a trial that begins with the current time."""
     return f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {text}"
 
 
 def _disturbed_rounds(trial: Any) -> str:
-    """Return how many rounds of a trial were disturbed, and the effect; empty if none was."""
+    """Return how many rounds of a trial were disturbed, and the effect, or "" if none was."""
     rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
     disturbed = sum(row.get("time/disturbed_fraction", 0.0) > DISTURBED_ABOVE for row in rows)
     if not disturbed:

@@ -2,14 +2,15 @@
 
 A store cannot append to a file, may be slow, and may fail. So the callbacks first write the files
 of a trial to a directory on this machine. A thread copies changed files to the store, in one pass
-per second. Training waits for a store that answers but is behind. A file that the store refuses is
-copied in a later pass.
+per second. Training waits if the store answers but has fallen behind. If the store rejects a file,
+a later pass copies the file.
 
 A pass copies `result.json` last, in the state that the file had when the pass began. So for every
 round that has a row in the store, the store also has all other files of that round. If the round
 of a checkpoint has a row in the store, a trial that continues from this checkpoint on another
-machine finds the files of all rounds up to that one. A trial removes a checkpoint only when enough
-newer checkpoints belong to rounds that have a row in the store (`TrialStorage.remove_older`).
+machine finds the files of all rounds up to the checkpoint. A trial removes a checkpoint only when
+enough newer checkpoints belong to rounds that have a row in the store
+(`TrialStorage.remove_older`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ AT_ONCE = 8  # files copied in parallel
 # Training waits if the store lacks a row that is older than this. A row that is written during a
 # pass is copied in the next pass, so this limit is half of the promised 10 s.
 MOST_BEHIND_S = 5.0
-TELL_S = 10.0  # shortest lag that is reported to the user
+TELL_S = 10.0  # shortest delay of the store that is reported to the user
 LOOK_S = 0.2  # interval at which a wait checks for Ctrl-C
 
 State = tuple[int, int]  # time of a file's last change, and its size in bytes
@@ -62,7 +63,7 @@ class Mirror:
             clock: Returns the time in seconds.
         """
         self.local = local
-        self.told_s = 0.0  # lag last reported to the user; 0 once the store has caught up
+        self.told_s = 0.0  # last reported delay; 0 once the store has caught up
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
@@ -82,7 +83,7 @@ class Mirror:
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """In the next pass, remove from the store the parts after `last` that this machine lacks.
+        """In the next pass, remove Parquet parts of rounds after `last` that only the store has.
 
         Args:
             last: Last round whose parts all stay.
@@ -195,7 +196,7 @@ class Mirror:
             # files.
             if (after := self._cut_after) is not None:
                 self._remove_after(after)
-                if self._cut_after == after:  # unless `cut` was called again meanwhile
+                if self._cut_after == after:  # unless `cut` has been called again
                     self._cut_after = None
 
     def _bring_all(self, changed: Mapping[str, State]) -> None:
@@ -215,7 +216,7 @@ class Mirror:
                 except Exception as error:  # raised below, in the thread of the pass
                     errors.append(error)
 
-        # The threads of a pool would keep the program from ending while the store is silent.
+        # No thread pool: its threads would keep the program from ending while the store is silent.
         count = min(AT_ONCE, len(changed))
         threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
         for thread in threads:
@@ -243,7 +244,7 @@ class Mirror:
         return self._cut_after is not None or self.files_behind > 0
 
     def _changed(self) -> dict[str, State]:
-        """Return the files that differ from those in the store and are not being written."""
+        """Return the files that differ from the store's copies and are not being written."""
         found = {}
         for path in sorted(self.local.rglob("*")):
             name, state = path.relative_to(self.local).as_posix(), _state(path)
@@ -276,8 +277,8 @@ class MirrorCallback(RoundWriter):
 
     This callback comes after the callbacks that write the files. Training waits for the store while
     the store answers but lacks a row that is older than `MOST_BEHIND_S`. A store that fails or is
-    silent does not delay training: files wait on this machine, and the trial's process keeps every
-    checkpoint that the trial could continue from.
+    silent does not delay training: files remain on this machine, and the trial's process keeps
+    every checkpoint that the trial could continue from.
     """
 
     def __init__(self) -> None:
@@ -297,8 +298,8 @@ class MirrorCallback(RoundWriter):
             try:
                 put_older_aside(trial_directory(trial), place)
             except OSError as error:
-                # The error leaves open which rows are older. The trial reads the same rows, so it
-                # fails too. If the store answers again, `cut` starts the mirror.
+                # It is unknown whether the store has later rows. The trial reads the same rows, so
+                # it fails too. If the store answers again, `cut` starts the mirror.
                 said = f"the rows in {place} cannot be read ({reason(error)})"
                 print(f"{label(trial)}: {said}", flush=True)
                 return
@@ -330,7 +331,7 @@ class MirrorCallback(RoundWriter):
         """Start the mirror of a trial that continues from round `last`.
 
         The rows in the store could not be read when the trial started. So the local files might
-        lack rows that another machine has written. Such files must not replace those in the store.
+        lack rows that another machine has written. Such files must not replace the store's files.
         """
         local = trial_directory(trial)
         rounds = {row["training_iteration"] for row in read_rows(local / EXPR_RESULT_FILE)}
@@ -395,7 +396,7 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print a lag of at least `TELL_S`, again whenever it has doubled, and when it is over."""
+    """Print the store's delay when it reaches `TELL_S`, when it has doubled, and when it ends."""
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told_s = behind_s

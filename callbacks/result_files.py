@@ -48,8 +48,8 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
     def content(self, result: dict[str, Any]) -> Any:
         """Return a copy of the row, with all settings that the trial uses.
 
-        A report reads them from the row, because defaults may depend on a model that the machine of
-        the report does not have.
+        A report reads the settings from the row, because defaults may depend on a model that the
+        report's machine does not have.
         """
         details = details_of(result)
         return dict(result) if details is None else {**result, "config": details.config}
@@ -81,7 +81,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     def __init__(self) -> None:
         RoundWriter.__init__(self)
         CSVLoggerCallback.__init__(self)
-        self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty without a header
+        self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty if there is no header
 
     def content(self, result: dict[str, Any]) -> Any:
         """Return the row without the config."""
@@ -97,7 +97,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
             return None if values == header else _iteration(dict(zip(header, values, strict=True)))
 
         cut_lines(path, last, iteration)
-        # Read the header again, because `cut_lines` removes one that was cut short.
+        # Read the header again, because `cut_lines` removes a truncated header.
         self._headers[trial.trial_id] = _header(path)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:

@@ -20,7 +20,7 @@ from grpo_trainable.protocol.versions import VersionChange
 
 
 class RolloutsCallback(RoundWriter):
-    """Writes the responses of rounds to `rollouts/`, and those of evaluations to `evaluations/`.
+    """Writes training responses to `rollouts/`, and evaluation responses to `evaluations/`.
 
     The held-out prompts are the same in every evaluation, so responses can be compared directly. In
     a verbose trial, two responses are printed after each evaluation.

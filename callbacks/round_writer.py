@@ -12,15 +12,15 @@ from grpo_trainable.protocol.round_records import details_of
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 256  # maximum number of a trial's rounds that wait in memory to be written
+MOST_WAITING = 256  # maximum number of rounds per trial that wait in memory
 
 
 class RoundWriter(FailSafeCallback):
-    """Writes the rounds of a trial in order, and no round twice.
+    """Writes the rounds of a trial in order, each exactly once.
 
     A trial that starts again repeats the rounds after its checkpoint. These rounds are cut from the
-    files only when the first repeated round arrives, which proves that the checkpoint could be
-    restored. A trial that fails to start leaves every file unchanged.
+    files only when the first repeated round arrives, because its arrival proves that the checkpoint
+    could be restored. A trial that fails to start leaves every file unchanged.
 
     A round that cannot be written waits in memory, and is written before the next round.
     """

@@ -27,8 +27,8 @@ from grpo_trainable.storage.trial_storage import checkpoint_at, path_on
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LEAST_LOST_S = 0.5  # shortest abandoned part of a round that is reported
 
-# Set once the user has asked the experiment to end. A process never runs two experiments at the
-# same time.
+# Set once the user has asked the experiment to end. One event suffices, because a process never
+# runs two experiments at the same time.
 requested = threading.Event()
 
 NotCopied: TypeAlias = Callable[[Sequence[Any]], list[str]]
@@ -43,7 +43,7 @@ class CheckpointOnInterrupt(FailSafeCallback):
     callback sends SIGUSR1, which makes Tune end. No time limit applies, because a second signal
     ends everything at once: it raises KeyboardInterrupt.
 
-    Trials of other Trainables cannot be asked. They run until Tune ends them, without saving.
+    Trials of other Trainables cannot be asked to stop. Tune ends them without saving.
 
     If the first signal comes after all trials have ended, the callback only prints a line.
 
@@ -61,12 +61,12 @@ class CheckpointOnInterrupt(FailSafeCallback):
         self._not_copied = not_copied
         self._former: dict[int, Any] = {}  # signal -> handler outside the experiment
         self._trials: Sequence[Any] = ()
-        self._saved: dict[str, int] = {}  # trial id -> `saved_round` when the trial was asked
+        self._saved: dict[str, int] = {}  # trial id -> `saved_round` at the request
         # Trial id -> the request that was made, or None if the trial does not obey requests.
         self._asked: dict[str, TuneStopRequest | None] = {}
         self._answers: dict[str, Finishing | Stopped] = {}  # trial id -> the trial's last answer
         self._output = ExitStack()
-        self._ended = False  # True once Tune was told to end
+        self._ended = False  # True once Tune has been told to end
 
     # Tune pickles callbacks with the experiment. After a resume, nothing has been requested.
     def __getstate__(self) -> dict[str, Any]:
@@ -89,12 +89,12 @@ class CheckpointOnInterrupt(FailSafeCallback):
         if requested.is_set():
             self._end_at_once()
         requested.set()
-        # If Ctrl-C has ended `| tee` too, output must not end this process before it has saved.
+        # Ctrl-C may have ended `| tee` too. Printing must not end this process before it has saved.
         self._output.enter_context(output_dropped_on_error())
         say(f"{signal.Signals(number).name}: {self._effect()}")
 
     def _effect(self) -> str:
-        """Return what a first signal does."""
+        """Describe the effect of the first signal."""
         if self._trials and all(trial.is_finished() for trial in self._trials):
             return (
                 "all trials have ended; the experiment ends once their files are complete "
@@ -125,12 +125,12 @@ class CheckpointOnInterrupt(FailSafeCallback):
             say("nothing more is lost, because all running trials have stopped")
 
     def _is_unsaved(self, trial: Any) -> bool:
-        """Return True if a trial runs and has not answered that it has stopped."""
+        """Return True if a trial is running and has not answered that it has stopped."""
         stopped = isinstance(self._answers.get(trial.trial_id), Stopped)
         return trial.status == "RUNNING" and not stopped
 
     def _cost(self, trial: Any) -> str:
-        """Return what is lost if a running trial ends without saving."""
+        """Describe what is lost if a running trial ends without saving."""
         return cost(trial, max(self._saved.get(trial.trial_id, 0), noted_round(trial)))
 
     def _restore_signals(self) -> None:
@@ -182,15 +182,15 @@ class CheckpointOnInterrupt(FailSafeCallback):
         self._ended = True
         signal.raise_signal(signal.SIGUSR1)
         if self._former:
-            # Tune's handler of SIGUSR1 has restored the handler of SIGINT from before Tune.
+            # Tune's SIGUSR1 handler has restored the SIGINT handler from before Tune.
             self._former[signal.SIGINT] = signal.signal(signal.SIGINT, self._handle)
         for request in filter(None, self._asked.values()):
             request.release()
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        """Restore the handlers that were there before the experiment.
+        """Restore the signal handlers from before the experiment.
 
-        If Tune has not been told to end, all trials had ended before the signal.
+        If there was a signal but Tune was not told to end, all trials had ended before the signal.
         """
         if not self._ended:
             requested.clear()
@@ -213,7 +213,7 @@ def obeys(trial: Any) -> bool:
 
 
 def noted_round(trial: Any) -> int:
-    """Return the round of the newest checkpoint that Tune has noted, or 0 if it has noted none."""
+    """Return the round of the newest checkpoint that Tune has recorded, or 0 if there is none."""
     noted = trial.latest_checkpoint_result
     return 0 if noted is None else noted.metrics.get(TRAINING_ITERATION, 0)
 
@@ -234,7 +234,7 @@ def saved_round(trial: Any) -> int:
 
 
 def note_checkpoint(trial: Any, path: str) -> None:
-    """Make Tune note a checkpoint that a trial has written without a request from Tune."""
+    """Make Tune record a checkpoint that a trial has written without a request from Tune."""
     checkpoint = checkpoint_at(path_on(trial.storage.storage_filesystem, path))
     trial.on_checkpoint(_TrainingResult(checkpoint=checkpoint, metrics=dict(trial.last_result)))
     forget_missing(trial.run_metadata.checkpoint_manager)
@@ -244,7 +244,7 @@ def note_checkpoint(trial: Any, path: str) -> None:
 
 
 def finishing(answer: Finishing) -> str:
-    """Return how long a trial takes to finish its round."""
+    """Describe how long a trial will take to finish its round."""
     text = f"round {answer.round} has begun its gradient steps and is finished first: "
     if answer.left_s is None:
         return text + "no earlier round shows how long that takes"
@@ -254,7 +254,7 @@ def finishing(answer: Finishing) -> str:
 
 
 def stopped(answer: Stopped, rounds: int, saved: int) -> str:
-    """Return what a stopped trial has saved, and what is lost.
+    """Describe what a stopped trial has saved, and what is lost.
 
     Args:
         answer: The trial's answer.
@@ -271,14 +271,17 @@ def stopped(answer: Stopped, rounds: int, saved: int) -> str:
 
 
 def cost(trial: Any, saved: int) -> str:
-    """Return what is lost if a running trial ends at once, with its newest checkpoint `saved`."""
+    """Describe what is lost if a running trial ends at once.
+
+    `saved` is the round of the trial's newest checkpoint, or 0.
+    """
     last = trial.last_result or {}
     reached = last.get(TRAINING_ITERATION, 0)
     return continues(saved, reached, [] if last.get(DONE) else [f"the work on round {reached + 1}"])
 
 
 def continues(saved: int, reached: int, lost: Sequence[str]) -> str:
-    """Return from which round a trial continues, and what is lost.
+    """Describe from which round a trial continues, and what is lost.
 
     Args:
         saved: Round of the trial's newest checkpoint, or 0.

@@ -1,4 +1,4 @@
-"""Show where the time of a trial went, in totals at the trial's end."""
+"""Show how a trial spent its time, as totals at the trial's end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StageTimingsCallback(FailSafeCallback):
 
 
 def stage_totals(trial: Any) -> dict[str, float]:
-    """Return a trial's device-hours, and the seconds it spent in each stage, waiting and saving.
+    """Return a trial's device-hours, and its seconds in each stage, waiting and saving.
 
     The totals cover all rounds in the trial's `result.json`. Before the first round, the result is
     empty.

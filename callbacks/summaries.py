@@ -20,7 +20,7 @@ from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 
 Charts = Mapping[str, Sequence[str]]  # title -> tags that share the chart
 
-# TensorBoard assigns messages to its tabs by these tags.
+# TensorBoard uses these tags to assign messages to its tabs.
 LAYOUT_TAG = "custom_scalars__config__"
 HPARAMS_TAG = "_hparams_"
 

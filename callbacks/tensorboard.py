@@ -119,12 +119,12 @@ class EventFile:
     """TensorBoard event file whose records are on disk when `add` returns.
 
     The writers of torch and of Tune (tensorboardX) pass records to a thread. A flush of Tune's
-    writer does not wait for this thread, so a killed driver loses the end of a round. Torch's
-    writer stops for ever if the disk is full for a moment.
+    writer does not wait for this thread, so a killed driver loses the end of a round. If the
+    disk is full for a moment, torch's writer stops and never writes again.
     """
 
     def __init__(self, directory: Path, purge_step: int, head: Any) -> None:
-        """Begin a file.
+        """Create the file.
 
         Args:
             directory: Directory of the file.
@@ -144,11 +144,11 @@ class EventFile:
         )
 
     def add(self, records: Sequence[Any], step: int = 0) -> None:
-        """Write all of these summaries.
+        """Write summaries, all or none.
 
         Raises:
             OSError: The summaries cannot be written, for example because there is no space. None of
-                them was written.
+                them is in the file.
         """
         self._append(*({"summary": record, "step": step} for record in records))
 

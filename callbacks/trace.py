@@ -1,4 +1,4 @@
-"""Write a time line of every actor for https://ui.perfetto.dev or chrome://tracing."""
+"""Write a timeline of every actor for https://ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def continued_file(trial: Any, name: str) -> Path:
     """
     path, own = trial_directory(trial) / name, trial_path(trial)
     if not path.exists() and isinstance(own, StoredPath) and (own / name).exists():
-        with replacing(path) as file:  # so that the mirror never copies an incomplete file
+        with replacing(path) as file:  # the mirror must never copy an incomplete file
             file.write((own / name).read_bytes())
     detach(path)
     return path
@@ -141,7 +141,7 @@ def mixed_tasks(trial: Any) -> list[str]:
 
 
 def names_of(trial: Any) -> frozenset[str]:
-    """Return the names of a trial's metrics, except those of numbers in `info`."""
+    """Return the names of a trial's metrics, without the numbers in `info`."""
     return names_with(mixed_tasks(trial))
 
 
@@ -209,7 +209,7 @@ def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -
 
 
 def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
-    """Write the Parquet file of a round, replacing an earlier one of the same round."""
+    """Write the Parquet file of a round, and replace any earlier file of the same round."""
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / f"part-{iteration:08d}.parquet") as file:
         pq.write_table(table, file, compression="zstd")

@@ -18,7 +18,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\s])")
 
 
 def tagged_answer(response: str) -> str | None:
-    """Return the last text between `</think> <answer>` and `</answer>`, or None."""
+    """Return the last text between `</think> <answer>` and `</answer>`, or None if missing."""
     _, opened, rest = response.rpartition(ANSWER_OPENS)
     answer, closed, _ = rest.partition(ANSWER_CLOSES)
     return answer.strip() if opened and closed else None
@@ -59,9 +59,9 @@ class AnswerForm:
         truth: str | None,
         spell: Spell = lambda formula: None,
     ) -> Score:
-        """Score a response with the reward that `judge` returns for its answer.
+        """Score a response with the reward that `judge` gives its answer.
 
-        In a majority vote, a right answer counts as a vote for `truth`, however it is spelled. Any
+        In a majority vote, every spelling of a right answer counts as a vote for `truth`. Any
         other answer counts as a vote for its own canonical text.
 
         Args:

@@ -45,7 +45,7 @@ def declared_settings(name: str) -> dict[str, Check]:
 
 
 def keys_with(name: str) -> dict[str, Check]:
-    """Return every setting of a trial that runs this task, as key -> check."""
+    """Return all settings of a trial that runs this task, as key -> check."""
     others = {key: check for key, check in CHECKS.items() if not key.startswith("task.")}
     return others | COMMON | declared_settings(name)
 
@@ -111,7 +111,7 @@ def with_task_settings(
 
 
 def _with_settings_of_parts(config: GRPOConfig, base_dir: str, given_in: str | None) -> GRPOConfig:
-    """Complete the settings of each user's task in a mix, and write them into `task.mix`."""
+    """Complete the settings of every user-defined task in a mix, and write them into `task.mix`."""
     entries = mix_of(config.task.mix)
     for label, part in config.parts.items():
         try:

@@ -1,10 +1,10 @@
-r"""Compare an answer with the true one: as text, as a number, or part by part.
+r"""Compare an answer with the true answer: as text, as a number, or part by part.
 
 The form of the true answer decides the comparison. If the true answer is a number, only a number is
-right: `12*37` equals 444 but merely repeats the question. Lists, sets, tuples, intervals and
-matrices are compared part by part. A mathematics parser would read `(1,2)` as an interval and would
-not recognise `2\le x<5` as an interval. The function `decide` compares all other formulas. An
-answer is wrong if it leaves more calculation to do than the true answer does.
+right: `12*37` equals 444, but it only repeats the question. Lists, sets, tuples, intervals and
+matrices are compared part by part. No mathematics parser is used for these: it would take `(1,2)`
+for an interval, but not `2\le x<5`. The caller's function `decide` compares all other
+formulas. An answer is wrong if it leaves more calculation to do than the true answer does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def decide_exactly(answer: str, truth: str) -> bool:
-    """Return False. Formulas that are neither the same text nor the same number are unequal."""
+    """Return False: formulas are unequal unless they are the same text or the same number."""
     return False
 
 
@@ -136,7 +136,8 @@ _MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
 def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
     r"""Return the name and the value of a result: `("x", "3")` for `x = 3`, `3 = x` or `x\in 3`.
 
-    The name is empty if there is none, or if it need not match the true answer's name, like `f(x)`.
+    The name is empty if the result has no name, or a name such as `f(x)` that the true answer need
+    not have.
 
     Args:
         text: Result of `plain`.
@@ -296,7 +297,7 @@ def _in_latex(text: str) -> str:
 # `4\pi+5\pi` leaves more work than `9\pi`, and an integral leaves even more.
 _POWERS = re.compile(r"[\^_]\{[^{}]*[a-zA-Z][^{}]*\}")  # the sum in x^{n+1} does not count as work
 _WORK = (  # kinds of work, from the least to the most
-    # Sums, relations, and products and powers of numerals.
+    # Sums, relations, products of numerals, powers of numerals.
     re.compile(
         r"(?<=[\w)}\]!])\s*[-+±]|\\pm(?![a-zA-Z])|[=<>≤≥≠]|\\(?:[lg]eq?|neq?|[lg]t)(?![a-zA-Z])"
         r"|\d\s*(?:\*|\\cdot|\\times)\s*\d+(?!\s*[\d^])"
@@ -316,10 +317,10 @@ _WORK = (  # kinds of work, from the least to the most
 
 
 def leaves_more(answer: str, truth: str) -> bool:
-    r"""Return True if `answer` leaves more work to do than `truth`. Both are in LaTeX.
+    r"""Return True if `answer` leaves more calculation to do than `truth`. Both are in LaTeX.
 
-    A restated question has the same value as the true answer. Only the form of the question shows
-    that it is not an answer.
+    A restated question has the same value as the true answer. Only its form shows that it is not an
+    answer.
     """
     return _work(answer) > _work(truth)
 

@@ -26,15 +26,16 @@ _MIXED = "task.mix/"  # prefix of `task.mix/LABEL/SETTING`
 
 
 class InputChanged(RuntimeError):
-    """A file has changed since the run started. The message names the file and the remedy."""
+    """A file has changed since the run started. The message names the file and says what to do."""
 
 
 def input_files(config: GRPOConfig) -> dict[str, Path]:
     """Return a trial's input files, keyed by config key. Keys of policy files end in `/name`.
 
     The result includes shipped files, because another version of the package may ship different
-    files. It excludes files that cannot be found, such as those of built-in modules and of modules
-    that a package creates at run time. It also excludes the modules that a user's code imports.
+    files. It excludes files that cannot be found, such as the files of built-in modules and of
+    modules that a package creates at run time. It also excludes the modules that a user's code
+    imports.
 
     The files of a user's objects are found without importing the objects. Only a user's task is
     imported, because its class declares which of its settings are files.
@@ -194,7 +195,7 @@ def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
 
 
 def digests_of_all(configs: Iterable[GRPOConfig]) -> dict[str, str]:
-    """Return only the digests of `inputs_of_all`."""
+    """Return the result of `inputs_of_all` with only the digest of each file."""
     return {key: file.sha256 for key, file in inputs_of_all(configs).items()}
 
 

@@ -39,8 +39,8 @@ def keyword_prompt(keywords: Sequence[str]) -> str:
 def split_of(word: str) -> str:
     """Return the split of a keyword, `train` or `heldout`.
 
-    The split depends only on the word, regardless of letter case, so every file and run has the
-    same split.
+    The split depends only on the word, regardless of letter case, so a word has the same split in
+    every file and run.
     """
     return "heldout" if hash_fraction(word.lower()) < HELD_OUT_WORDS else "train"
 
@@ -152,7 +152,7 @@ def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Exampl
             raise ValueError("keywords must be a non-empty list of non-empty strings")
         return Example(prompt, keywords)
     if not is_text(answer):
-        raise ValueError("`answer` must be non-empty text, or give `keywords`, a list of strings")
+        raise ValueError("give `answer` as non-empty text, or `keywords` as a list of strings")
     return Example(prompt, answer)
 
 
@@ -182,16 +182,16 @@ class _Words:
 class KeywordTask:
     """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from data files.
 
-    `split_of` splits words into training and held-out words. `train_file` replaces all of these
-    prompts, and a hash of each prompt splits the file. `eval_file` replaces the held-out prompts,
-    and all prompts in it are held out. With `strict`, a malformed row raises an error; otherwise it
-    is skipped.
+    `split_of` splits words into training and held-out words. `train_file` replaces all prompts made
+    from words, and a hash of each prompt splits the file. `eval_file` replaces the held-out
+    prompts, and all prompts in it are held out. With `strict`, a malformed row raises an error.
+    Otherwise the row is skipped.
 
     Raises:
         ValueError: If a file is missing, empty or malformed. The message is one line.
     """
 
-    stop: tuple[str, ...] = ()  # no string ends a story; only the policy does
+    stop: tuple[str, ...] = ()  # no stop strings: only the policy ends a story
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._inclusion = _INCLUSION[settings.match]
@@ -209,7 +209,7 @@ class KeywordTask:
                 if eval_file is None
                 else Rows(read_examples("eval_file", eval_file, parse, strict=strict))
             )
-        words = "the nouns that ship" if settings.keywords_file is None else "task.keywords_file"
+        words = "the shipped nouns" if settings.keywords_file is None else "task.keywords_file"
         self.sources = sources_in_files(train_file, eval_file, f"from {words}")
 
     def train_example(self, prompt_index: int) -> Example:

@@ -25,14 +25,14 @@ SHIPPED_PROBLEMS = {
 }
 
 
-MARK = "####"  # stands before the final answer in a GSM8K solution
+MARK = "####"  # precedes the final answer in a GSM8K solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
     """Return setting -> file to read.
 
-    A shipped file replaces a missing `train_file`. If both settings are missing, both files are
-    shipped ones.
+    A shipped file replaces a missing `train_file`. If both settings are missing, both files
+    are shipped files.
     """
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
     files = {key: path for key, path in given.items() if path is not None}
@@ -42,9 +42,9 @@ def problem_files(settings: TaskSettings) -> dict[str, str]:
 def parse_problem(row: Mapping[str, Any], *, own_reward: bool = False) -> Example:
     r"""Return the question and the true answer of a row in the layout of MATH or GSM8K.
 
-    `problem` or `question` holds the question. `answer`, or else `solution`, holds the true answer
-    after its last `####` or in its last \boxed{}. An `answer` without either mark is itself the
-    true answer.
+    The question is in `problem` or `question`. The true answer is in `answer`, or else in
+    `solution`: after the last `####` or in the last \boxed{}. An `answer` without either mark is
+    itself the true answer.
 
     Args:
         row: The row.
@@ -136,7 +136,7 @@ class MathTask:
             strict=settings.strict,
         )
         self.sources = sources_in_files(
-            settings.train_file, settings.eval_file, "from the problems that ship"
+            settings.train_file, settings.eval_file, "from the shipped problems"
         )
 
     def train_example(self, prompt_index: int) -> Example:

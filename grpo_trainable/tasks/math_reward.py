@@ -26,7 +26,7 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
     compared without a library. Other formulas are compared with math-verify (extra `math`). A
     response in any other form earns nothing.
 
-    For some formulas, the library may never finish. A trial therefore scores responses in a process
+    The library may never finish on some formulas. A trial therefore scores responses in a process
     that it can kill. Other callers of this function have no deadline.
 
     Args:
@@ -61,9 +61,8 @@ def _score(
 ) -> Score:
     """Score a response by its answer.
 
-    `spell` is called only for formulas that `decide` has already compared, because `spell` may use
-    a parser. Not every answer needs the parser, and the parser may hang on a formula that a policy
-    wrote.
+    `spell` may use a parser, and the parser may hang on a formula that a policy wrote. `spell` is
+    therefore called only for formulas that `decide` has already compared.
     """
     given = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
     truths = [str(truth) for truth in given]

@@ -63,7 +63,7 @@ def as_messages(prompt: Prompt, system: str | None = None) -> list[dict[str, str
 
 
 def as_text(prompt: Prompt) -> str:
-    """Return a prompt as text for people, with a line `role: content` for each message."""
+    """Return a prompt as readable text, with a line `role: content` for each message."""
     if isinstance(prompt, str):
         return prompt
     return "".join(f"{message['role']}: {message['content']}\n" for message in prompt)

@@ -19,7 +19,7 @@ def mixture_of(config: GRPOConfig) -> Mixture | None:
 
 
 class MixTask:
-    """The prompts of several tasks, each with its own seeded stream.
+    """The prompts of several tasks, each of which has its own seeded stream.
 
     The responses to a prompt are scored by the task that the prompt comes from.
     """
@@ -44,7 +44,7 @@ class MixTask:
         return tuple(dict.fromkeys(text for task in self.parts.values() for text in task.stop))
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return training example `prompt_index` of the mix, the next unused one of its task."""
+        """Return training example `prompt_index` of the mix, the next unused example of a task."""
         place = self._mixture.train(prompt_index)
         return self.parts[place.label].train_example(place.index)
 
@@ -73,11 +73,11 @@ class Mixture:
     A task with share w gets ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
     therefore follows the weights closely, without the noise of random draws. Prompt j of a task
     must lie within a window of the mix: from prompt ⌊j / w⌋ until just before prompt ⌈(j + 1) / w⌉.
-    Of the tasks whose window has begun, the one whose window ends first provides the next prompt.
+    The next prompt comes from the task whose window ends first, among the windows that have begun.
     This rule keeps every prompt within its window (Baruah et al. 1996, "Proportionate progress").
     The seed breaks ties.
 
-    Held-out prompts come from the tasks in turn, whatever the weights, so the prompt counts of any
+    Held-out prompts ignore the weights and come from the tasks in turn, so the prompt counts of any
     two tasks differ by at most one.
     """
 

@@ -107,9 +107,9 @@ def split_files(
 def sources_in_files(
     train_file: str | None, eval_file: str | None, otherwise: str
 ) -> tuple[str, str] | None:
-    """Return the sources of the training and the held-out examples, as text for people.
+    """Describe the sources of the training and the held-out examples for the user.
 
-    Return None if neither file is set.
+    The result is None if neither file is set.
 
     Args:
         train_file: The setting with this name.
@@ -127,7 +127,7 @@ def sources_in_files(
 def is_held_out(prompt: Prompt) -> bool:
     """Return True if a prompt is held out.
 
-    Only the prompt's hash decides, so a prompt is held out in every file and run or in none.
+    Only the prompt's hash decides. So a prompt is held out in all files and runs, or in none.
     """
     return hash_fraction(as_text(prompt)) < HELD_OUT_PROMPTS
 

@@ -54,7 +54,7 @@ class Prompts:
     """Requests and true answers for the examples of each stream. Both depend only on the config.
 
     The stream `train` is endless. The stream `eval` consists of the held-out examples of the last
-    evaluation. Every other evaluation uses the first `eval.prompts` of them.
+    evaluation. Every other evaluation uses the first `eval.prompts` examples of this stream.
     """
 
     def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
@@ -72,7 +72,7 @@ class Prompts:
                 "(train_size); set pools.enabled=false"
             )
         pooled = self.train_size if config.pools.enabled else None
-        # Only the first `train_count` examples of `train` can be drawn.
+        # Training draws only from the first `train_count` examples of `train`.
         self.train_count = schedule.most_prompts(config) if pooled is None else pooled
         self._task = task
         self._tokenizer = tokenizer
@@ -160,7 +160,7 @@ class Prompts:
         return self._task.label(stream, example) if isinstance(self._task, MixTask) else None
 
     def score_request(self, stream: str, example: int, ids: Sequence[int]) -> ScoreRequest:
-        """Build the request to score a response to an example, given as token ids."""
+        """Build the request to score a response to an example. `ids` are the response's tokens."""
         own = self._example(stream, example)
         return ScoreRequest(
             response=self._tokenizer.decode(ids),
@@ -175,7 +175,7 @@ class Prompts:
     def check_lengths(
         self, stream: str, count: int, context_length: int, until: float = math.inf
     ) -> int:
-        """Check that prompts, with the longest allowed responses, fit into a policy's context.
+        """Check that prompts and the longest allowed responses fit into a policy's context.
 
         Args:
             stream: `train` or `eval`.
@@ -224,7 +224,7 @@ class Prompts:
 
 
 def _refuse_repeats(task: Task | MixTask, prompts: int) -> None:
-    """Refuse a last evaluation with more prompts than are held out.
+    """Reject a last evaluation with more prompts than are held out.
 
     Raises:
         ValueError: A task states how many examples are held out, and there are too few.

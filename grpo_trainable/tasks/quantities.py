@@ -61,7 +61,7 @@ class Quantity:
     is_division: bool = False  # an integer written as a division, such as 144/12
 
     def answers(self, truth: Quantity) -> bool:
-        """Return True if this number equals the true one.
+        """Return True if this number equals the true number.
 
         If only one of the two numbers has a unit, the unit is ignored. If only one of the numbers
         has a percent sign, 30% equals both 30 and 0.3.

@@ -27,7 +27,7 @@ DRAWS = 1000  # maximum number of random draws to find one training problem
 
 
 class Problems:
-    """The problems of a data set. Problem number n is always the same.
+    """The problems of a data set. The same number always stands for the same problem.
 
     Raises:
         ValueError: If reasoning-gym is not installed, rejects the data set or its options, or makes
@@ -101,9 +101,8 @@ class Problems:
     def held_out(self, count: int) -> list[int]:
         """Return the numbers of `count` held-out problems.
 
-        The numbers repeat if fewer problems are held out.
-
-        The question alone decides the split, so no problem is both trained on and held out.
+        If fewer than `count` problems are held out, the numbers repeat. The question alone decides
+        the split, so no problem is both trained on and held out.
 
         Raises:
             ValueError: If no problem is held out.
@@ -160,7 +159,7 @@ class ReasoningGymReward:
         """Do nothing. The slow part, the import, is already done."""
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """Reward a response with the data set's score for its answer.
+        """Reward a response with the score that the data set gives its answer.
 
         The score is often between 0 and 1. It is 0 if the response has no answer in the right form,
         or if the data set's function fails on the answer.

@@ -1,6 +1,6 @@
 """A user's reward function, written in any accepted form, behind one interface.
 
-The names of its parameters tell which form a function has:
+The names of a function's parameters decide which of these forms it has:
 
 - the form of this package, `f(response, ground_truth)`, which scores one response;
 - the form of TRL, `f(completions, **kwargs)`, which scores all responses to a prompt in one call;
@@ -56,9 +56,9 @@ class RewardFunction:
 
     # Returns one result per response: a value that `as_score` accepts, or None for no reward.
     score: Callable[[Responses], Sequence[Any]]
-    scores_groups: bool = False  # True: call it with all responses to a prompt
-    columns: frozenset[str] = frozenset()  # columns of the data that it needs
-    # Fields of `Responses` that it reads, besides `texts` and `ground_truth`.
+    scores_groups: bool = False  # True: one call scores all responses to a prompt
+    columns: frozenset[str] = frozenset()  # columns of the data that the function needs
+    # Fields of `Responses` that the function reads, besides `texts` and `ground_truth`.
     reads: frozenset[str] = frozenset()
     parts: tuple[str, ...] = ()  # names of the functions in a list
 
@@ -72,15 +72,14 @@ def as_reward(function: Any) -> RewardFunction:
     """Put a function, or a list of functions, behind the interface of `RewardFunction`.
 
     Raises:
-        ValueError: The parameters fit no form, or a list contains something other than functions
-            with different names. The message completes a sentence that begins with the function's
-            name.
+        ValueError: The parameters fit no form, or a list contains anything except functions with
+            different names. The message completes a sentence that begins with the function's name.
     """
     if isinstance(function, list | tuple):
         return _sum_of(function)
     try:
         takes = _Parameters(inspect.signature(function))
-    except (TypeError, ValueError):  # a function that is written in C may not state its parameters
+    except (TypeError, ValueError):  # functions written in C may not state their parameters
         return _own(function)
     if "solution_str" in takes.names and takes.required <= VERL:
         return _verl(function, takes)
@@ -89,7 +88,7 @@ def as_reward(function: Any) -> RewardFunction:
         return _trl(function, takes)
     if fits_own:
         return _own(function)
-    raise ValueError(f"takes {takes}; accepted are {FORMS}")
+    raise ValueError(f"takes {takes}; accepted: {FORMS}")
 
 
 class _Parameters:
@@ -179,7 +178,7 @@ def _message(text: str) -> list[dict[str, str]]:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Drop what a function logs."""
+    """Ignore values that a function logs."""
 
 
 def _listed(result: Any, count: int) -> list[Any]:
@@ -187,7 +186,7 @@ def _listed(result: Any, count: int) -> list[Any]:
 
     Raises:
         TypeError: The result is not a list.
-        ValueError: The list has a wrong length.
+        ValueError: The list has the wrong length.
     """
     if isinstance(result, str | Mapping) or not hasattr(result, "__len__"):
         kind = type(result).__name__
@@ -219,12 +218,12 @@ async def _awaited(result: Any) -> Any:
 
 
 def _sum_of(functions: Sequence[Any]) -> RewardFunction:
-    """Combine functions into one that sums their rewards, with a part for each function."""
+    """Combine functions into a sum of their rewards, with a part for each function."""
     if not functions or not all(map(callable, functions)):
         raise ValueError("must be a function or a list of functions")
     names = [getattr(function, "__name__", type(function).__name__) for function in functions]
     if len(set(names)) < len(names):
-        raise ValueError(f"lists two functions of the same name ({', '.join(names)}); rename one")
+        raise ValueError(f"lists two functions with the same name ({', '.join(names)}); rename one")
     rewards = []
     for name, function in zip(names, functions, strict=True):
         try:
@@ -246,7 +245,7 @@ def _sum_of(functions: Sequence[Any]) -> RewardFunction:
 
 
 def _sum(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the sum of several results, or None if all are None. A None adds nothing."""
+    """Return the sum of several results, or None if all are None. None counts as 0."""
     given = {k: as_score(result).reward for k, result in results.items() if result is not None}
     if not given:
         return None

@@ -1,6 +1,6 @@
 """Read rows from data files: JSONL, Parquet, and directories that `datasets` saved.
 
-The format follows from the content of a file, not from its name. pyarrow is imported only for
+The content of a file, not its name, decides the format. pyarrow is imported only for
 Parquet and Arrow files.
 """
 

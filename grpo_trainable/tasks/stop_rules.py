@@ -13,7 +13,9 @@ from grpo_trainable.tasks.mix import MixTask
 
 
 def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:
-    """Return `rollout.stop`, or the task's stop strings if it is unset, without special tokens.
+    """Return the strings that end a response. Special tokens are left out.
+
+    The strings come from `rollout.stop` or, if it is unset, from the task.
 
     Raises:
         ValueError: If the task stops at a special token, or if the tokens of this tokenizer cannot
@@ -24,7 +26,7 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
     special = [text for text in asked if text in tokenizer.special_tokens]
     if special and given is None:
         # The learner does not know the task, but it must know every token that cannot be sampled
-        # before `rollout.min_new_tokens`.
+        # before a response has reached `rollout.min_new_tokens`.
         raise ValueError(
             f"task.name={config.task.name}: asks to stop at the special token {shown(special[0])}; "
             "set this token in rollout.stop"

@@ -45,8 +45,8 @@ class Score:
     format_reward: float | None  # None if the reward does not judge the format
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged and counts as wrong
-    # The answer in a canonical form. Equal answers have the same form, as majority votes require.
-    # None if the response gives no answer, or if the task has no answers.
+    # The answer in a canonical form: majority votes require the same form for equal answers. None
+    # if the response gives no answer, or if the task has no answers.
     answer: str | None = None
     # Further parts that `task.reward_weights` may name, besides the format and the answer.
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def eval_size(task: object) -> int | None:
 def sources_of(task: object) -> tuple[str, str] | None:
     """Return the sources of the training and the held-out examples, or None if not stated.
 
-    A task states the sources, as text for people, in its attribute `sources`.
+    A task describes the sources for the user in its attribute `sources`.
     """
     return getattr(task, "sources", None)
 

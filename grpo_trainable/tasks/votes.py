@@ -1,4 +1,4 @@
-"""Canonical spellings of answers, so that responses can vote."""
+"""Canonical spellings of answers, for majority votes."""
 
 from __future__ import annotations
 

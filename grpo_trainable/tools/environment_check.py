@@ -6,7 +6,7 @@ The check plays each specification several times with the same actions:
 - once in another process;
 - in several environments of one process that play in turn, as the environments of a group do.
 
-All of these episodes must be equal.
+All episodes of a specification must be equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from grpo_trainable.environments import JSONValue, Turn
 from grpo_trainable.generator.env_processes import EpisodeError, GroupProcess
 
 # Names of faults.
-FAILS = "fails"  # the environment raises or returns a wrong value, or its process dies
+FAILS = "fails"  # the environment raises an exception or returns a wrong value, or its process dies
 HANGS = "hangs"  # no answer within env.step_deadline_s
 PROMPT = "prompt"  # the text that reset returns differs from the prompt of the task
 DIFFERS = "differs"  # another process plays a different episode for the same specification
@@ -77,7 +77,7 @@ class _Unplayable(Exception):
 
 
 class EnvironmentCheck:
-    """Plays an environment as a trial with the same settings would."""
+    """Plays an environment in the same way as a trial with the same settings."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class EnvironmentCheck:
         tokens: Callable[[str], int] = len,
         most_tokens: int | None = None,
     ) -> None:
-        """Prepare a check.
+        """Prepare the check.
 
         Args:
             settings: Settings of the environment.
@@ -100,9 +100,9 @@ class EnvironmentCheck:
             stop: String at the end of each action.
             seed: Seed of the actions.
             group_size: Number of environments that play in turn in one process.
-            retold: Encodes text, decodes the result and returns it.
+            retold: Encodes a text, decodes the tokens and returns the result.
             tokens: Counts the tokens in a text.
-            most_tokens: `rollout.max_new_tokens`, or None to skip the comparison with it.
+            most_tokens: `rollout.max_new_tokens`, or None to leave the length of answers unchecked.
         """
         self._settings, self._stop, self._seed = settings, stop, seed
         self._actions, self._group_size = actions, group_size
@@ -147,7 +147,7 @@ class EnvironmentCheck:
         with _Process(self._settings) as process:
             elsewhere = self._played(process, 0, spec, script)
         if self._difference(DIFFERS, "another process", first, elsewhere):
-            return first[1]  # any other difference has the same cause
+            return first[1]  # other differences would have the same cause
         self._difference(REMEMBERS, "the same environment, played again,", first, again)
         with _Process(self._settings) as process:
             for heard in self._in_turn(process, spec, script):
@@ -176,7 +176,7 @@ class EnvironmentCheck:
         return heard
 
     def _in_turn(self, process: _Process, spec: JSONValue, script: _Script) -> list[Heard]:
-        """Play a group of episodes in turn, one action each."""
+        """Play a group of episodes: one action of each episode, in turn."""
         running = [self._steps(process, g, spec, script) for g in range(self._group_size)]
         heard = [next(episode) for episode in running]
         for _ in zip_longest(*running):  # one action of each episode
@@ -186,7 +186,7 @@ class EnvironmentCheck:
     def _steps(
         self, process: _Process, place: int, spec: JSONValue, script: _Script
     ) -> Iterator[Heard]:
-        """Play an episode action by action. Yield the same tuple with a growing list of turns."""
+        """Play an episode action by action. Each time, yield the same tuple with one more turn."""
         self._report.episodes += 1
         said = self._ask(process, "reset", {"reset": place, "spec": spec})["text"]
         heard: Heard = (said, [])

@@ -1,4 +1,4 @@
-"""Export a trained policy as a Hugging Face directory, or its adapters as a directory of peft."""
+"""Export a trained policy as a Hugging Face directory, or its adapters as a peft directory."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _export_trained(
 
     assert isinstance(policy, HFPolicy)
     if dtype is not None:
-        policy.to(dtype)  # convert before merging adapters, so that weights are rounded once
+        policy.to(dtype)  # before adapters are merged, so that weights are rounded once
     copy_parameters(policy.weights(), _merged(config, trial.policy, source), source=str(source))
     beside = policy_directory(config.model)
     assert beside is not None

@@ -346,7 +346,7 @@ def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
         ("json:no_such_function", "has no attribute 'no_such_function'"),
         ("math:pi", "TypeError: pi is not callable"),
         ("math:hypot3", "has no attribute 'hypot3'"),
-        ("os.path:basename", "takes (p); accepted are (response, ground_truth), TRL's"),
+        ("os.path:basename", "takes (p); accepted: (response, ground_truth), TRL's"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_a_value_error_of_one_line(reward, reason):

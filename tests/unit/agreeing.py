@@ -16,7 +16,7 @@ import torch
 from grpo_trainable.protocol.rollout import RolloutGroup
 
 # Number of responses per comparison that may diverge. Rounding moves the border between two tokens
-# by about a millionth. One fork is rare in thousands of tokens, and two forks are no accident.
+# by about a millionth. In thousands of tokens, one divergence is rare, and two are no accident.
 FORKS = 1
 
 
@@ -54,7 +54,7 @@ def assert_agree(
 
 
 def assert_agree_as_far(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> None:
-    """Check that all of `some`, except up to `FORKS`, are prefixes of their counterparts."""
+    """Check that all but `FORKS` sequences in `some` are prefixes of those in `others`."""
     forks = sum(
         list(one) != list(other[: len(one)]) for one, other in zip(some, others, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Loading of a page in a headless browser."""
+"""Load a page in a headless browser."""
 
 from __future__ import annotations
 

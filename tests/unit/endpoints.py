@@ -41,7 +41,7 @@ class Server:
 def endpoint(
     first: Sequence[Reply] = (), then: Callable[[dict[str, Any]], Reply] = story_about
 ) -> Iterator[Server]:
-    """Serve the first requests from the list and all others with `then`."""
+    """Answer the first requests from the list `first`, and all others with `then`."""
     listed, lock = list(first), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A Hugging Face hub for tests: small files of its models are on this machine once fetched."""
+"""A fake Hugging Face hub for tests. Its models consist of small local files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_trainable.models.hf import files, json_files
 
 
 class FakeHub:
-    """Takes the place of the hub while `monkeypatch` lasts."""
+    """Replaces the hub until `monkeypatch` is undone."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fetched: list[str] = []
@@ -21,7 +21,7 @@ class FakeHub:
         monkeypatch.setattr(json_files, "downloaded", self._downloaded)
 
     def add(self, name: str, **tokenizer: str) -> None:
-        """Add a model with these entries of tokenizer_config.json."""
+        """Add a model. `tokenizer` holds the entries of its tokenizer_config.json."""
         directory = self._models[name] = self._directory / name.replace("/", "--")
         directory.mkdir(parents=True)
         (directory / "config.json").write_text('{"model_type": "llama"}')

@@ -21,7 +21,7 @@ Weights = dict[str, Tensor]
 
 
 class Pair:
-    """A learner and a generator on one transport, with the next rollouts."""
+    """A learner and a generator on one transport. `rollouts` samples the next batch."""
 
     def __init__(self, policy_path: str, **values: Any) -> None:
         data: dict[str, Any] = {

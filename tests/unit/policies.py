@@ -61,7 +61,7 @@ def write_quick_policy(
 
 
 class Mailbox:
-    """A transport whose handles are versions and that keeps every snapshot."""
+    """A transport that keeps every snapshot. Its handles are versions."""
 
     name = "mailbox"
 

@@ -87,11 +87,11 @@ def config_with(path: str, **values: Any) -> GRPOConfig:
     return GRPOConfig.from_dict(data)
 
 
-LENGTHS = ((9, 1, 4, 2), (3, 3, 8, 1), (5, 7, 2, 6))  # of the responses of each group
+LENGTHS = ((9, 1, 4, 2), (3, 3, 8, 1), (5, 7, 2, 6))  # response lengths in each group
 
 
 def a_round(seed: int = 0) -> list[RolloutGroup]:
-    """Return groups of random tokens with log-probs near those of an untrained policy."""
+    """Return groups of random tokens, with log-probs like an untrained policy's."""
     generator = torch.Generator().manual_seed(seed)
     return [_group(index, lengths, generator) for index, lengths in enumerate(LENGTHS)]
 

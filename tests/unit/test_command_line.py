@@ -101,7 +101,7 @@ def test_a_log_on_a_full_disk_stops_nothing(monkeypatch, capsys):
 
 
 def test_a_stream_that_was_replaced_meanwhile_stays():
-    """A live table that began before puts back its own stream when it ends."""
+    """A live table that began earlier restores its own stream when it ends."""
     before, later = sys.stdout, io.StringIO()
     with output_dropped_on_error():
         assert sys.stdout is not before

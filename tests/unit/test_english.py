@@ -49,7 +49,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def opens_with_noun_clause(text: str) -> bool:
-    """Return True if the first sentence begins as a noun clause. A question is no noun clause."""
+    """Return True if the first sentence begins as a noun clause and is not a question."""
     end = END_OF_SENTENCE.search(text)
     return NOUN_CLAUSE.match(text) is not None and (end is None or end[0] != "?")
 

@@ -63,7 +63,7 @@ FLOORS: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "storage", "cluster", "trial", "trainable", "rllib"}
-# the only file that may use names that Ray may move
+# Ray may move some names. Only this file may use them.
 RAY_PRIVATE = "grpo_trainable.storage.ray_private"
 UNSTABLE_RAY = re.compile(
     r"ray\.(air|experimental|tune\.execution|util\.collective|([\w.]+\.)?_(?!_))[\w.]*"
@@ -97,7 +97,7 @@ def is_package(module: str) -> bool:
 
 
 def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
-    """Yield the dotted names that a source imports, also in functions and type-checking blocks."""
+    """Yield the dotted names that a source imports, even in functions and type-checking blocks."""
     parents = module.split(".") if package else module.split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -236,7 +236,7 @@ def table_below(header: str) -> list[list[str]]:
 
 
 def named(text: str) -> list[str]:
-    """Return the names in backticks, without their `/` or `.py`; `__init__` is the package."""
+    """Return the names in backticks, without `/` or `.py`, and "" for `__init__`."""
     found = re.findall(r"`(\w+)(?:/|\.py)?`", text)
     return ["" if name == "__init__" else name for name in found]
 
@@ -296,7 +296,7 @@ def test_page_names_the_rooms_that_may_import_ray():
 
 
 def names_of_ray(module: str, source: str, *, package: bool = False) -> Iterator[str]:
-    """Yield the dotted Ray names in a source: imported, as attributes, or alone in a string."""
+    """Yield the dotted names in a source: imported names, attributes, and whole strings."""
     yield from imported(module, source, package=package)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
@@ -443,7 +443,7 @@ def _all_of(package: str) -> list[str]:
 
 
 def reached_from(modules: list[str]) -> set[str]:
-    """Return the project's modules that `modules` import, directly or not, also in functions."""
+    """Return the project's modules that `modules` import, directly or indirectly."""
     found: set[str] = set()
     waiting = list(modules)
     while waiting:

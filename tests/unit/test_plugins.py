@@ -35,7 +35,7 @@ def test_a_name_of_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path):
 
     assert value() == 7
     assert load("loss.type", f"{file}:value") is value
-    assert sys.modules["json"].__name__ == "json", "a user's json.py is nobody else's"
+    assert sys.modules["json"].__name__ == "json", "a user's json.py does not replace the library"
     assert hasattr(sys.modules["json"], "loads")
 
 

@@ -1,4 +1,4 @@
-"""The variables by which `make test-processors` simulates other machines on one machine."""
+"""The environment variables with which `make test-processors` simulates other machines."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ ROUNDS = 4
 
 
 class CountingTrial:
-    """A trial without actors, whose rounds and checkpoints only count."""
+    """A trial without actors. A round only counts up, and a checkpoint stores the count."""
 
     def __init__(self, *_: Any, stop_request: Any = None) -> None:
         self.stored = TrialStorage(None, keep=None)  # as outside Tune
@@ -107,7 +107,7 @@ def test_bundles_are_those_of_settings_that_need_the_models_files(tmp_path, monk
     for path in ("org/chat", "~/model"):
         config = {**apart, "model": {"path": path, "system": "Be short."}}
         assert GRPOTrainable.default_resource_request(config).bundles == expected
-    # Another machine, on which the trial runs, may have the model.
+    # The trial may run on another machine, which has the model.
     config = {**apart, "model": {"path": "org/none"}}
     assert GRPOTrainable.default_resource_request(config).bundles == expected
 
@@ -255,7 +255,7 @@ DISAGGREGATED = GRPOConfig.from_dict({"placement": "disaggregated"})
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace a trial's actors by fake ones, and return the list to which these append."""
+    """Replace a trial's actors with fakes, and return the list of their events."""
     events: list[str] = []
 
     class FakeActors:

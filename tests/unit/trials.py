@@ -24,7 +24,7 @@ from grpo_trainable.trainable import GRPOTrainable
 
 
 class FakeTrial:
-    """A hashable trial compared by identity, like Tune's, whose loggers keep files by trial."""
+    """A trial that is hashed by identity like Tune's own, because loggers keep files by trial."""
 
     trainable_name = "GRPO"
 

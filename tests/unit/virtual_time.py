@@ -1,4 +1,4 @@
-"""Groups, durations and recorded calls of tests in virtual time."""
+"""Groups, durations and recorded calls for tests in virtual time."""
 
 from __future__ import annotations
 

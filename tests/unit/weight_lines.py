@@ -1,4 +1,4 @@
-"""A learner's part and a generator's part on one transport, for tests with real actors."""
+"""The learner's and the generator's side of a transport, for tests with real actors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Restless:
-    """A learner's part whose weights change all the time except while they are published."""
+    """The learner's side of a transport. Its weights keep changing, except during a publication."""
 
     def __init__(self, sender: WeightSender, device: str, scale: int = 1) -> None:
         """Start to change the weights, whose size is `scale` times 640 KB."""
@@ -44,7 +44,7 @@ class Restless:
             "by_column": torch.arange(60_000.0 * scale, device=device).view(-1, 300).t(),
         }
         self._publishing = Lock()
-        self._asked = False  # without it, a lock that is free only for a moment is hard to get
+        self._asked = False  # pauses `_train`, which would take the lock again at once
         Thread(target=self._train, daemon=True).start()
 
     def _train(self) -> None:
@@ -72,7 +72,7 @@ class Restless:
 
 
 class Reader:
-    """A generator's part."""
+    """The generator's side of a transport."""
 
     def __init__(self, receiver: Any, device: str) -> None:
         self._receiver = receiver
@@ -109,7 +109,7 @@ def held() -> tuple[int, int, float]:
 
 
 class Line:
-    """A learner's part and a generator's part on one transport."""
+    """The learner's and the generator's side of a transport, as actors."""
 
     def __init__(self, name: str, gpus: float = 0, scale: int = 1) -> None:
         """Start both actors with `gpus` GPUs each and weights of the given `scale`."""
@@ -168,7 +168,7 @@ class Line:
         return psutil.Process(self.ask(actor.submit_function("sync", os.getpid)))
 
     def kill_learner(self) -> None:
-        """Kill the learner and return when its process is gone."""
+        """Kill the learner, and return when its process has ended."""
         process = self.process(self.learner)
         self.learner.kill()
         process.wait(60.0)

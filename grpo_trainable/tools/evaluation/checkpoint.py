@@ -30,11 +30,11 @@ class TrainedPolicy:
 def read_trained_policy(directory: AnyPath) -> TrainedPolicy:
     """Read the policy of a checkpoint, or of the last checkpoint in a trial's directory.
 
-    A damaged last checkpoint is an error: silently evaluating an older policy would mislead.
+    A damaged last checkpoint is an error: an older policy must not be evaluated silently.
 
     Raises:
         CheckpointError: If there is no checkpoint, or if it is damaged, comes from another program
-            or has another format. The message is one line.
+            or has a different format. The message is one line.
     """
     directory = checkpoints_named(directory)[-1]
     trial = read_checkpoint(directory)

@@ -2,7 +2,7 @@
 
 Prompts, random draws, batches and checks are the same as in a trial's evaluation, but there are no
 actors. With the same settings and the same number of threads, a checkpoint gives the same responses
-as in its trial.
+as in the trial that wrote it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Evaluator:
     def _sampled(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], Scores | None]:
-        """Sample groups. Return the groups, and the scores of episodes (None for other groups)."""
+        """Sample groups. Return the groups, and their scores if they are episodes, else None."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
             groups = self._engine.generate(requests, between_tokens)
@@ -193,8 +193,8 @@ def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
 
     Args:
         asked: The requested device, or None.
-        trained: Policy of a trial. The trial's device is the default. Without a trial, the default
-            is a GPU if there is one.
+        trained: Policy of a trial. The default is the trial's device. Without a trial, the default
+            is a GPU if the machine has one.
 
     Raises:
         ValueError: If a GPU is requested, or was the trial's device, but there is none.

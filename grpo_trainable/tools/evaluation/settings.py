@@ -1,4 +1,4 @@
-"""Settings of an evaluation: those of a trial, or the defaults, plus the user's changes."""
+"""Settings of an evaluation: a trial's settings or the defaults, with the user's changes."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def evaluation_config(
 ) -> GRPOConfig:
     """Return the config of a checkpoint's trial, or the default config, with the user's changes.
 
-    If the user names a different task, its settings start from their defaults, because the trial's
-    task settings do not apply to it.
+    If the user names a different task, the task settings start from their defaults, because the
+    trial's task settings do not apply to that task.
 
     Args:
         trained: The checkpoint, or None to start from the defaults.
@@ -109,7 +109,7 @@ def _task_name(assignments: Sequence[str], asked: Mapping[str, Any]) -> str | No
 def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str, Any]:
     """Return a nested copy of the trial's settings, with `task` as the task to evaluate."""
     settings = {} if trained is None else trained.config.to_dict()
-    settings.get("eval", {}).pop("final_prompts", None)  # an evaluation has `eval.prompts`
+    settings.get("eval", {}).pop("final_prompts", None)  # `eval.prompts` sets the number instead
     own = settings.setdefault("task", {})
     if task is not None and task != own.get("name"):
         settings["task"] = {"name": task}
@@ -119,7 +119,7 @@ def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str
 def _refuse_unnamed_code(
     base: Mapping[str, Any], checks: Mapping[str, Check], named: Collection[str]
 ) -> None:
-    """Refuse code that a checkpoint names but the user does not: checkpoints may be untrusted."""
+    """Reject code that a checkpoint names but the user does not: checkpoints may be untrusted."""
     flat = flatten(base)
     if flat.get("env.allow_unsafe") and "env.allow_unsafe" not in named:
         raise ConfigError(
@@ -179,8 +179,8 @@ def _refuse_changed(
 ) -> None:
     """Check that files read by both the trial and the evaluation have not changed.
 
-    Data that the user names is exempt. A policy at another path must have the same content, and so
-    must code that the user had to name.
+    Data files that the user names may differ. A policy at another path must have the same content.
+    Code that the user had to name must have the same content too.
 
     Raises:
         InputChanged: If a file has changed.

@@ -1,1 +1,1 @@
-"""Pretrain a policy as a starting point for GRPO: corpus, training, measurements and card."""
+"""Pretrain a policy as a starting point for GRPO: corpus, training, measurements and model card."""

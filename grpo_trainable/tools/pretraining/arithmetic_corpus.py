@@ -2,7 +2,7 @@
 
 A document is a question and its solution, `<think>` calculation `</think> <answer>` N `</answer>`.
 The first documents are all correct and teach the policy to calculate. Only some of the later
-documents have a right calculation. In the others, one step is off by 1 or by 10. Only some of the
+documents have a right calculation. In the others, one step is wrong by 1 or by 10. Only some of the
 later documents mark the answer as the reward requires. The recipe sets these two shares. They
 determine the policy that GRPO starts from: the policy can calculate, but does not always do so. All
 documents have about the same length, so length earns no reward. The problems for evaluations and
@@ -42,9 +42,9 @@ from grpo_trainable.tools.pretraining.recipe import ArithmeticRecipe
 TRAIN_PROBLEMS = 4096
 HELD_OUT_PROBLEMS = 768
 HELD_OUT_DOCUMENTS = 1000
-TOKENIZER_DOCUMENTS = 5000  # enough to contain every word of the grammar many times
+TOKENIZER_DOCUMENTS = 5000  # enough documents to contain every word of the grammar many times
 
-SLIPS = (-10, -1, 1, 10)  # possible errors of a careless step
+SLIPS = (-10, -1, 1, 10)  # possible errors in a wrong step
 CLOSING = " </think> <answer>{answer}</answer>"
 OTHER_CLOSINGS = (
     " </think> {answer}",
@@ -205,7 +205,7 @@ def measure_arithmetic(
     tokenizer: Tokenizer,
     seed: int,
 ) -> Measurements:
-    """Measure a policy for its card, and collect sample responses."""
+    """Measure a policy for its model card, and collect sample responses."""
     rows = [encode(tokenizer, document, model.config.context_length) for document in held_out]
     corpus = [
         Response(document.response, len(row.ids) - row.prompt_length, True)

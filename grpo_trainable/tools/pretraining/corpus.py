@@ -22,18 +22,18 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """Measurements of a policy, for its card."""
+    """Measurements of a policy, for its model card."""
 
     facts: dict[str, Any]  # name -> value, as JSON
     how: dict[str, str]  # name -> method of measurement
-    rows: list[tuple[str, str, str]]  # table rows: description, formatted value, name of the fact
-    sampling: str  # sampling settings of the samples
+    rows: list[tuple[str, str, str]]  # table rows: (description, formatted value, name of the fact)
+    sampling: str  # the settings with which samples were drawn
     headline: str  # the most important values, in one line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Documents for a policy, and the measurements of the trained policy."""
+    """Documents to train a policy on, and the measurements to make afterwards."""
 
     documents: Sequence[Document]  # documents to train on
     held_out: Sequence[Document]
@@ -61,7 +61,7 @@ def encode(tokenizer: Tokenizer, document: Document, context_length: int) -> Row
     """Encode a document, and truncate it to the context length."""
     prompt = tokenizer.encode(document.prompt)
     ids = [*prompt, *tokenizer.encode(document.response), tokenizer.eos_id]
-    # Keep one id more than the context, because the last id is only a target.
+    # Keep one more id than the context length, because the last id is only a target.
     return Row(ids[: context_length + 1], len(prompt))
 
 

@@ -55,7 +55,7 @@ def games_corpus(recipe: GamesRecipe) -> Corpus:
 
 
 def played(recipe: GamesRecipe, stream: str) -> Iterator[Document]:
-    """Yield episodes without end."""
+    """Yield an endless stream of episodes."""
     rng = Random(f"games {stream} {recipe.seed}")
     while True:
         listens = rng.random() < recipe.listening_share
@@ -77,7 +77,7 @@ def episode(environment: Environment, spec: dict[str, Any], player: Player) -> D
 
 
 def guesser(rng: Random, listens: bool) -> Player:
-    """Return a player that guesses at random. If `listens` is true, guesses follow the hints."""
+    """Return a player that guesses at random. If `listens` is true, guesses agree with hints."""
     low, high, last = 0, 9, 0
 
     def play(spec: dict[str, Any], told: str | None) -> str:
@@ -106,10 +106,10 @@ def calculating(rng: Random, recipe: GamesRecipe) -> Player:
 # ---- Measurements of a policy: loss, and the share of episodes won in each game ------------------
 
 
-EPISODES = 1024  # episodes of each game
+EPISODES = 1024  # episodes of each game that are measured
 GROUPS_AT_ONCE = 8  # each group needs a process
 GROUP_SIZE = 32
-SAMPLES = 10  # episodes of each game on the card
+SAMPLES = 10  # episodes of each game shown on the model card
 HOW = {
     "held_out_loss_nats": (
         "mean negative log-likelihood per token after the prompt, the environment's answers "
@@ -123,7 +123,7 @@ HOW = {
 def measure_games(
     held_out: Sequence[Document], model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> Measurements:
-    """Measure a policy for its card, and collect sample episodes."""
+    """Measure a policy for its model card, and collect sample episodes."""
     rows = [encode(tokenizer, document, model.config.context_length) for document in held_out]
     configs = {game: GRPOConfig.from_dict(_settings(game, seed)) for game in GAMES}
     played = {game: _play(config, model, tokenizer) for game, config in configs.items()}

@@ -88,8 +88,8 @@ def sample(
 def distinct_trigram_share(texts: Sequence[str]) -> float:
     """Return the number of distinct word trigrams divided by the number of all word trigrams.
 
-    Punctuation is ignored, but case is not. The share falls as texts are added, so compare shares
-    only between equal numbers of texts.
+    Punctuation is ignored, but case is not. More texts give a smaller share, so compare only shares
+    of equally many texts.
     """
     trigrams = []
     for text in texts:
@@ -112,20 +112,20 @@ def mean_length(
 
 
 def lengths(means: dict[str, Any], names: Sequence[str], unit: str) -> str:
-    """Format the mean lengths of the categories `names`, in one unit, for a card."""
+    """Format the mean lengths of the categories `names`, in one unit, for a model card."""
     found = (means[name] for name in names)
     return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in found)
 
 
 def described(limits: SamplingLimits) -> str:
-    """Describe sampling settings for a card."""
+    """Describe sampling settings for a model card."""
     return f"temperature {limits.temperature}, {limits.max_new_tokens} new tokens"
 
 
 def first_samples(
     documents: Sequence[Document], responses: Sequence[Response]
 ) -> list[dict[str, Any]]:
-    """Return the first responses to held-out prompts, for a card."""
+    """Return the responses to the first held-out prompts, for a model card."""
     return [
         {"prompt": document.prompt, "response": response.text, "finished": response.finished}
         for document, response in zip(documents[:CARD_SAMPLES], responses, strict=False)

@@ -1,4 +1,4 @@
-"""Pretrain a policy as a starting point for GRPO, and write its card."""
+"""Pretrain a policy as a starting point for GRPO, and write its model card."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_corpus(name: str, recipe: Recipe) -> Corpus:
 
 
 def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measurements:
-    """Train a policy, write it and its card to `out`, and return the measurements.
+    """Train a policy, write it and its model card to `out`, and return the measurements.
 
     Raises:
         ValueError: If the corpus cannot be used or the loss diverges. The message is one line.
@@ -62,7 +62,7 @@ def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measure
     started = time.process_time()
     counts = train(model, rows, recipe, tokenizer.pad_id, shuffle=corpus.shuffle)
     train_cpu_s = time.process_time() - started
-    for name in ("card.json", "card.md"):  # an old card would describe another policy
+    for name in ("card.json", "card.md"):  # an old model card would describe another policy
         (out / name).unlink(missing_ok=True)
     save_policy(out, model, tokenizer)
     for name, content in corpus.files.items():
@@ -81,7 +81,7 @@ def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measure
     return measured
 
 
-# ---- The card: recipe and quality of the policy --------------------------------------------------
+# ---- The model card: recipe and quality of the policy --------------------------------------------
 
 
 def make_card(
@@ -91,7 +91,7 @@ def make_card(
     counts: dict[str, Any],
     measured: Measurements,
 ) -> dict[str, Any]:
-    """Return all facts about a policy. `counts` are the counts from its training."""
+    """Return all facts about a policy. `counts` holds the counts from the training."""
     return {
         "command": command,
         "seed": recipe.seed,
@@ -111,7 +111,7 @@ def make_card(
 
 
 def card_text(card: dict[str, Any], measured: Measurements) -> str:
-    """Format the card as Markdown for people."""
+    """Format the model card as readable Markdown."""
     lines = [
         "# The pretrained policy",
         "",

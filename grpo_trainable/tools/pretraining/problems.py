@@ -2,8 +2,8 @@
 
 A problem starts with one or two numbers, changes them, and asks for the result. Each number, given
 or computed, is at least 1. An upper bound sets the difficulty. The calculation of a problem, not
-its words, decides whether the problem is held out. Therefore no held-out problem is a reworded
-training problem.
+its words, decides whether the problem is held out. So no held-out problem is a reworded training
+problem.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a calculation, with its written result, which may be wrong."""
+    """One operation of a calculation. Its written result may be wrong."""
 
     left: int
     sign: str

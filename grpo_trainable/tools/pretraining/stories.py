@@ -27,7 +27,7 @@ MAX_SENTENCES = 5
 MAX_CHARACTERS = 160  # at most 60 tokens of the shipped tokenizer
 INTRO_SHARE = 0.3
 OMISSION_SHARE = 0.4  # share of stories that skip the second stage of their plot
-MAX_OUTLINES = 50  # attempts before a keyword gets a separate sentence
+MAX_OUTLINES = 50  # attempts to fit a keyword into a plot before it gets a separate sentence
 MAX_STORIES = 1000  # attempts to find a story of the right length
 LEFTOVER_ROLE = 10  # added roles are `any10`, `any11`, …; templates use smaller numbers
 
@@ -122,7 +122,7 @@ class Storyteller:
         return self._rng.sample(self._nouns, count)
 
     def document(self, keyword_share: float, several_share: float = SEVERAL_SHARE) -> Document:
-        """Write a document whose story contains all keywords or none.
+        """Write a document whose story contains all keywords of its prompt, or none of them.
 
         Args:
             keyword_share: Probability that the story contains the keywords.
@@ -163,7 +163,8 @@ class Storyteller:
     def _outline(self, subjects: Sequence[str]) -> tuple[str, dict[str, str]]:
         """Draw a template for some subjects, and assign subjects to roles.
 
-        The first noun of the template is the first subject, if an attempt finds such a template.
+        The first subject becomes the first noun of the template, if one of the attempts draws a
+        template that allows this.
         """
         sentences, cast = [], {}
         for _ in range(MAX_OUTLINES):
@@ -180,7 +181,7 @@ class Storyteller:
         return " ".join(sentences), cast
 
     def _plot(self) -> list[str]:
-        """Draw the sentences before the closing one: an optional introduction, then a plot."""
+        """Draw the sentences before the closing sentence: an optional introduction, then a plot."""
         stages = list(self._rng.choice(_PLOTS))
         if self._rng.random() < OMISSION_SHARE:
             del stages[1]
@@ -244,7 +245,7 @@ class _Scene:
         return f"{article(noun)} {noun}"
 
     def _noun(self, role: str) -> str:
-        """Return the noun of a role. A new role gets a noun that is new in this document."""
+        """Return the noun of a role. A new role gets a noun that is not yet in this document."""
         if role not in self._cast:
             choices = [n for kind in _kinds(role) for n in self._nouns[kind]]
             noun = self._rng.choice(choices)

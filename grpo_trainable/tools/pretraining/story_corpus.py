@@ -113,7 +113,7 @@ HOW = {
 def measure_stories(
     held_out: Sequence[Document], source: str, model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> Measurements:
-    """Measure a policy for its card, and collect sample responses.
+    """Measure a policy for its model card, and collect sample responses.
 
     Args:
         held_out: Documents that the policy was not trained on.

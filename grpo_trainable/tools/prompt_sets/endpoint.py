@@ -25,7 +25,7 @@ LONGEST_ANSWER = 1 << 20  # bytes
 
 
 class EndpointError(Exception):
-    """The endpoint does not answer, or refuses a request. The message is one line."""
+    """The endpoint does not answer, or rejects a request. The message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class EndpointWriter:
         """Return the model's answer to each item, in order.
 
         Raises:
-            EndpointError: If the endpoint refuses a request, or fails after all retries.
+            EndpointError: If the endpoint rejects a request, or still fails after all retries.
         """
         waiting = [self._pool.submit(self._ask, item) for item in items]
         try:
@@ -101,13 +101,13 @@ class EndpointWriter:
         for left in range(self._endpoint.retries, -1, -1):
             self._pace.wait(self._closed)
             if self._closed.is_set():
-                raise EndpointError("not sent, because another request failed and the command ends")
+                raise EndpointError("not sent: another request failed, so the command is ending")
             try:
                 return self._answer(body)
             except _MayPass as failure:
                 reason = str(failure)
                 if left:
-                    # Spread the retries, so requests that failed together are not retried together.
+                    # Spread the retries, because many requests may have failed at the same time.
                     spread_s = wait_s * random.uniform(0.5, 1.0)
                     asked_s = spread_s if failure.after_s is None else failure.after_s
                     self._closed.wait(min(LONGEST_WAIT_S, asked_s))
@@ -119,7 +119,7 @@ class EndpointWriter:
         """Send one request and return the text of the answer.
 
         Raises:
-            EndpointError: If the endpoint refuses the request.
+            EndpointError: If the endpoint rejects the request.
             _MayPass: If the failure may be temporary.
         """
         headers = {"Content-Type": "application/json"}

@@ -13,8 +13,8 @@ from grpo_trainable.tasks.prompt_files import HELD_OUT_PROMPTS, hash_fraction
 
 LONGEST_PROMPT = 400  # characters
 SHORTEST_PROMPT = 15
-MOST_ATTEMPTS = 1000  # per prompt
-# Beginning of a list that a model without conversation training can continue.
+MOST_ATTEMPTS = 1000  # maximum number of attempts per prompt
+# Beginning of a list. A model that was not trained on conversations can continue the list.
 EXAMPLES = """\
 Each line asks a child to write a short story that includes the given words.
 fox: Write a short story about a fox who learns to swim, and use the word fox.
@@ -30,7 +30,7 @@ class Item:
 
     index: int
     keywords: tuple[str, ...]
-    heldout: bool  # decided by a hash of the keywords, so the same in every set and run
+    heldout: bool  # a hash of the keywords decides, so it is the same in every set and run
 
     @property
     def instruction(self) -> str:

@@ -44,7 +44,7 @@ class Made:
     train: int
     eval: int
     rejected: int  # items without a usable prompt after all attempts
-    repeated: int  # prompts that equal an earlier one, except for case and punctuation
+    repeated: int  # prompts equal to an earlier prompt, except for case and punctuation
 
 
 class PromptSet:
@@ -131,7 +131,7 @@ class PromptSet:
         return made
 
     def _settle(self, asked: Mapping[str, Any]) -> None:
-        """Record the settings of a new set, or compare them with those of the existing set."""
+        """Record the settings of a new set, or check that an existing set has the same settings."""
         file = self._directory / ASKED
         if not file.exists():
             if any(self._directory.iterdir()):
@@ -196,7 +196,7 @@ class PromptSet:
 
 
 def _told_apart(then: Any, now: Any) -> tuple[str, str]:
-    """Describe two different values briefly.
+    """Describe briefly how two values differ.
 
     Lists of different lengths are described by their lengths, and other lists by their first
     difference.

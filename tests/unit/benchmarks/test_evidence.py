@@ -1,4 +1,4 @@
-"""`make evidence` with quick items: what runs, what is skipped, and what is refused."""
+"""`make evidence` with quick items: which items run, and what keeps the command from starting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ RAN: list[str] = []  # items that the last command ran
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Return a function that runs quick items at a commit, and returns what ran and the record."""
+    """Return a function that runs quick items at a commit.
+
+    It returns the names of the items that ran, and the record.
+    """
     script, runs, out = tmp_path / "item.py", tmp_path / "runs", tmp_path / "evidence.json"
     script.write_text(SCRIPT.format(runs=runs))
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
@@ -108,8 +111,8 @@ def test_a_changed_checkout_is_refused(bench, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("foreign_s", "refused"), [(0.5, False), (2.0, True)])
 def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch, foreign_s, refused):
-    # Two cores for five seconds are ten core-seconds. The waiting process itself never waits for a
-    # core, so `fraction` would be 0.
+    # Two cores have ten core-seconds in five seconds. `fraction` would be 0, because a process that
+    # only listens never waits for a core.
     load = Disturbance(foreign_s, waited_s=0.0, denied_s=0.0, cores=2, quota=2.0, seconds=5.0)
     monkeypatch.setattr(evidence, "LISTENED_S", 0.0)
     monkeypatch.setattr(Meter, "take", lambda self: load)

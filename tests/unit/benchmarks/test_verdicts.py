@@ -39,7 +39,7 @@ def test_a_verdict_counts_from_the_first_look_that_decides():
     assert false_share(clear, test) == 0.5
     found = seeds_to_decide(clear, test)
     assert found == {"median": 3.0, "four_fifths": 3.0, "undecided": 0.0, "wrong": 0.5}
-    # Students t of (1, -1, 1, -1, 1) never reaches the level.
+    # Student's t of (1, -1, 1, -1, 1) never reaches the level.
     assert seeds_to_decide(np.array([[1.0, -1.0, 1.0, -1.0, 1.0]]), test)["undecided"] == 1.0
 
 

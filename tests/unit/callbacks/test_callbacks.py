@@ -61,7 +61,7 @@ def verbose() -> Iterator[None]:
 
 
 def file_callbacks() -> list[Callback]:
-    """Return all callbacks except the one that reads checkpoints, which exist here in name only."""
+    """Return all callbacks except `CheckpointCallback`: these tests write no checkpoints."""
     return [c for c in grpo_callbacks(console=False) if not isinstance(c, CheckpointCallback)]
 
 
@@ -383,7 +383,7 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     start(callbacks, trial)
     play(callbacks, trial, range(1, 7))
     assert rounds_on_disk(trial) == until(6)
-    # TensorBoard reads event files in the order of their names, which begin with the second.
+    # TensorBoard reads event files in the order of their names, and names begin with the time.
     (events,) = (tmp_path / "trial").glob("events.*")
     events = events.rename(events.with_name("events.out.tfevents.0000000001.host"))
     if killed:  # killed while writing, with every file left open
@@ -424,7 +424,7 @@ def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path, lin
 
 @pytest.mark.slow
 def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
-    # Any file system but the local one counts as remote, here a local folder under another name.
+    # Every file system except the local one counts as remote, even one that wraps a local folder.
     (tmp_path / "bucket" / "trial").mkdir(parents=True)
     trial = FakeTrial(tmp_path / "first")
     callbacks = file_callbacks()
@@ -440,7 +440,7 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     )
     callbacks = file_callbacks()
     start(callbacks, resumed, 4)
-    assert lag_histogram(resumed) == {0: 6}  # the trial will write two of these again
+    assert lag_histogram(resumed) == {0: 6}  # the trial will repeat two of these groups
     play(callbacks, resumed, range(5, 9))
     assert lag_histogram(resumed) == {0: 8}
     assert stage_totals(resumed)["rollout"] == sum(range(1, 9))
@@ -528,7 +528,7 @@ def test_a_number_that_an_environment_reports_later_is_in_every_file(tmp_path):
     events = events_of(trial)
     assert [event.value for event in events.Scalars("env/calls_mean")] == [1.0, 2.0, 3.0]
     assert [event.step for event in events.Scalars("env/a, b_mean")] == [2, 3]
-    # The trial goes on from the checkpoint of round 2, with other callbacks.
+    # The trial continues from the checkpoint of round 2, with new callbacks.
     callbacks = file_callbacks()
     start(callbacks, trial, 2)
     report(callbacks, trial, detailed(3, metrics={"env/calls_mean": 3.0, "env/new_mean": 7.0}))
@@ -676,7 +676,7 @@ def test_reason_of_a_stop_is_told(caplog, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("restart", [2, 5])
 def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path, restart):
-    """Train above the band from round 4 on, with a new driver after round 6."""
+    """The KL is above the band from round 4 on. A new driver continues after round 6."""
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     nats = {round_: 2.0 if round_ < 4 else 5.0 for round_ in range(1, 9)}
     warned = []
@@ -712,7 +712,7 @@ TEXT = {"kl/reference_nats": 1.0, "response/length_mean": 40.0, "response/trunca
 
 
 def watched(tmp_path: Path, rounds: dict[str, list[float]], **settings: Any) -> None:
-    """Report the rounds of one trial, in which all figures but those in `rounds` stay equal."""
+    """Report the rounds of one trial. Figures that are not in `rounds` stay constant."""
     trial, callback = FakeTrial(tmp_path / "trial", **settings), BandsCallback()
     for i, values in enumerate(zip(*rounds.values(), strict=True)):
         report([callback], trial, row(i + 1, **{**TEXT, **dict(zip(rounds, values, strict=True))}))
@@ -730,7 +730,7 @@ LEFT = {
         "sync/0, round 5: KL per token is at least 0.53 nats, outside its band (at most 0.5 nats); "
         "lower optim.lr or set loss.kl_coef",
     ),
-    # The same KL, less two standard errors of 3 nats, is within the band until the last round.
+    # The same KL minus two standard errors of 3 nats: within the band until the last round.
     "KL of a sample": (
         {
             "kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0],
@@ -940,7 +940,7 @@ def test_two_responses_are_printed_after_an_evaluation_only_when_asked_for(
 
 
 def test_lags_are_those_of_first_trainings(tmp_path):
-    """Round 2 trains one of two groups of two responses a second time, and round 3 reuses both."""
+    """Round 2 trains on one of two groups a second time, and round 3 on both groups again."""
     trial, callback = FakeTrial(tmp_path / "trial"), RolloutsCallback()
     start([callback], trial)
     firsts = [[True] * 4, [False, False, True, True], [False] * 4]
@@ -1003,7 +1003,7 @@ def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
         # The file was appended to: only the closing bracket was overwritten.
         assert path.read_bytes().startswith(before[: -len(b"]\n")].strip())
         sizes.append(len(json.loads(path.read_text())))
-    # the names of the trial and of three rows, and five spans a row
+    # the names of the trial and of three rows, and five spans per round
     assert sizes == [4 + 5, 4 + 10, 4 + 15]
     events = json.loads(path.read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -1177,7 +1177,7 @@ def test_progress_line_shares_leave_the_evaluation_out():
 
 
 def test_a_stage_that_took_no_time_in_a_round_keeps_its_place_in_the_line():
-    """The last round of an asynchronous trial trains on responses of the round before."""
+    """The last round of an asynchronous trial trains on responses of the previous round."""
     line = progress_line(row(8, **{"time/optimize_s": 1.0}), rounds=8, left_s=0.0)
     assert "rollout 0% reward 0% optimize 100% sync 0% other 0%" in line
     assert "vine" not in line  # only some trials have this stage
@@ -1285,7 +1285,7 @@ def test_live_legend_has_the_stages_that_occur(tmp_path):
 def test_a_trial_that_ended_before_its_last_round_is_not_done(
     tmp_path, monkeypatch, interrupt, state
 ):
-    """Tune leaves such a trial terminated, without a row that marks it as done."""
+    """Tune marks the trial as terminated, but does not mark its last row as done."""
     monkeypatch.setattr(save_on_interrupt, "requested", threading.Event())
     if interrupt:
         save_on_interrupt.requested.set()
@@ -1299,7 +1299,7 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
 
 
 def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):
-    """Tune marks the row after which a scheduler stops a trial as the last one."""
+    """If a scheduler stops a trial after a row, Tune marks this row as done."""
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     callback.setup(total_num_samples=2)
     trial.status, trial.last_result = "TERMINATED", row(4, done=True)
@@ -1312,7 +1312,7 @@ def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):
 def test_a_clone_keeps_its_name(tmp_path):
     trial = FakeTrial(tmp_path / "trial", seed=1)
     trial.evaluated_params = {"arm": "sync", "seed": 1}
-    trial.config = {**trial.config, "seed": 3}  # PBT gives it the settings of the trial it copies
+    trial.config = {**trial.config, "seed": 3}  # as when PBT copies another trial's settings
     assert label(trial) == "sync/1"
 
 
@@ -1335,7 +1335,7 @@ def test_the_first_row_of_a_clone_names_the_trial_that_it_copied(tmp_path):
     assert [copied_from(round_) for round_ in (5, 6)] == ["sync-1-b", None]
     start_from("sync-0-a", 6)
     assert copied_from(7) is None
-    # A damaged checkpoint of the other trial was replaced by an older one of the trial's own.
+    # The other trial's checkpoint is damaged, so the trial continues from its own older checkpoint.
     start_from("sync-1-b", 8)
     assert copied_from(7) is None
 

@@ -95,7 +95,7 @@ def trial_storage(bucket: Path, keep: int) -> TrialStorage:
 
 
 class Simulation:
-    """A trial and its store in virtual time: a round takes 0.2 s, and a file `put_s`."""
+    """A trial and its store in virtual time: a round takes 0.2 s, and copying a file `put_s`."""
 
     ROUND_S = 0.2
     EVERY = 10  # rounds between two checkpoints
@@ -157,7 +157,7 @@ class Simulation:
         self._kill()
 
     def _kill(self) -> None:
-        """Check that a command could continue from the present state of the store."""
+        """Check that a command could continue from the current state of the store."""
         self.kills += 1
         stored = stored_in(self._bucket)
         last = round_of_last_row(stored / "result.json")
@@ -209,7 +209,7 @@ def test_a_checkpoint_counts_once_the_store_has_its_row(bucket: Path) -> None:
     stored = stored_in(bucket)
     assert stored.names() == [f"checkpoint_{n:06d}" for n in range(1, 6)] + ["result.json"]
     assert newest_whole(stored, 97) == (stored / "checkpoint_000002", 97)
-    # When more rows arrive, older checkpoints go. Outside our callbacks, no row is needed.
+    # More rows let older checkpoints go. With `rows_follow=False`, checkpoints need no rows.
     for n in range(98, 100):
         append_row(trial, n)
     storage.remove_older(rows_follow=True)
@@ -314,7 +314,7 @@ def test_rows_are_cut_in_the_store_before_their_parts_are_removed(
 
 
 class Store:
-    """A replacement of `StoredPath._write` that can fail, or block until it is `opened`."""
+    """A replacement for `StoredPath._write` that can fail, or block until it is `opened`."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -338,7 +338,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 class Training:
-    """Rounds of a trial that `MirrorCallback` follows and that wait for each row."""
+    """A trial with a `MirrorCallback`. `round` returns when the callback has handled the row."""
 
     def __init__(self, directory: Path, bucket: Path) -> None:
         self.trial: Any = FakeTrial(directory / "session" / "trial")
@@ -485,7 +485,7 @@ def test_a_lag_is_told_when_it_has_doubled_and_when_it_is_over(
         "sync/0: s3://trial is 11 s (11 rounds) behind; training waits for it",
         f"sync/0: s3://trial is 23 s (23 rounds) behind; files remain in {training.local} for now",
         "sync/0: s3://trial has caught up",
-        # A new lag counts from the start.
+        # After the store has caught up, a new delay is reported like the first one.
         "sync/0: s3://trial is 12 s (12 rounds) behind; training waits for it",
     ]
 
@@ -499,7 +499,7 @@ def test_files_that_are_older_than_those_of_the_store_do_not_replace_them(
     there: int,
     kept: bool,
 ) -> None:
-    """A trial continued on another machine and then returned to this one."""
+    """A trial continued on another machine, and then came back to this machine."""
     local = tmp_path / "local"
     local.mkdir()
     for directory, last in ((local, here), (bucket / "trial", there)):

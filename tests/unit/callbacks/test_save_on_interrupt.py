@@ -31,7 +31,7 @@ from grpo_trainable.storage.checkpointing import STATE
 
 
 class FakeStore:
-    """The key-value store: which trials were asked and released, and what they answer."""
+    """A fake key-value store. It records requests and releases, and holds the trials' answers."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -187,7 +187,7 @@ def test_a_trial_that_ends_or_fails_is_not_awaited(experiment):
 
 
 class OtherTrial(FakeTrial):
-    """A trial of a Trainable that knows no requests, with a config of another form."""
+    """A trial of a Trainable that does not support requests, with a different form of config."""
 
     trainable_name = "PPO"
 
@@ -365,7 +365,7 @@ def test_a_checkpoint_that_cannot_be_read_does_not_keep_trials_from_being_asked(
     unreadable, other = experiment.trial("sync", 6), experiment.trial("async", 4)
     state = saved(unreadable, 0, 4) / STATE
     state.unlink()
-    os.mknod(state, stat.S_IFSOCK)  # opening a socket is an error
+    os.mknod(state, stat.S_IFSOCK)  # a socket cannot be opened as a file
     signal.raise_signal(signal.SIGINT)
     experiment.step()
     assert store.asked == [unreadable.trial_id, other.trial_id]

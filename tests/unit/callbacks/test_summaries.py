@@ -20,7 +20,7 @@ def test_scalar_has_its_tag_and_value():
 
 def test_histogram_counts_values_between_even_edges():
     histo = only_value(summaries.histogram("h", np.array([0.0, 1.0, 1.0, 4.0]), bins=4)).histo
-    # An empty first bin gives the next one its lower edge.
+    # An empty first bin provides the lower edge of the next bin.
     assert list(histo.bucket_limit) == [0, 1, 2, 3, 4]
     assert list(histo.bucket) == [0, 1, 2, 0, 1]
     assert (histo.min, histo.max, histo.num) == (0, 4, 4)

@@ -122,7 +122,7 @@ def test_an_eval_file_is_held_out_as_a_whole(command, problems, options, prompts
     assert json.loads(out)["eval"]["prompts"] == prompts
     used = f"; an evaluation uses {prompts} of them" if prompts < 12 else ""
     assert told == (
-        "prompts: 4,096 to train on (from the problems that ship), 12 held out (all of "
+        "prompts: 4,096 to train on (from the shipped problems), 12 held out (all of "
         f"test.jsonl){used}\n"
     )
 
@@ -141,7 +141,7 @@ def test_an_evaluation_begins_with_the_numbers_of_prompts(command, problems):
     short = ("--set", "rollout.max_new_tokens=4", "--out", "tested")
     status, out, _ = command(*math, *short, "--set", f"task.eval_file={problems}")
     assert status == 0
-    assert out.startswith("prompts: 4,096 to train on (from the problems that ship), 12 held out")
+    assert out.startswith("prompts: 4,096 to train on (from the shipped problems), 12 held out")
     assert "task math: 12 held-out prompts × 1 response" in out
     assert "repeat" not in out
 

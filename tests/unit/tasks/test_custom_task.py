@@ -64,7 +64,7 @@ def config(name: str, seed: int = 0, **own) -> GRPOConfig:
 
 
 def bad_task(tmp_path, body: str) -> str:
-    """Write a class with the given body and no other mistake."""
+    """Write a class that has no mistakes except in the given body."""
     (tmp_path / "bad.py").write_text(
         "from dataclasses import dataclass\n"
         "from grpo_trainable.config import integer\n"

@@ -1,4 +1,4 @@
-"""Answers that can be compared without a library: texts, numbers with units, and lists of them."""
+"""Answers that can be compared without a library: texts, numbers with units, and lists of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.tasks.votes import canonical
 
 
 def asked(answer: str, truth: str) -> list[tuple[str, str]]:
-    """Return the comparisons that are left to a library."""
+    """Return the comparisons that `equal` leaves to a library."""
     questions: list[tuple[str, str]] = []
     equal(answer, truth, lambda *pair: questions.append(pair) is None and False)
     return questions
@@ -271,9 +271,9 @@ DIFFERENT = [
     (MATRIX, r"\begin{pmatrix}\frac12\\2\\3\\4\end{pmatrix}"),
 ]
 
-# A truth, and an answer that equals it but leaves part of the calculation undone.
+# A true answer, and an equal answer that leaves part of the calculation undone.
 UNFINISHED = [
-    # The truth is a number.
+    # The true answer is a number.
     ("444", "12*37"),
     ("444", r"12\cdot 37"),
     ("444", "12 × 37"),
@@ -311,7 +311,7 @@ UNFINISHED = [
     ("5", r"\lfloor 5.2 \rfloor"),
     ("5", r"\max(3,5)"),
     ("-2", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
-    # A part of the truth is a number.
+    # A part of the true answer is a number.
     ("3,-3", r"\sqrt{9},-\sqrt{9}"),
     ("3,-3", r"\pm\sqrt{9}"),
     ("3,-3", "x^2=9"),
@@ -324,7 +324,7 @@ UNFINISHED = [
     (MATRIX, r"\begin{pmatrix} 0.5 & 1+1 \\ 3 & 4 \end{pmatrix}"),
     (MATRIX, r"\begin{pmatrix}0&1\\1&2\end{pmatrix}+\begin{pmatrix}0.5&1\\2&2\end{pmatrix}"),
     (MATRIX, r"\begin{pmatrix}0.5&1\\3&2\end{pmatrix}\begin{pmatrix}1&0\\0&2\end{pmatrix}"),
-    # The truth is a formula.
+    # The true answer is a formula.
     (r"9\pi", r"4\pi+5\pi"),
     (r"9\pi", r"12\pi - 3\pi"),
     (r"9\pi", r"\pi\cdot 3^2"),
@@ -410,7 +410,7 @@ def test_matrices_keep_their_row_breaks():
 
 def test_a_long_answer_is_refused_before_it_is_looked_at():
     assert asked("x" * (LONGEST_ANSWER + 1), "x") == []
-    assert equal("y" * 2000, "y" * 2000, decide_exactly)  # the truth has the same length
+    assert equal("y" * 2000, "y" * 2000, decide_exactly)  # the true answer has the same length
 
 
 @pytest.mark.slow

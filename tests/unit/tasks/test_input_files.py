@@ -1,4 +1,4 @@
-"""A trial identifies its input files by SHA-256 and refuses a changed one by name."""
+"""A trial identifies its input files by SHA-256, and an error names any changed file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from grpo_trainable.tasks import (
 )
 from grpo_trainable.tasks.keyword import read_keywords, word_inclusion_reward_fn
 
-WORDS = [f"{a}{b}" for a in "bcdfghjklm" for b in ("at", "en", "ill", "ong")]  # 40 of them
+WORDS = [f"{a}{b}" for a in "bcdfghjklm" for b in ("at", "en", "ill", "ong")]  # 40 words
 TRAIN = [word for word in WORDS if split_of(word) == "train"]
 HELD_OUT = [word for word in WORDS if split_of(word) == "heldout"]
 
@@ -117,7 +117,7 @@ def test_prompts_are_the_ones_the_policy_was_pretrained_on():
 
 
 def test_the_split_is_the_same_for_ever():
-    # If it changed, an old policy could be evaluated on words from its training.
+    # If the split changed, an old policy could be evaluated on words that it was trained on.
     assert [split_of(word) for word in ("apple", "Apple")] == ["heldout"] * 2
     assert [split_of(word) for word in ("hen", "river", "Kite", "anchor")] == ["train"] * 4
 
@@ -246,7 +246,7 @@ def test_a_training_file_is_split_by_prompt_and_an_eval_file_is_held_out_whole(t
 
 def test_an_eval_file_alone_replaces_only_the_held_out_prompts(tmp_path, words_file):
     path = write_jsonl(tmp_path / "a.jsonl", stories(12))
-    for settings, words in (({}, "the nouns that ship"), ({"keywords_file": words_file}, "task.")):
+    for settings, words in (({}, "the shipped nouns"), ({"keywords_file": words_file}, "task.")):
         plain = keyword_task(seed=0, **settings)
         task = keyword_task(seed=0, eval_file=path, **settings)
         assert task.eval_size == len({example.prompt for example in task.eval_examples(12)}) == 12

@@ -151,7 +151,7 @@ def test_an_eval_file_is_held_out_whole_with_and_without_a_training_file(sums, t
     held_out = write_jsonl(tmp_path / "test.jsonl", rows)
     shipped = math_task()
     for settings, size, source in (
-        ({}, shipped.train_size, "from the problems that ship"),
+        ({}, shipped.train_size, "from the shipped problems"),
         ({"train_file": sums}, 200, "from sums.jsonl"),
     ):
         task = math_task(eval_file=held_out, **settings)
@@ -424,7 +424,7 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
         "becomes the true answer (4 rows have the mark, 2 do not)"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
-    # Bare answers, a few of them with a calculation, are another layout.
+    # If most answers are bare and only a few have a mark, the file has a different layout.
     assert unmarked_answers("train_file", gsm8k(tmp_path / "bare.jsonl", ["2", "#### 2"])) is None
 
 

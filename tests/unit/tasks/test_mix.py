@@ -1,6 +1,6 @@
 """A mix of tasks gives each prompt to one task, and treats each task as if it were alone.
 
-The tests cover prompts, scores, metrics and refused settings.
+The tests cover prompts, scores, metrics and invalid settings.
 """
 
 from __future__ import annotations

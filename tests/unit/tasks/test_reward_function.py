@@ -1,4 +1,4 @@
-"""Forms of reward functions: telling them apart, and calling each as its users expect."""
+"""Forms of reward functions: how they are told apart, and how they are called."""
 
 from __future__ import annotations
 
@@ -307,8 +307,8 @@ def test_a_response_has_no_reward_if_every_function_gives_none():
     [
         ([], "must be a function or a list of functions"),
         ([right, 1], "must be a function or a list of functions"),
-        ([right, right], "lists two functions of the same name (right, right); rename one"),
-        ([right, accepts_anything, lambda x: 1], "lists <lambda>, which takes (x); accepted are"),
+        ([right, right], "lists two functions with the same name (right, right); rename one"),
+        ([right, accepts_anything, lambda x: 1], "lists <lambda>, which takes (x); accepted:"),
     ],
 )
 def test_a_wrong_list_is_refused(functions, message):

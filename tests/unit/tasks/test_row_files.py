@@ -35,7 +35,7 @@ def write_jsonl(path: Path, rows: Sequence[Any]) -> str:
 
 
 def table_of(rows: Sequence[Any]) -> pa.Table:
-    """Return a table in which a missing key is a null, as `datasets` makes it."""
+    """Return a table in which missing keys are nulls, as in tables of `datasets`."""
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 

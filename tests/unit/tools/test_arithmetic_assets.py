@@ -1,4 +1,4 @@
-"""The shipped arithmetic policy, its problems, and a card whose claims hold."""
+"""The shipped arithmetic policy, its problems, and the claims of its model card."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_card_is_within_the_bounds_that_grpo_needs(card: dict):
 
 
 def test_the_length_of_a_response_does_not_tell_whether_it_is_right(card: dict):
-    """Otherwise a policy could earn reward by writing shorter or longer responses."""
+    """If right responses were longer or shorter, a policy could earn reward by length alone."""
     length = card["mean_length"]
     assert length["right"]["tokens"] == pytest.approx(length["wrong"]["tokens"], rel=0.1)
     assert length["all"]["tokens"] == pytest.approx(length["corpus"]["tokens"], rel=0.05)
@@ -116,7 +116,7 @@ def test_the_card_is_also_there_to_read(card: dict):
 
 @pytest.mark.slow
 def test_the_policy_has_about_the_loss_its_card_says(card: dict, recipe: ArithmeticRecipe):
-    """Measure on documents of another seed, to check that the files belong together."""
+    """Measure on documents from another seed, to check that policy and card belong together."""
     model, tokenizer = load_policy(ARITHMETIC_POLICY)
     documents = arithmetic_documents(recipe, "another stream", 0, held_out=True)
     rows = [encode(tokenizer, d, model.config.context_length) for d in islice(documents, 200)]

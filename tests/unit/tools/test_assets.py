@@ -1,4 +1,4 @@
-"""The shipped files: the nouns, the policy, and a card whose claims are within their bounds."""
+"""The shipped files: the nouns, the policy, and the claims of the model card."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_card_is_within_the_bounds_that_grpo_needs(card: dict):
 
 
 def test_the_length_of_a_response_does_not_tell_whether_it_holds_its_keyword(card: dict):
-    """Otherwise a policy could earn reward by writing shorter or longer stories."""
+    """If stories with their keyword had other lengths, a policy could earn reward by length."""
     length = card["mean_length"]
     for unit in ("tokens", "sentences"):
         assert length["with_keyword"][unit] == pytest.approx(
@@ -81,7 +81,7 @@ def test_the_length_of_a_response_does_not_tell_whether_it_holds_its_keyword(car
 
 @pytest.mark.slow
 def test_the_shipped_policy_has_about_the_loss_its_card_says(card: dict):
-    """Measure on stories of another seed, to check that the files belong together."""
+    """Measure on stories from another seed, to check that policy and card belong together."""
     model, tokenizer = load_policy(SHIPPED_POLICY)
     teller = Storyteller(read_keywords(NOUNS_FILE), Random("another seed"))
     stories = [teller.document(card["recipe"]["keyword_share"]) for _ in range(150)]

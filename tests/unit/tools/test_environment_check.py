@@ -1,4 +1,4 @@
-"""Environments with one planted fault each, and a check that finds every fault by name."""
+"""Environments with one deliberate fault each, and the check that finds and names the faults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sound:
     def close(self):
         pass
 """
-# Class name -> the fault, and the code planted in `Sound`.
+# Class name -> the fault, and the code that causes it in `Sound`.
 PLANTED: dict[str, tuple[str, str]] = {
     "Raises": (FAILS, "def step(self, action): raise KeyError('no such room')"),
     "PaysAnObject": (FAILS, "def step(self, action): return Turn(reward=object())"),
@@ -93,7 +93,7 @@ def test_a_planted_fault_is_found_and_no_other(name: str, tmp_path: Path):
 
 
 def test_a_sound_environment_is_played_six_times_for_each_specification(tmp_path: Path):
-    """Play once, again, in another process, and three times in turn, with 3 or 2 actions each."""
+    """Play once, play again, play in another process, and play three environments in turn."""
     report = checked(written(tmp_path), "Sound")
     assert report.findings == []
     assert report.notes == []

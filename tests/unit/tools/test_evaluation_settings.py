@@ -1,4 +1,4 @@
-"""The settings of an evaluation: those of a trial or the defaults, with the user's changes."""
+"""Settings of an evaluation: a trial's settings or the defaults, with the user's changes."""
 
 from __future__ import annotations
 

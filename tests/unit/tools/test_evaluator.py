@@ -77,7 +77,7 @@ def trained_weights(config: GRPOConfig) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(directory: Path, config: GRPOConfig) -> Path:
-    """Write a checkpoint of a trial after six rounds of two steps."""
+    """Write the checkpoint of a trial that has trained six rounds of two steps."""
     state = {
         "config": config.to_dict(),
         "inputs": input_digests(config),
@@ -135,7 +135,7 @@ def test_it_samples_and_scores_what_the_trials_generator_does(policy, tmp_path):
         (g.prompt_index, g.response_index, g.response, g.tokens, g.log_prob, g.reward)
         for g in generations
     ] == by_the_generator(own)
-    assert len({g.response for g in generations}) > 7  # the texts differ
+    assert len({g.response for g in generations}) > 7  # most responses differ
     task = build_task(own)
     for g in generations:
         example = task.eval_examples(7)[g.prompt_index]
@@ -205,7 +205,7 @@ def test_a_nucleus_is_sampled_in_evaluations_alone(policy):
     tail = {"prompts": 4, "samples": 3, "temperature": 1.0}
     own = config(policy, eval={**tail, "top_p": 1e-6})
     greedy = config(policy, eval={**tail, "samples": 1, "temperature": 0.0})
-    # So small a nucleus contains only the most likely token, which then has probability 1.
+    # This nucleus contains only the most likely token, so that token gets the probability 1.
     nucleus = evaluated(own)
     assert [g.response for g in nucleus[::3]] == [g.response for g in evaluated(greedy)]
     assert {g.log_prob for g in nucleus} == {0.0}

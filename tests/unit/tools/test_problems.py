@@ -1,4 +1,4 @@
-"""Word problems: correct English, a correct calculation, and one side of the split for each."""
+"""Word problems: their English, their calculations, and the split."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_careless_calculation_has_one_step_that_is_off():
 
 
 def test_length_tells_neither_carelessness_nor_format():
-    """Compare the mean number of characters of a solution, within 5 %."""
+    """Mean numbers of characters in a solution agree within 5 %."""
 
     def length(careful_share: float, format_share: float) -> float:
         rng = Random(0)

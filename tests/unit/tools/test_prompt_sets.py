@@ -1,4 +1,4 @@
-"""Prompt sets: the requests, an endpoint with every failure, and a set that can be killed."""
+"""Prompt sets: the requests, an endpoint that fails in every way, and interrupted commands."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_another_set_or_another_file_in_the_directory_is_refused(tmp_path, capsy
         assert made(server.url, tmp_path / "set", "--seed", "1") == 2
         said = capsys.readouterr().err
         assert "seed was 0 and is 1" in said
-        assert "keywords was [" in said  # another seed gives another order
+        assert "keywords was [" in said  # another seed gives a different order
         assert made(server.url, tmp_path / "set", "--prompts", "90", "--attempts", "2") == 2
         said = capsys.readouterr().err
         assert "attempts was 4 and is 2; keywords was for 60 prompts and is for 90 prompts" in said

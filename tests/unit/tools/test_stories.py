@@ -149,8 +149,8 @@ def test_the_last_sentence_closes_the_story():
 def test_length_says_nothing_about_the_keyword():
     """Check that stories with and without their keyword have the same length distribution.
 
-    Lengths are in tokens and in sentences. The largest distance of the two distribution functions
-    (Kolmogorov-Smirnov) is within the range that chance gives in 99.9 % of samples.
+    Lengths are in tokens and in sentences. The largest distance between the two distribution
+    functions (Kolmogorov-Smirnov) is within the range that chance gives in 99.9 % of samples.
     """
     _, tokenizer = load_policy(SHIPPED_POLICY)
     storyteller, count = teller(), 2000
@@ -201,7 +201,7 @@ def test_a_hero_keeps_one_pronoun():
 
 
 def test_no_noun_is_written_into_a_template():
-    """Otherwise some keywords would appear in stories that were generated without them."""
+    """A noun in a template would appear in stories that were generated without this keyword."""
     templates = [
         stories.WHEN,
         stories.INTROS,

@@ -85,6 +85,6 @@ def test_the_split_of_a_file_is_told_in_numbers(sums, tmp_path):
         "each prompt; task.eval_file=FILE holds out a whole file)"
     ]
     assert told(task={**task, "eval_file": f"{tmp_path}/some.jsonl"}, eval={"prompts": 12}) == [
-        "prompts: 4,096 to train on (from the problems that ship), 12 held out (all of some.jsonl)"
+        "prompts: 4,096 to train on (from the shipped problems), 12 held out (all of some.jsonl)"
     ]
     assert told(task=task) == ["prompts: 4,096 to train on, 768 held out"]

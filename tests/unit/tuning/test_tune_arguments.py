@@ -99,7 +99,7 @@ SPACE = ("--space", "async_vs_sync")
         ),
         ([*SPACE, "--set", "task.keywords_file=nowhere"], ["task.keywords_file=", "nowhere"]),
         ([*SPACE, "--set", "task.reward=nowhere:f"], ["task.reward=nowhere:f", "nowhere"]),
-        ([*SPACE, "--set", "task.reward=os.path:splitext"], ["takes (p); accepted are (response"]),
+        ([*SPACE, "--set", "task.reward=os.path:splitext"], ["takes (p); accepted: (response"]),
         ([*SPACE, "--set", "engine=nowhere:E"], ["engine=nowhere:E: cannot be imported"]),
         (
             [*SPACE, "--set", "arm=sync", "--set", "transport=nowhere:T"],
