@@ -625,8 +625,8 @@ def test_the_answer_names_the_fastest_arm_and_every_clear_difference_in_reward(t
 
     fastest, reward = answered(record, rewards)
     speed = compare(record.trials).speed[OTHER]
-    times = f"{speed.value:.2f}x as many samples per second as {BASE}"
-    assert fastest.startswith(f"The fastest arm is {OTHER}, with {times} (95%: ")
+    times = f"{speed.value:.2f} times as many samples per second as {BASE}"
+    assert fastest.startswith(f"The fastest arm is {OTHER}, with {times} (95% interval: ")
     assert reward == (
         f"Compared with {BASE}, the held-out reward is clearly higher for {OTHER} (+0.050), and "
         f"clearly lower for {THIRD} (-0.040)."
@@ -639,7 +639,7 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
 
     assert answered(record, {OTHER: difference(0.05, 0.06, seeds=1)}) == [
         f"No arm is clearly faster than {BASE}.",
-        f"No arm's held-out reward clearly differs from that of {BASE}.",
+        f"No arm's held-out reward clearly differs from the reward of {BASE}.",
         "All these results rest on one seed, so they hold for these runs only.",
     ]
 
