@@ -65,7 +65,7 @@ class Section:
 
     title: str
     plots: Sequence[Plot]
-    legend: bool = True  # show a legend of the arms; false if the plots name the arms
+    legend: bool = True  # True: show a legend of the arms. False: the plots name the arms
 
 
 def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:

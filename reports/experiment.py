@@ -395,7 +395,7 @@ def _read_rows(
             }
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             cut = "half-written" if number == len(lines) else "damaged"
-            problems.append(f"{where}: line {number} of {len(lines)} is {cut}, skipped")
+            problems.append(f"{where}: line {number} of {len(lines)} is {cut} and was skipped")
             continue
         for name, value in numbers.items():
             if not abs(value) < MAX_NUMBER:
@@ -418,7 +418,8 @@ def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[
     """Return the stretches of a trial; empty if the settings of any stretch cannot be used.
 
     If a newer version of this package resumed the trial, only the rows since then have the
-    settings that the newer version added. Consecutive rows with equal configs belong to one stretch.
+    settings that the newer version added. Consecutive rows with equal configs belong to one
+    stretch.
     """
     stretches: list[Stretch] = []
     try:

@@ -71,7 +71,7 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = one_line(error)
             reason = reason if len(reason) <= 120 else reason[:119] + "…"
-            damaged.append(f"{trial.name}/{kind}/{name} is damaged, skipped ({reason})")
+            damaged.append(f"{trial.name}/{kind}/{name} is damaged and was skipped ({reason})")
     return pa.concat_tables(tables) if tables else schema.empty_table(), damaged
 
 

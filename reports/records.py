@@ -39,11 +39,11 @@ class TrialRecord:
 
     name: str
     directory: Path
-    # The directories between the experiment's directory and the trial's directory. The first run has
-    # none.
+    # Names of the directories between the experiment's and the trial's directory: none in the first
+    # run.
     run: Sequence[str] = ()
     params: Mapping[str, Any]  # params.json as it was written
-    config: GRPOConfig  # the latest settings, with the arm and the seed of the first round
+    config: GRPOConfig  # the latest settings, but with the arm and the seed of the first round
     stretches: Sequence[Stretch]  # in order; empty if the rows do not have usable settings
     arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
     tune_name: str | None = None  # the name that Tune gave the trial, if its settings name no arm

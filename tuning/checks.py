@@ -31,7 +31,8 @@ class Missing(UsageError):
     """
 
 
-# A check raises an error if a trial is wrong in some way, and otherwise returns notes for the user.
+# A check raises an error if it finds a mistake in a trial. Otherwise, it returns notes for the
+# user.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # Packages whose versions are stored with the experiment, because results may depend on them.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 MAX_FAILURES = 2
-MAX_SEEDS = 20  # of --until-decided
+MAX_SEEDS = 20  # default of --max-seeds with --until-decided
 SPACE_INPUT = "space"  # key of the space's file among the digests of input files
 
 
@@ -96,8 +96,8 @@ class Plan:
     """Options of an experiment, resolved into the config of every trial.
 
     An experiment consists of runs of Tune. The first run has all trials that the experiment starts
-    with, and each extension is another run. A plan describes one run: a new one, or the last one
-    of a resumed experiment.
+    with, and each extension is another run. A plan describes one run: a new run, or the last run of
+    a resumed experiment.
 
     Raises:
         UsageError, ConfigError: The options contradict each other, a trial is invalid, or a resumed
@@ -135,14 +135,14 @@ class Plan:
         self.extending = options.extend
         self._check_extend_options(stored)
         self.stored: dict[str, Any] = stored or {}
-        # True if the settings are those of a stored experiment.
+        # True if the settings come from a stored experiment.
         self.resuming = stored is not None and (self.extending or options.resume != "never")
         self._option = "--extend" if self.extending else "--resume"  # for messages
         # The extensions so far, as experiment.json describes them.
         self.extensions: list[dict[str, Any]] = self.stored.get("extensions", [])
         if options.until_decided and options.max_seeds is None and not self.resuming:
             self.options = replace(options, max_seeds=MAX_SEEDS)
-        # SHA-256 of each file that must be as it was when the experiment started, by key.
+        # SHA-256 of each file that must not have changed since the experiment started, by key.
         self._unchanged: Mapping[str, str] = {}
         if self.resuming:
             self._refuse_state_of_others()  # before any Python file that the state names is loaded
@@ -164,7 +164,8 @@ class Plan:
         )
         if self.resuming:
             self._take_stored_settings()
-        # The trials of every arm and seed. Those of this run are in the order in which they run.
+        # The trials of every arm and seed. `trials` has only the trials of this run, in the order in
+        # which they run.
         self.grid = self._trials(self._seeds())
         self.trials = self._of_this_run(only)
         self._check_baseline()
@@ -176,10 +177,10 @@ class Plan:
         self.own_files: dict[str, str] | None = None  # key -> path; None until the files are read
         # SHA-256 of earlier versions of the user's code, with which trials have trained.
         self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
-        # Path -> content of the files that nodes of a cluster lack, once the nodes have answered.
+        # Path -> content of the files that nodes of a cluster lack; empty until the nodes answer.
         self.shipped: dict[str, bytes] = {}
         self.told: list[str] = []  # notes from the checks of trials
-        self.memory: str | None = None  # a line about the memory of the largest trial, once checked
+        self.memory: str | None = None  # line about the largest trial's memory, once checked
 
     @property
     def directory(self) -> AnyPath:
@@ -390,7 +391,7 @@ class Plan:
         return {key for key, path in own if path.endswith(".py") and key != SPACE_INPUT}
 
     def _way_on(self, error: Exception) -> str:
-        """Return a clause on how to continue although a file has changed, or ""."""
+        """Return a clause that says how to continue with a changed file, or ""."""
         if str(error).partition(":")[0] not in self._code:
             return ""
         return ", or continue with the changed file: add --accept-changed-code"
@@ -589,7 +590,8 @@ class Plan:
     ) -> None:
         """Check that arms to add leave the trials of the other arms as they are.
 
-        Added arms can change when all arms are evaluated, or how settings belong to arms.
+        Added arms can change when all arms are evaluated, and which arms a fixed setting applies
+        to.
         """
         same = {(trial.arm, trial.seed): flatten(trial.to_dict()) for trial in now}
         for trial in before:
@@ -654,7 +656,7 @@ class Plan:
                     prepared(model)
 
     def _of_preset(self, key: str, arms: Iterable[str]) -> str:
-        """Return a clause which says that these arms get `key` from the preset, or ""."""
+        """Return a clause that says that these arms get `key` from the preset, or ""."""
         if self.preset is None or key in self.fixed or key not in self.preset.settings:
             return ""
         value = self.preset.settings[key]
@@ -673,7 +675,7 @@ class Plan:
 
     @contextmanager
     def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
-        """Name the preset or the arm in an error that begins with a setting of either."""
+        """Add the preset or the arm to an error that begins with one of its settings."""
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
@@ -872,7 +874,7 @@ class Plan:
         Ray starts.
 
         The description names the trials of each run. Once it is written, the trials of this run
-        belong to the experiment, and `--resume` runs those that a crash has prevented.
+        belong to the experiment. If a crash prevents some of them, `--resume` runs them.
 
         Raises:
             UsageError: The description cannot be written, or another command has extended the

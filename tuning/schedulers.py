@@ -26,9 +26,9 @@ from grpo_trainable.models.hf.json_files import facts_of
 
 
 class Limited(TrialScheduler):
-    """Base class to put before a Tune scheduler. It has no effect until `limit` is called."""
+    """Mixin for a Tune scheduler, listed first. It has no effect until `limit` is called."""
 
-    max_failures: int | None = None  # retries of a trial from now on, not counting earlier ones
+    max_failures: int | None = None  # retries of a trial from now on, not counting earlier retries
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
 
     def limit(self, max_failures: int, max_concurrent: int) -> None:
@@ -101,7 +101,7 @@ class ASHA(Limited, schedulers.ASHAScheduler):
         super().on_trial_complete(tune_controller, trial, self._with_time(trial, result))
 
     def _with_time(self, trial: Any, result: dict[str, Any]) -> dict[str, Any]:
-        """Add the number of groups to a row. A trial that ends without a row has none."""
+        """Add the number of groups to a row. If a trial ends without a row, add nothing."""
         if self._time_attr != GROUPS or "training_iteration" not in result:
             return result
         size = schedule.prompts_per_round(GRPOConfig.from_dict(trial.config))

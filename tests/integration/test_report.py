@@ -545,8 +545,8 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
 
     named = (
         "broken: left out, because its config cannot be used (broken/params.json cannot be read",
-        "result.json: line 5 of 5 is half-written, skipped",
-        "rollouts/part-00000001.parquet is damaged, skipped (",
+        "result.json: line 5 of 5 is half-written and was skipped",
+        "rollouts/part-00000001.parquet is damaged and was skipped (",
     )
     for text, warning in zip(named, heard, strict=True):
         assert text in page.words

@@ -95,7 +95,7 @@ def test_a_half_written_line_is_skipped_and_named(experiment):
 
     assert trial.round == 2
     assert trial.problems == [
-        "colocated_k1-0-abc_00000/result.json: line 3 of 3 is half-written, skipped"
+        "colocated_k1-0-abc_00000/result.json: line 3 of 3 is half-written and was skipped"
     ]
 
 
@@ -431,7 +431,7 @@ def test_a_damaged_part_is_skipped_and_named(experiment):
     assert files.lags == {0: 2}
     rollouts, evaluations, versions = files.damaged
     assert rollouts.startswith(
-        "colocated_k1-0-abc_00000/rollouts/part-00000002.parquet is damaged, skipped ("
+        "colocated_k1-0-abc_00000/rollouts/part-00000002.parquet is damaged and was skipped ("
     )
     assert "evaluations/part-00000001.parquet is damaged" in evaluations
     assert "versions/part-00000001.parquet is damaged" in versions
