@@ -321,7 +321,7 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """Return the part for the checkpoint that a learner reads, minus memory that is not used yet.
+        """Return the part for the checkpoint that a learner reads, minus memory not in use yet.
 
         While a learner loads, it has no gradients or moments. The learner reads the whole
         checkpoint, even if learners share the policy.

@@ -164,8 +164,8 @@ class Plan:
         )
         if self.resuming:
             self._take_stored_settings()
-        # The trials of every arm and seed. `trials` has only the trials of this run, in the order in
-        # which they run.
+        # The trials of every arm and seed. `trials` has only the trials of this run, in the order
+        # in which they run.
         self.grid = self._trials(self._seeds())
         self.trials = self._of_this_run(only)
         self._check_baseline()

@@ -65,7 +65,7 @@ def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
 
 def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
-    rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # of eight rounds, so 2 is a quarter
+    rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # 2 is a quarter of the eight rounds
     rows = [
         experiments.row(n, eval__round=float(n) if n in rewards else 0.0,
                         **({"reward__eval_mean": rewards[n]} if n in rewards else {}))

@@ -294,7 +294,7 @@ def expanded(path: str) -> list[str]:
 
 
 def paths_of(data: Any, path: str = "") -> set[str]:
-    """Return every path to a value; a median with its least and most is one value."""
+    """Return every path to a value. A median with its least and most counts as one value."""
     if isinstance(data, list) and data and isinstance(data[0], dict):
         return {inner for item in data for inner in paths_of(item, path)}
     if not isinstance(data, dict) or data.keys() == {"median", "least", "most"}:

@@ -1,4 +1,4 @@
-"""`--until-decided`: which seeds are added, when it ends, and that a killed command continues."""
+"""`--until-decided` adds the right seeds, ends in time, and continues after it was killed."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_durations_are_written_in_words():
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL."""
+    """Stand-in for SIGKILL."""
 
 
 @pytest.fixture
 def until_decided(tmp_path, monkeypatch):
     """Return a function that runs the command with trials that only write their files.
 
-    `killed_after` ends the command after so many trials.
+    `killed_after` is the number of trials after which the command ends.
     """
     monkeypatch.chdir(tmp_path)
     begun: list[tuple[str, int]] = []
