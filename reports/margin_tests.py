@@ -93,8 +93,8 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
 
     An arm is *no worse* if the lower bound of its difference is above -margin, *better* if the
     lower bound is above 0, and *worse* if the upper bound is below -margin. The claims of each kind
-    form a family of tests, whose error probability is at most `ALPHA` over all arms. From two seeds
-    on, a copy of the baseline is no worse.
+    form a family of tests, whose error probability is at most `ALPHA` over all arms. With at
+    least two seeds, a copy of the baseline is no worse.
 
     Args:
         arms: The differences of each arm, at least one per arm.

@@ -23,6 +23,7 @@ from reports.changes import (
     Change,
     Response,
     measure,
+    meanings,
     moved_in,
     ngrams,
     not_known,
@@ -285,6 +286,17 @@ def test_loops_copies_truncation_entropy_and_nll_are_named(experiment, few_are_e
     assert found["distinct_responses_share"].after == [0.125]
     # Twelve words have nine 4-grams, and four of them are distinct.
     assert found["repeated_4grams_share"].after == [pytest.approx(1 - 4 / 9)]
+
+
+def test_technical_titles_are_explained_once_where_they_first_appear(experiment, few_are_enough):
+    ends = {"response__reference_nll_nats": (0.9, 1.3)}
+    for name in ("colocated_k1", "async_k1"):
+        write_ends(experiment, stories(), stories(), name, tokens=(20, 5), **ends)
+    comparison = compare(read_experiment(experiment).trials)
+
+    said = "Reference NLL: how unlikely the initial policy finds each token of the responses."
+    assert meanings(comparison.changes) == f" {said}"
+    assert f"{said} The report lists every quantity." in " ".join(table(comparison).split())
 
 
 def test_text_is_that_of_round_0_and_of_the_latest_evaluation_alone(experiment):

@@ -80,7 +80,7 @@ def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directo
 
 def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed(directory):
     # Differences: (0.2, 0), (-0.2, 0) and (0, 0). Means of the seeds: 0.1, -0.1 and 0, so the mean
-    # square of the seeds is 2 x 0.02 / 2 = 0.02. The mean square of the rest is 4 x 0.01 / 2 = 0.02.
+    # square of the seeds is 2 x 0.02 / 2 = 0.02. For the rest, it is 4 x 0.01 / 2 = 0.02.
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
     row = by_arm(menu(directory))[OTHER]
