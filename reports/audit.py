@@ -130,7 +130,7 @@ def audit_arms(
 
 
 def _lag_fault(trials: Sequence[TrialRecord]) -> Fault | None:
-    """Return a fault if the lag never exceeded the share `LEAST_LAG` of the nominal lag."""
+    """Return a fault if a trial's lag never exceeded `LEAST_LAG` times the nominal lag."""
     largest = {t.config.seed: max(t.column("lag/max"), default=math.inf) for t in trials}
     short = [t for t in trials if largest[t.config.seed] <= LEAST_LAG * t.config.lag]
     short = [trial for trial in short if trial.config.lag]

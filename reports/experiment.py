@@ -39,7 +39,7 @@ REPORT_FILES = ("report.html", "report.json", "plots")  # the report never repla
 MAX_ROUND = 1 << 31
 LEFT_OUT = "left out, because its config cannot be used"
 
-# The first round of a stretch, its settings, and the trial copied before it, from the first row.
+# First round of a stretch, its settings, and the trial that was copied before it (or None).
 Begun = tuple[int, dict[str, Any], Any]
 
 

@@ -58,7 +58,7 @@ def _exp(value: float) -> float:
 class Spread:
     """Two parts of an estimate's variance."""
 
-    between: float  # variance with one seed; inversely proportional to the number of seeds
+    between: float  # variance with one seed; divide it by the number of seeds
     floor: float = 0.0  # variance that more seeds do not reduce
 
 
