@@ -59,7 +59,7 @@ class Answer:
 def answer(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> Answer | None:
-    """Return the table, or None if the experiment asks no question or has only one arm."""
+    """Return the table, or None if the space asks no question or only one arm has rows."""
     arms = experiment.complete_arms  # trials that stopped early are not comparable
     if experiment.question is None or len(arms) < 2:
         return None
@@ -169,7 +169,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_evaluation(trial: TrialRecord) -> tuple[int, float] | None:
-    """Return the round and the reward of the evaluation nearest to the share `EARLY` of rounds."""
+    """Return the round and the reward of the evaluation nearest to `EARLY` times all rounds."""
     place = EARLY * trial.config.rounds
     measured = [(round_, reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured, key=lambda found: abs(found[0] - place), default=None)
@@ -196,7 +196,7 @@ def _mean(trial: TrialRecord, metric: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-# Functions that reduce the values of all rounds to one value. The keys are those of
+# Functions that reduce the values of all rounds to one value. They have the same keys as
 # search_spaces.columns.OVER.
 OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
     "last": TrialRecord.last,
@@ -217,7 +217,7 @@ def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
     return None if trained is None or not requested else 1 - trained / requested
 
 
-# Figures that are not metrics of a round. The keys are those of search_spaces.columns.DERIVED.
+# Figures that are not metrics of a round, with the same keys as search_spaces.columns.DERIVED.
 DERIVED: Mapping[str, Callable[[TrialRecord, TrialFiles], float | None]] = {
     "early_reward": _early_reward,
     "samples_per_s": lambda trial, files: trial.samples_per_s,

@@ -74,10 +74,10 @@ class Audit:
     ess_fraction: float | None  # effective sample size, as a share of a step's responses
     discarded: float | None  # share of the requested groups that were dropped
     trained_tokens: float | None  # mean length of the responses that rounds trained on
-    drawn_tokens: float | None  # mean length of the responses that were sampled for them
-    clipped: float | None  # share of tokens
-    weights_bounded: float | None  # share of tokens
-    without_gradient: float | None  # share of rounds
+    drawn_tokens: float | None  # mean length of all responses sampled for those rounds
+    clipped: float | None  # share of the tokens that were clipped
+    weights_bounded: float | None  # share of the tokens whose weights were bounded
+    without_gradient: float | None  # share of the rounds that did not change the policy
     identical: Sequence[str]  # arms that learned the same, although their settings differ
     faults: Sequence[Fault]
 
@@ -243,7 +243,7 @@ def _samples(trial: TrialRecord) -> float | None:
     if config.buffer_capacity > 1:
         names += ["count/dropped_stale", "count/waiting"]
     left_out = sum(trial.last(name) or 0.0 for name in names)
-    planned = config.rounds * schedule.prompts_per_round(config)  # resampling draws more than this
+    planned = config.rounds * schedule.prompts_per_round(config)  # resampling draws more groups
     return max(groups, min(groups + left_out, planned)) * config.rollout.group_size
 
 
@@ -322,7 +322,7 @@ def check_rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
 
 
 def consequence_rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
-    """Return the rows of the table of consequences, with one cell for each of `CONSEQUENCES`."""
+    """Return the rows of the table of consequences, with one cell per title of `CONSEQUENCES`."""
     shares = {
         arm: (audit.ess_fraction, audit.discarded, audit.clipped, audit.weights_bounded)
         for arm, audit in audits.items()

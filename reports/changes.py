@@ -232,7 +232,7 @@ class Change:
         return any(self._beyond(sign) for sign in (-1, 1))
 
     def sentences(self) -> Iterator[str]:
-        """Yield a sentence for the seeds whose values fell, and one for those whose values rose.
+        """Yield one sentence for seeds whose values fell, and one for seeds whose values rose.
 
         A sentence shows the medians over these seeds:
         `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
@@ -314,7 +314,7 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
 
 
 def meanings(changes: Mapping[str, Sequence[Change]]) -> str:
-    """Explain the titles of the quantities that moved, one sentence each, each after a space."""
+    """Explain the titles of the quantities that moved. A space precedes each sentence."""
     moved = {c.name for own in changes.values() for c in own if c.moved}
     explained = [q for q in QUANTITIES if q.name in moved and q.meaning]
     return "".join(f" {q.title[:1].upper()}{q.title[1:]}: {q.meaning}." for q in explained)
@@ -393,10 +393,10 @@ def repeated_share(words: Sequence[str]) -> float | None:
 
 
 def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
-    """Return the responses before training, and those of the latest evaluation after round 0.
+    """Return the responses before training and at the latest evaluation after round 0.
 
-    The last evaluation may have more prompts. Its responses to other prompts than those of round 0
-    are left out, because some quantities depend on the number of responses.
+    The last evaluation may have more prompts. Responses to prompts that round 0 did not have are
+    left out, because some quantities depend on the number of responses.
     """
     table, _ = read_parts(trial, "evaluations")  # `read_files` has already reported damaged parts
     by_round: dict[int, list[Mapping[str, Any]]] = {}

@@ -20,7 +20,7 @@ from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
 LEGEND_LINE = 0.25  # height of one line of a legend, in inches
-# Rounds to show in the plot of versions. With 64 rounds, single rounds would be invisible.
+# Number of rounds in the plot of versions. With 64 rounds, single rounds would be invisible.
 FIRST_ROUNDS = 12
 
 

@@ -81,7 +81,7 @@ class Contrast:
         return f"{low}{between}{high}"
 
     def times(self, factor: float) -> Contrast:
-        """Return the ratio, and its interval, in another unit."""
+        """Return the ratio and its interval in a different unit."""
         interval = self.interval and self.interval.times(factor)
         return replace(self, value=factor * self.value, interval=interval)
 

@@ -260,7 +260,7 @@ def _first_reported(trial: TrialRecord) -> float:
 def _read_trial(
     root: Path, run: Sequence[str], name: str, problems: list[str]
 ) -> TrialRecord | None:
-    """Return the trial in a directory, or None if there is none or its config cannot be used.
+    """Return the trial in a directory, or None if there is no trial or its config is unusable.
 
     Args:
         root: The directory of the experiment.

@@ -345,7 +345,7 @@ def _pairs(
 def _repeats(trial: TrialRecord, other: TrialRecord) -> bool:
     """Return True if two trials had the same rewards and response lengths in every round.
 
-    Equal rewards after training are not enough: both arms may have learned nothing, or everything.
+    Equal rewards after training are not enough: both may have learned nothing, or everything.
     """
     return all(trial.column(name) == other.column(name) for name in REPEATED)
 

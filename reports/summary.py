@@ -425,7 +425,7 @@ def compare(
     Args:
         trials: The trials that have begun.
         not_begun: Arm and seed of the planned trials that have not begun.
-        preferred: The baseline once it has a timed round (`BASELINE`).
+        preferred: The baseline, once it has a timed round. None means `BASELINE`.
     """
     preferred = preferred or BASELINE
     records: dict[str, list[TrialRecord]] = {}

@@ -13,7 +13,7 @@ from reports.records import ExperimentRecord, TrialRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One more seed of the baseline and of each arm that is still undecided."""
+    """One more seed for the baseline and for each arm that is still undecided."""
 
     arms: Sequence[str]
     seconds: float  # expected time of the block's trials, one after another

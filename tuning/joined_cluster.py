@@ -65,7 +65,7 @@ def check_nodes(storage: AnyPath) -> None:
 
     Raises:
         UsageError: A node does not answer, does not see the directory, cannot write to the store,
-            does not have the package, or has another version of it.
+            does not have the package, or has a different version.
     """
     if not isinstance(storage, Path):
         _check_each(storage, partial(_may_write, storage))

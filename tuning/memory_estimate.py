@@ -377,7 +377,7 @@ class _Trial:
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
             yield FLOAT * d  # norms compute in float32
-            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # so does attention on a CPU
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # attention on CPUs does too
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:

@@ -175,7 +175,7 @@ class Plan:
         # an older version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path; None until the files are read
-        # SHA-256 of earlier versions of the user's code, with which trials have trained.
+        # SHA-256 of earlier versions of the user's code that trials have used.
         self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
         # Path -> content of the files that nodes of a cluster lack; empty until the nodes answer.
         self.shipped: dict[str, bytes] = {}
@@ -282,8 +282,9 @@ class Plan:
     def _space_source(self) -> tuple[str, str | None]:
         """Return the space's name and None, or the absolute path and the SHA-256 of its file.
 
-        On a resume, the file is compared with the one that the experiment was started with, before
-        any code in the file runs. The caller has checked that the user owns the experiment.
+        On a resume, any difference from the file at the start of the experiment is an error. The
+        comparison comes before any code in the file runs. The caller has checked that the user owns
+        the experiment.
         """
         source = self.options.space
         if source is None and self.resuming:
@@ -407,7 +408,7 @@ class Plan:
         return (self.fixed["seed"],)
 
     def _limits(self) -> dict[str, Any]:
-        """Return the limits that a resume may change. The defaults are the previous command's."""
+        """Return the limits that a resume may change. By default, they stay as they were."""
         limits: dict[str, Any] = {
             "max_failures": MAX_FAILURES,
             "max_concurrent": None,
@@ -479,7 +480,7 @@ class Plan:
             if option == "num_samples":
                 if self.extending and given > was:
                     continue
-                # The number of seeds before extensions, as in the command that was used first.
+                # The number of seeds before extensions, as in the first command.
                 accepted.append(len({seed for _, seed in stored.get("planned", ())}))
             if given not in accepted:
                 value = "" if given is True else f" {given}"
@@ -576,7 +577,7 @@ class Plan:
         return [*self._arms_before(), *self.options.added_arms]
 
     def _resolved(self, seeds: Iterable[int], added: Collection[str]) -> list[GRPOConfig]:
-        """Return the trials of the arms that the experiment started with and of added arms."""
+        """Return the trials of the original arms of the experiment and of added arms."""
         fixed, without = self.fixed, self.not_available.keys()
         if added:
             started = {fixed["arm"]} if "arm" in fixed else self.space.arms.keys() - without
@@ -588,7 +589,7 @@ class Plan:
     def _refuse_changed_trials(
         self, before: Sequence[GRPOConfig], now: Sequence[GRPOConfig]
     ) -> None:
-        """Check that arms to add leave the trials of the other arms as they are.
+        """Check that added arms do not change the trials of the other arms.
 
         Added arms can change when all arms are evaluated, and which arms a fixed setting applies
         to.
@@ -626,7 +627,7 @@ class Plan:
         runs = [self.stored, *self.extensions]
         planned = {(arm, seed) for run in runs for arm, seed in run["planned"]}
         if only is None and self.options.num_samples <= self.stored["num_samples"]:
-            only = self.options.added_arms  # arms that were decided with fewer seeds get no more
+            only = self.options.added_arms  # decided arms with fewer seeds get no more seeds
         new = [trial for trial in self.grid if (trial.arm, trial.seed) not in planned]
         new = [trial for trial in new if only is None or trial.arm in only]
         if new:

@@ -100,7 +100,7 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
 def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     """Yield the settings that all trials share, if at least one trial reads them.
 
-    Chosen settings come first, then those that follow from the model or the device, with the
+    Chosen settings come first, then settings that follow from the model or the device, with the
     reason. Settings that have their default in every trial come last.
     """
     flat = [trial.in_effect for trial in trials]

@@ -103,8 +103,8 @@ def _start_ray(plan: Plan) -> None:
     # other process is busy.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a worker for each core in advance. Tune runs trials in other workers, with
-    # other environment variables. So each worker started in advance would waste one second of CPU
-    # time while a trial starts.
+    # different environment variables. So each worker started in advance would waste one second of
+    # CPU time while a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     with _ray_processes_in_their_own_sessions():
@@ -233,7 +233,7 @@ def tune_config(plan: Plan) -> tune.TuneConfig:
         mode="max",
         scheduler=chosen,
         search_alg=OrderedGrid(order, chosen.is_any_waiting),
-        # The next trial with the same resources, or a clone of PBT, runs in the same processes.
+        # True: the next trial with the same resources, or a PBT clone, uses the same processes.
         reuse_actors=all(map(leaves_no_state, plan.trials)),
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
@@ -258,7 +258,7 @@ def scheduler(plan: Plan) -> Limited:
 
 
 def _asha(plan: Plan) -> ASHA:
-    # Arms are compared at equal samples, because their rounds differ in size.
+    # Arms are compared after equal numbers of samples, because their rounds differ in size.
     first = first_rung(plan.trials)
     assert first is not None, "`check_comparable` refuses such trials"
     longest = max(map(groups_of, plan.trials))
@@ -296,7 +296,7 @@ def trial_name(trial: Any) -> str:
 def make_token(home: Path, environment: Mapping[str, str]) -> None:
     """Write Ray's token file in a home directory, unless the file exists already.
 
-    Nothing is written if the environment names another token. Ray would write the file too, but
+    Nothing is written if the environment names a different token. Ray would write the file too, but
     with the permissions that the umask allows, so others might read it.
     """
     other = environment.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}

@@ -109,7 +109,7 @@ class ASHA(Limited, schedulers.ASHAScheduler):
 
 
 class PBT(Limited, schedulers.PopulationBasedTraining):
-    """Scheduler in which worse trials continue from the checkpoints of better ones."""
+    """Scheduler in which worse trials continue from the checkpoints of better trials."""
 
     def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
         # Without this, Tune would mistake the pause of a trial that is still saving for a stop, and
@@ -123,7 +123,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
 
 # Dotted key -> its minimum and maximum. For the clip range, these are factors of its default.
 MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
-HUGGING_FACE_LR = (0.2, 2.0)  # factors of the first learning rate of a Hugging Face model
+HUGGING_FACE_LR = (0.2, 2.0)  # factors of a Hugging Face model's initial learning rate
 
 Bounds = Mapping[str, tuple[float, float]]
 

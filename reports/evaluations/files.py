@@ -120,7 +120,7 @@ def read_evaluation(directory: Path) -> EvaluationRecord:
     """Read an evaluation without following links, because anyone may have written its directory.
 
     Raises:
-        EvaluationError: There is no evaluation, it is damaged, or it has another format.
+        EvaluationError: There is no evaluation, or it is damaged or has a different format.
     """
     data = _read_data(directory)
     try:

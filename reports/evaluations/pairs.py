@@ -36,7 +36,7 @@ class Difference:
 
     @property
     def identical(self) -> bool:
-        """Return True if there are several prompts and the evaluations differ in none of them."""
+        """Return True if there are several prompts and the evaluations differ on none of them."""
         return self.low is None and self.prompts > 1 and self.value == 0.0
 
     @property
