@@ -204,7 +204,8 @@ def test_before_and_after_are_compared(trained, tmp_path, capsys):
     assert evaluate.main([*shared, "--seed", "0", "--out", "before"]) == 0
     after = ("--checkpoint", str(trained), "--out", "after", "--against", "before")
     assert evaluate.main(after) == 0
-    assert "compared with before, over 8 prompts that both answered" in capsys.readouterr().out
+    said = "compared with before, over 8 prompts that both policies answered"
+    assert said in capsys.readouterr().out
     data = json.loads((tmp_path / "after" / "evaluation.json").read_text())
     figures, reward = data["figures"], data["against"]["differences"]["reward"]
     assert reward["own"] == pytest.approx(figures["reward"]["value"])

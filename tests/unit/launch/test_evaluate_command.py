@@ -71,7 +71,7 @@ def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     )
     assert (status, error) == (0, "")
     assert "× 1 response, greedy" in out
-    assert "compared with first, over 4 prompts that both answered" in out
+    assert "compared with first, over 4 prompts that both policies answered" in out
     against = json.loads((tmp_path / "second" / "evaluation.json").read_text())["against"]
     assert against["differences"]["reward"]["prompts"] == 4
 
