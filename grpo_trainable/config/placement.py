@@ -13,7 +13,7 @@ KINDS = ("CPU", "GPU")
 def room_beside(
     bundles: Iterable[Mapping[str, float]], nodes: Nodes, strategy: str = "PACK"
 ) -> Nodes | None:
-    """Place bundles on nodes as Ray does, and return what the nodes have left.
+    """Place bundles on nodes as Ray does, and return the resources that the nodes have left.
 
     The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
     The largest bundle is placed first, on the node that keeps the largest share of the bundle's

@@ -505,7 +505,7 @@ def section_expected(section: Any) -> str:
 def shown(value: Any) -> str:
     """Return a value as an error prints it: in one line of at most 80 characters.
 
-    The string "1" looks different from the number 1.
+    The string "1" is printed differently from the number 1.
     """
     if value is None:
         return "none"

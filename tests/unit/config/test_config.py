@@ -624,9 +624,9 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(engine="vllm"),
-            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of "
-            "threads in its process, and the learner of a colocated worker would have to train "
-            "with that number",
+            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of threads "
+            "of its process, so the learner of a colocated worker would have to train with that "
+            "number of threads",
         ),
         (
             APART | nested(engine="vllm", transport="gloo"),
@@ -639,7 +639,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(engine="my:Engine", eval__top_p=0.9),
-            "eval.top_p=0.9: must be 1 with engine=my:Engine; needs engine=torch, hf or vllm",
+            "eval.top_p=0.9: must be 1 with engine=my:Engine; lower values need engine=torch, hf or "
+            "vllm",
         ),
         (
             APART | nested(engine="vllm", eval__temperature=0.001),
@@ -765,8 +766,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             APART | nested(lag=1, weight_update="in_flight", loss__advantage="vine"),
-            "weight_update=in_flight: must be between_batches with loss.advantage=vine, whose "
-            "values belong to a single policy",
+            "weight_update=in_flight: must be between_batches with loss.advantage=vine, which "
+            "estimates the values of a single policy",
         ),
         (
             nested(loss__advantage="vine", loss__kl_coef=0.1, loss__kl_in="reward"),
@@ -799,7 +800,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(rollout__slots=8, engine="hf"),
-            "rollout.slots=8: must be none with engine=hf; needs engine=torch",
+            "rollout.slots=8: must be none with engine=hf; other values need engine=torch",
         ),
         (
             nested(rollout__slots=8, env__name="guess"),
@@ -851,7 +852,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=1),
             "buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo, which never reuses "
-            "a group while unused ones remain",
+            "a group while unused groups remain",
         ),
         (
             nested(buffer_capacity=4, buffer__sample_batches=1, buffer__fresh_fraction=0.99),
@@ -1500,9 +1501,9 @@ def test_texts_below_set_may_name_settings_of_a_users_task():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ({"set": 3}, "set=3: must be a mapping of texts, such as "),
-        ({"set": {"x": 3}}, "set.x=3: must be a text, such as "),
-        ({"set": {"\r": None}}, 'set."\\r"=none: must be a text, such as '),
+        ({"set": 3}, "set=3: must be a mapping of strings, such as "),
+        ({"set": {"x": 3}}, "set.x=3: must be a string, such as "),
+        ({"set": {"\r": None}}, 'set."\\r"=none: must be a string, such as '),
         ({"set": {"x": ""}}, '"": must be KEY=VALUE, for example optim.lr=1e-4 (in set.x)'),
         ({"set": {"x": "lagg=1"}}, "lagg: unknown key; did you mean lag? (in set.x)"),
         ({"set": {"x": "k=2"}, "k": 4}, "k=2 (in set.x): k is given twice"),
