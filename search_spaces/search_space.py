@@ -213,10 +213,10 @@ def at_equal_samples(
 
 
 def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """Return the same trials in randomised blocks: all trials of a seed, then those of the next.
+    """Return the same trials in randomised blocks: all trials of one seed, then of the next seed.
 
-    The order of the arms within a block is random but depends only on the seed. So a machine that
-    slows down does not affect one arm in particular.
+    The order of the arms within a block is random but depends only on the seed. So if the machine
+    slows down, no arm is affected more than the others.
     """
     blocks: dict[int, list[GRPOConfig]] = {}
     for trial in trials:

@@ -83,7 +83,8 @@ def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
         mapping = mapping.setdefault(name, {})
         if not isinstance(mapping, dict) or "grid_search" in mapping:
             raise ConfigError(
-                f"{key}={shown(value)}: {name} is searched as a whole, so its keys cannot be set"
+                f"{key}={shown(value)}: {name} is searched as a whole, so its keys cannot be set "
+                "separately"
             )
     mapping[leaf] = value
 
