@@ -219,9 +219,9 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_in": "reward",
             },
             paper="2501.03262",
-            differs="In the paper, the KL of the tokens after a token lowers the token's advantage. "
-            "Here, the KL of the whole response does. In the paper, long responses weigh more in the "
-            "mean and the standard deviation.",
+            differs="In the paper, the KL of the tokens after a token lowers the token's "
+            "advantage. Here, the KL of the whole response does. In the paper, long responses "
+            "weigh more in the mean and the standard deviation.",
         ),
         Preset(
             name="reinforce_pp_baseline",

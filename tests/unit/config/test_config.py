@@ -1,4 +1,4 @@
-"""Validation in `GRPOConfig.from_dict`: accepted values, refused values, and error messages."""
+"""Validation in `GRPOConfig.from_dict`: valid values, invalid values, and error messages."""
 
 from __future__ import annotations
 
@@ -513,7 +513,7 @@ def test_floats_without_a_fraction_become_integers_where_an_integer_is_meant():
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
 def test_a_capacity_alone_is_valid(capacity):
-    """The sampling and the draws follow, so a search may vary nothing but the capacity."""
+    """Other defaults depend on the capacity, so a search may vary only the capacity."""
     config = GRPOConfig.from_dict(nested(buffer_capacity=capacity))
     assert config.buffer_sampling == ("recency" if capacity == 1 else "mixed")
     assert config.effective("buffer.sample_batches") == (1 if capacity == 1 else 2)
@@ -639,8 +639,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(engine="my:Engine", eval__top_p=0.9),
-            "eval.top_p=0.9: must be 1 with engine=my:Engine; lower values need engine=torch, hf or "
-            "vllm",
+            "eval.top_p=0.9: must be 1 with engine=my:Engine; lower values need engine=torch, "
+            "hf or vllm",
         ),
         (
             APART | nested(engine="vllm", eval__temperature=0.001),
@@ -1084,8 +1084,8 @@ def test_sampling_and_training_take_turns_at_lag_0_and_at_an_exact_lag():
         for data in ({}, APART | {"lag": 4}, {"lag": 4, "lag_mode": "exact"})
     )
     assert [c.in_turns for c in (synchronous, bounded, exact)] == [True, False, True]
-    # With a bounded lag of 4, generators can have chunks of five rounds at the same time. With an
-    # exact lag, they have chunks only of the round that is being filled.
+    # With a bounded lag of 4, generators can work on chunks of five rounds at the same time. With
+    # an exact lag, they work only on chunks of the round that is being filled.
     assert [schedule.chunks_at_once(c) for c in (bounded, exact)] == [5, 1]
     assert [schedule.last_collected(exact, round_) for round_ in range(6)] == [4, 5, 5, 5, 5, 5]
     assert [schedule.last_collected(bounded, round_) for round_ in range(6)] == [*range(6)]
