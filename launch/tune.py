@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     # Until the trials run, SIGTERM ends the command as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Files must not be writable for other users, or a resume would refuse them. Ray's processes
+    # Files must not be writable for other users, or a resume would reject them. Ray's processes
     # inherit the umask.
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     return command_line.run("tune", lambda: _main(sys.argv[1:] if argv is None else argv))
@@ -487,7 +487,7 @@ def notes(plan: Plan) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return the notes, except those that only state facts about prompts and adapters."""
+    """Return the notes, without notes that only state facts about prompts and adapters."""
     return [note for note in notes(plan) if not note.startswith((NUMBERS, ADAPTERS))]
 
 

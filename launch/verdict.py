@@ -27,11 +27,11 @@ from reports.summary import compare
 from tuning.directories import directory_named, is_running
 
 DESCRIPTION = """\
-Compare the held-out rewards of an experiment's arms with those of a baseline, and print a menu: the
-speed and the cost of each arm, and a verdict. An arm is no worse if its loss of reward is below the
-margin, with a confidence of 95 % over all arms. If an arm is undecided, the menu says how many more
-seeds, minutes and device-hours a decision would probably take. An arm whose trials did not do what
-its settings say fails its audit and has no verdict (docs/howto/verdict.md)."""
+Compare the held-out rewards of an experiment's arms with the rewards of a baseline, and print a
+menu: the speed and the cost of each arm, and a verdict. An arm is no worse if its loss of reward is
+below the margin, with a confidence of 95 % over all arms. If an arm is undecided, the menu says how
+many more seeds, minutes and device-hours a decision would probably take. An arm whose trials did
+not do what its settings say fails its audit and has no verdict (docs/howto/verdict.md)."""
 EXAMPLES = """\
 examples:
   python launch/verdict.py ~/ray_results/three_seeds --margin 0.03

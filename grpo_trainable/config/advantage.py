@@ -42,7 +42,7 @@ def compares_a_group(advantage: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticSettings(Settings):
-    """Critic for `loss.advantage=gae`, and how it is trained."""
+    """Critic for `loss.advantage=gae`, and its training."""
 
     SECTION: ClassVar[str] = "critic"
 

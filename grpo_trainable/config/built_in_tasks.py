@@ -107,7 +107,7 @@ class KeywordSettings(PromptFileSettings):
     )
     match: str = choice(
         ("word", "substring"),
-        "Rule for deciding that a response contains a keyword: as a whole word (word), or anywhere "
+        "Rule for finding a keyword in a response: as a whole word (word), or anywhere "
         '(substring), such as "hen" in "when".',
         read_if=(_KEYWORD, none_given("task.reward")),
     )
@@ -205,7 +205,7 @@ class MixSettings(Settings):
     )
 
 
-# Settings of each built-in task, in addition to those that every task has.
+# Settings of each built-in task, in addition to the settings that all tasks have.
 TASK_SETTINGS: dict[str, type[Settings]] = {
     "keyword": KeywordSettings,
     "math": MathSettings,

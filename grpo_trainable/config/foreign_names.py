@@ -1,4 +1,4 @@
-"""Names of settings in TRL and verl, for users who know those libraries.
+"""Names of settings in TRL and verl, for users who know these libraries.
 
 A field declares such names as `also_called`. If a user sets a key by one of these names, the error
 proposes our key.

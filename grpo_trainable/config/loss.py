@@ -234,15 +234,15 @@ class LossSettings(Settings):
     )
     tau_positive: float = number(
         1.0,
-        "τ, the steepness of the gate of sapo, for tokens with a positive advantage.",
+        "τ, the steepness of sapo's gate for tokens with a positive advantage.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_pos"),),
     )
     tau_negative: float = number(
         1.05,
-        "τ, the steepness of the gate of sapo, for all other tokens. If this τ is above "
-        "tau_positive, the gate closes earlier for these tokens.",
+        "τ, the steepness of sapo's gate for all other tokens. If this τ is above tau_positive, "
+        "the gate closes earlier for these tokens.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_neg"),),
@@ -272,7 +272,7 @@ class LossSettings(Settings):
     )
     cov_kl_coef: float = number(
         1.0,
-        "Weight of the KL to the old policy on the tokens that kl_cov selects.",
+        "Weight of the KL penalty on the tokens that kl_cov selects.",
         minimum=0,
         read_if=one_of("loss.type", "kl_cov"),
     )

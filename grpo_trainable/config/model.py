@@ -138,7 +138,7 @@ class ModelSettings(Settings):
         "Pack rows in the learner: compute each prompt once for all responses of its group, and "
         "skip padding. Log-probs and gradients differ only by rounding. The model has to support "
         "packing. The default is `false` if the learner runs on a GPU, and for kinds of Hugging "
-        "Face models whose packed rows no test compares with padded rows.",
+        "Face models with which packing is not tested.",
         read_if=OF_TEXT,
         harmless=(False,),
         default_by=(

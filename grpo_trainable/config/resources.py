@@ -221,7 +221,7 @@ OWN_BUNDLE = {"CPU": 0.1}
 
 
 def bundles(config: Config) -> list[dict[str, float]]:
-    """Return the resources of the trial's own process, followed by those of each actor.
+    """Return the resources of the trial's own process, then the resources of each actor.
 
     The actors are the worker, or the learners followed by the generators. Learners that must share
     a node share one bundle, because Ray never divides a bundle between nodes.
@@ -263,7 +263,7 @@ def uses_gpus(config: Config) -> bool:
 def devices(config: Config) -> float:
     """Return the number of devices charged to the trial: GPUs, or CPU cores if it has no GPUs.
 
-    Only the devices of the actors count, not those of the trial's own process.
+    Only the devices of the actors count. The trial's own process does not count.
     """
     _, *actors = bundles(config)
     on_gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)

@@ -1,4 +1,4 @@
-"""All settings of a trial: those at the top level, and those in sections.
+"""All settings of a trial, at the top level and in sections.
 
 Each section has its own file, with its fields and their conflicts. A field declares its default,
 range and meaning, the conditions under which it has an effect, and its names in other libraries.

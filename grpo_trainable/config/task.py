@@ -216,7 +216,7 @@ class TaskSettings(
         return scored_apart(self.reward, self.name, self.equality, self.mix)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings of this task, without those of other tasks."""
+        """Return the settings of this task, without the settings of other tasks."""
         settings = super().to_dict()
         own = dict(settings.pop("own"))
         of_task = {} if self.is_custom else checks_of(TASK_SETTINGS[self.name])

@@ -309,7 +309,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def needs_unequal_rewards(self) -> bool:
-        """Return True if a group whose rewards are all equal teaches nothing."""
+        """Return True if a group of equal rewards teaches nothing."""
         return compares_a_group(self.loss.advantage)
 
     @property

@@ -64,7 +64,7 @@ class Check:
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:
-        """Return the unmet conditions: those in `read_if` that these settings do not meet."""
+        """Return the conditions in `read_if` that these settings do not meet."""
         return [condition for condition in self.read_if if not condition.met_by(settings)]
 
     def default_at(self, moment: Moment) -> DefaultBy | None:
@@ -78,12 +78,12 @@ class Check:
 
     @property
     def of_models(self) -> list[DefaultBy]:
-        """Defaults for Hugging Face models, which come before those of tasks."""
+        """Defaults for Hugging Face models, which take precedence over defaults for tasks."""
         return [default for default in self.default_by if MODEL in default.keys]
 
     @property
     def of_gpus(self) -> list[DefaultBy]:
-        """Defaults for training on a GPU, which come before those for models."""
+        """Defaults for training on a GPU, which take precedence over defaults for models."""
         return [default for default in self.default_by if default.keys == TRAINING_GPUS]
 
     @property
