@@ -175,7 +175,11 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
     for option, what, default in (
         ("listening", "guessing players who follow the hints", games.listening_share),
         ("calling", "players who call the calculator first", games.calling_share),
-        ("copying", "callers of the calculator who then answer with its result", games.copying_share),
+        (
+            "copying",
+            "callers of the calculator who then answer with its result",
+            games.copying_share,
+        ),
     ):
         parser.add_argument(
             f"--{option}-share",
