@@ -1,4 +1,4 @@
-"""The report shows what was measured, names what is missing, and runs nothing that it reads."""
+"""The report shows the measurements, names what is missing, and executes no text that it reads."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def full(tmp_path_factory):
 
 
 def write(directory: Path) -> tuple[Page, list[str]]:
-    """Write the report; return the page and the warnings that the command would print."""
+    """Write the report. Return the page and the warnings that the command would print."""
     heard: list[str] = []
     return Page(write_report(directory, heard.append)), heard
 
@@ -678,7 +678,7 @@ SECRET = "kingfisher"
 
 
 def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
-    """Each file that the report reads is replaced, in one case, by a link out of the experiment."""
+    """In each case, a link out of the experiment replaces a file that the report reads."""
     outside = write_experiment(tmp_path / "outside", space=SECRET)
     trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
     (trial / "error.txt").write_text(SECRET)

@@ -99,7 +99,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
 
 @pytest.fixture
 def problems(tmp_path) -> str:
-    """Write a file of 12 problems, of which a split by hash holds out one."""
+    """Write a file of 12 problems. The split by hash holds out one of them."""
     lines = [json.dumps({"question": f"{i} + 1?", "answer": str(i + 1)}) for i in range(12)]
     (tmp_path / "test.jsonl").write_text("\n".join(lines))
     return "test.jsonl"

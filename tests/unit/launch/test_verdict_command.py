@@ -111,8 +111,8 @@ def test_json_has_the_same_menu(command, tmp_path):
 
 
 def test_one_seed_is_undecided_and_says_what_a_decision_costs(command, tmp_path):
-    # The scatter is assumed to be the margin: 8 seeds, 7 more, of two trials of 66 s each. The arms
-    # reserve one and two cores.
+    # The scatter is assumed to equal the margin. A decision then needs 8 seeds, which is 7 more,
+    # with two trials of 66 s each. The arms reserve one core and two cores.
     experiment = write(tmp_path / "e", {BASE: (0.6,), OTHER: (0.7,)})
     status, output, _ = command(experiment, "--margin", 0.03, "--json")
     found = json.loads(output)["arms"][OTHER]

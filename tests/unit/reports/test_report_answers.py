@@ -103,7 +103,7 @@ def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path)
     assert found is not None
     cells = dict(zip(found.header, found.rows()[0], strict=True))
     assert (cells["rollout"], cells["optimize"], cells["sync"]) == ("75%", "25%", "-")
-    assert "a round's work without evaluation" in found.measured[-1]
+    assert "a round's work, excluding evaluation" in found.measured[-1]
 
 
 def test_drift_from_the_sampler_is_positive_and_speed_counts_samples(tmp_path):

@@ -311,7 +311,7 @@ APART = {"placement": "disaggregated"}
         (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "as configured"),
         (APART | {"transport": "object_store"}, ["a"], "object_store", "as configured"),
         (APART | {"transport": "shm"}, ["a"], "shm", "as configured"),
-        (APART | {"transport": "nixl"}, ["a"], "nixl", "costs each process nearly one CPU core"),
+        (APART | {"transport": "nixl"}, ["a"], "nixl", "uses nearly one CPU core"),
     ],
 )
 def test_auto_follows_where_the_actors_are(
