@@ -60,10 +60,10 @@ NOT_MEASURED = {
         *(
             "Python 3.10 or newer",
             "k2, k4 or k8 in the name",
-            "take 2, 4\nor 8",
+            "take 2, 4 or 8",
             "the 95 % intervals",
         ),
-        *("0 if every trial", "1 if a trial failed, 2 for bad usage", "130 after an interrupt"),
+        *("0 if every trial", "1 if a trial failed, 2 for bad usage", "130 after\nan interrupt"),
         *("agree to 1e-4 in float32", "a ratio other than 1 in a"),
     ],
     "docs/results/index.md": [
