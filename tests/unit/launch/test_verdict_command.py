@@ -199,7 +199,10 @@ def test_mistakes_are_one_line_and_status_2(command, tmp_path):
     refused(command(experiment, *options, "--margin-relative", 0.1), "not allowed with")
     refused(command(experiment, *options, "--baseline", "synk"), "synk", "did you mean sync?")
     refused(command(experiment, *options, "--baseline", "x"), "the arms are colocated_k1, sync")
-    refused(command(experiment, *options, "--max-seeds", 3), "--max-seeds 3: 4 seeds are complete")
+    refused(
+        command(experiment, *options, "--max-seeds", 3),
+        "--max-seeds 3: 4 seeds are already complete",
+    )
     refused(command(experiment, *options, "--max-seeds", 2), "--max-seeds", "[3, 50]")
     refused(command(tmp_path / "none", *options), "does not exist")
     refused(command(tmp_path / "e" / "experiment.json", *options), "is not a directory")

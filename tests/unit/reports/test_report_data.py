@@ -247,7 +247,7 @@ def test_settings_are_shown_with_the_values_that_take_effect(tmp_path):
     )
     page = settings_section(read_experiment(directory))
     assert '<th scope="row">loss.clip_high</th><td>0.1</td>' in page
-    changed = page.partition("are not the defaults: ")[2].partition("</p>")[0]
+    changed = page.partition("differ from the defaults: ")[2].partition("</p>")[0]
     assert "loss.clip=0.1" in changed
     assert "loss.clip_high" not in changed
 

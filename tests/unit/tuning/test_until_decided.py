@@ -193,7 +193,7 @@ def test_a_resume_with_a_larger_budget_continues(until_decided, tmp_path, capsys
     (tmp_path / "mine.py").write_text(SPACE_FILE)
     # Three seeds take nine minutes, and the fourth would take two more.
     assert len(until_decided(*START, "--budget", "9m")) == 9
-    assert "--resume with a larger --budget continues" in capsys.readouterr().out
+    assert "to continue, use --resume with a larger --budget" in capsys.readouterr().out
     assert len(until_decided("--resume")) == 9
     assert set(until_decided("--resume", "--budget", "1h")) == EXPECTED
 
