@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from grpo_trainable.command_line import align
-from reports.margin_tests import Design, Judgement, Pairs, judge
+from reports.margin_tests import Design, Pairs, judge
 from reports.summary import show
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -130,22 +130,27 @@ def read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def judged(space: str) -> dict[str, Judgement]:
+def judged(space: str) -> dict[str, dict[str, Any]]:
     """Return the verdict about each arm of an off-policy result, except the baseline."""
-    _, *others = read(f"off_policy_{space}")["arms"].items()
+    result = read(f"off_policy_{space}")
+    if "menu" in result:
+        arms = result["menu"]["arms"].items()
+        return {arm: own for arm, own in arms if own["difference"] is not None}
+    _, *others = result["arms"].items()
     pairs = {
         arm: Pairs(np.array(own["against"]), np.full(len(own["against"]), MARGIN))
         for arm, own in others
     }
     seeds = max(own.seeds for own in pairs.values())
-    return judge(pairs, Design(seeds=seeds, arms=len(pairs)))
+    found = judge(pairs, Design(seeds=seeds, arms=len(pairs)))
+    return {arm: vars(own) for arm, own in found.items()}
 
 
 @cache
 def all_judged() -> dict[str, dict[str, dict[str, Any]]]:
     """Return the verdicts of all off-policy results: space -> arm -> field -> value."""
     spaces = (path.stem.removeprefix("off_policy_") for path in RESULTS.glob("off_policy_*.json"))
-    return {space: {a: vars(own) for a, own in judged(space).items()} for space in spaces}
+    return {space: judged(space) for space in spaces}
 
 
 # ---- Pages -----------------------------------------------------------------------------------
@@ -292,10 +297,27 @@ def off_policy(space: str) -> list[str]:
     return markdown(["arm", "held-out reward", "difference", "verdict", *titles], rows)
 
 
-def verdict(own: Judgement) -> tuple[str, str]:
+def verdict(own: Mapping[str, Any]) -> tuple[str, str]:
     """Return the difference with its bounds, and the verdict."""
-    bounds = "" if own.low is None else f" ({own.low:+.3f} to {own.high:+.3f})"
-    return f"{own.difference:+.3f}{bounds}", own.verdict
+    bounds = "" if own["low"] is None else f" ({own['low']:+.3f} to {own['high']:+.3f})"
+    return f"{own['difference']:+.3f}{bounds}", own["verdict"]
+
+
+def menu(space: str) -> list[str]:
+    """Show the menu of a space: the speed, the cost and the verdict of each arm."""
+    own = read(f"off_policy_{space}")["menu"]
+    rows = [[own["baseline"], "1.00x", "1.00x", "", "baseline", ""]]
+    for arm, values in own["arms"].items():
+        if arm != own["baseline"]:
+            ratios = [ratio(values["speed_up"]), ratio(values["equal_cost"])]
+            rows.append([arm, *ratios, *verdict(values), str(values["seeds"])])
+    return markdown(["arm", "speed-up", "at equal cost", "difference", "verdict", "seeds"], rows)
+
+
+def ratio(own: Mapping[str, float | None]) -> str:
+    """Return a ratio with its interval."""
+    bounds = "" if own["low"] is None else f" ({own['low']:.2f}-{own['high']:.2f})"
+    return f"{own['value']:.2f}x{bounds}"
 
 
 # ---- Asynchrony ------------------------------------------------------------------------------
@@ -579,6 +601,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             evidence,
             quickstart,
             off_policy,
+            menu,
             asynchrony,
             moved_reference,
             schedule,

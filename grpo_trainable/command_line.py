@@ -25,11 +25,11 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class UsageError(Exception):
-    """A mistake found before anything starts. The message is one line that says what to do."""
+    """A user's mistake, found before the start. The message is one line that says what to do."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that keeps line breaks, refuses abbreviated options, and raises UsageError."""
+    """Parser that keeps line breaks, rejects abbreviated options, and raises UsageError."""
 
     def __init__(self, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
@@ -83,7 +83,7 @@ def add_verdict_options(
 
     Args:
         parser: The parser of the command.
-        description: What the command does with the options, or without them.
+        description: Says what the command does with these options, and what it does without them.
     """
     group = parser.add_argument_group("verdicts", description)
     margin = group.add_mutually_exclusive_group()
@@ -97,18 +97,18 @@ def add_verdict_options(
         "--margin-relative",
         metavar="SHARE",
         type=positive,
-        help="the same as a share of the baseline's held-out reward, such as 0.05",
+        help="the same margin, as a share of the baseline's held-out reward, such as 0.05",
     )
     group.add_argument(
         "--baseline",
         metavar="ARM",
-        help="the arm that verdicts compare the others with (the first arm)",
+        help="the arm that verdicts compare the other arms with (the first arm)",
     )
     return group
 
 
 def time_span(text: str) -> float:
-    """Return the seconds of a time such as 2h, 90m or 3600s; an argparse type."""
+    """Convert a time such as 2h, 90m or 3600s to seconds. This is an argparse type."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([hms])", text)
     seconds = float(found[1]) * {"h": 3600, "m": 60, "s": 1}[found[2]] if found else 0.0
     if not seconds:
@@ -191,7 +191,8 @@ def output_dropped_on_error() -> Iterator[None]:
     finally:
         for name, (stream, droppable) in guarded.items():
             droppable.end()
-            # A live table that began earlier may have ended meanwhile and restored its own stream.
+            # A live table that began earlier may have ended in the meantime and restored its
+            # stream.
             if getattr(sys, name) is droppable:
                 setattr(sys, name, stream)
 
@@ -215,7 +216,7 @@ class _Droppable:
         self._try(self._stream.flush)
 
     def end(self) -> None:
-        """Flush for the last time. Output that cannot be written now is lost."""
+        """Flush for the last time, and drop output that cannot be written."""
         try:
             self._stream.flush()
         except OSError:
@@ -225,9 +226,9 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for every writer, because nobody will read the stream again
+            _discard(self._stream)  # affects every writer, since the stream has no reader
         except OSError:
-            return  # keep the stream, because a full disk may have space later
+            return  # keep the stream: a full disk may have space later
 
 
 def _discard(stream: IO[str]) -> None:

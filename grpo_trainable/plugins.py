@@ -71,10 +71,10 @@ def is_reference(text: str) -> bool:
 
 
 def load(key: str, reference: str, fits: Callable[[Any], bool] = callable) -> Any:
-    """Return the object that the setting `key` names: by default, any function or class.
+    """Return the object that the setting `key` names. By default it may be any callable.
 
     Raises:
-        PluginError: The object cannot be imported, or does not fit.
+        PluginError: The object cannot be imported, or `fits` rejects it.
     """
     with _one_line_errors(key, reference):
         found = _import_name(reference, fits)
@@ -190,7 +190,7 @@ def _import_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    # The module gets a made-up name, because a user's json.py must not replace the standard json.
+    # The module gets an invented name, because a user's json.py must not replace the standard json.
     # For the same reason, the file's directory comes last on `sys.path`. The name depends on the
     # file's contents, so a process executes the file again only if its contents have changed.
     digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()

@@ -72,7 +72,8 @@ class GRPOTrainable(tune.Trainable):
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
                 error in `setup` would look like the death of the trial's process.
-            PluginError: The user's task cannot be loaded. Under Tune as above.
+            PluginError: The user's task cannot be loaded. Under Tune, the first step raises this
+                error too.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -94,7 +95,7 @@ class GRPOTrainable(tune.Trainable):
             self._fail_later(error)
 
     def _fail_later(self, error: Exception) -> None:
-        """Make the next step or restore raise the error, or raise it now outside Tune."""
+        """Make the next step or restore raise the error. Outside Tune, raise it now."""
         if self._trial_info is None:
             raise error
         self.trial = cast("Trial", InvalidTrial(error))
@@ -108,8 +109,8 @@ class GRPOTrainable(tune.Trainable):
 
         The first call restores the trial's newest checkpoint, unless `restore` has been called.
 
-        A call that abandons its round saves the last finished round and returns once Tune has
-        ended, without a row.
+        A call that abandons its round saves the last finished round. It waits until Tune's run has
+        ended, and then returns without a row.
 
         Raises:
             RuntimeError: An earlier call returned the row of the last round.
@@ -128,14 +129,14 @@ class GRPOTrainable(tune.Trainable):
                     "checkpoint, or create a Trainable with more rounds"
                 )
             # The trial was restored from its final checkpoint, and no round follows. Tune keeps the
-            # row of the last round. Outside Tune, this row says how far the trial came.
+            # row of the last round. Outside Tune, this row says how far the trial got.
             ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
             return {RESULT_DUPLICATE: True, "done": True, **ended}
         self._ran(report)
         return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
 
     def _ran(self, report: RoundReport) -> None:
-        """Use the report of a round, before `step` returns the row."""
+        """Use the report of a round, before `step` returns the row. Subclasses override this."""
 
     def _stop(self, lost_s: float) -> None:
         """Save the last finished round unless it is already saved, and wait for Tune's run to end.
@@ -157,7 +158,7 @@ class GRPOTrainable(tune.Trainable):
                 notes=self.trial.take_notes(),
             )
         )
-        # If this call returned earlier, Tune would read its result and consider the trial done.
+        # If this call returned earlier, Tune would read the result and consider the trial finished.
         request.wait_until_released()
 
     # ---- Checkpoints -------------------------------------------------------------------------
@@ -243,15 +244,16 @@ class GRPOTrainable(tune.Trainable):
         self._follow_trial()
 
     def _follow_trial(self) -> None:
-        """Set Tune's counters to those of the trial, which has just begun or been restored."""
+        """Set Tune's counters to the counters of a trial that has just begun or been restored."""
         self._looked_for_checkpoint = True
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
     def _restore(self, checkpoint_path: Any) -> int:
-        """Restore this checkpoint, unless it contains a foreign file, and return its round.
+        """Restore this checkpoint and return its round.
 
-        Tune's own `restore` would unpickle a foreign file.
+        Reject a directory with a file that does not belong to a checkpoint, because Tune's own
+        `restore` would unpickle such a file.
         """
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         if isinstance(checkpoint, str):
@@ -275,8 +277,8 @@ class GRPOTrainable(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Start over with another config, and return True.
 
-        Under Tune, if the trial cannot start over, the actors are ended and the next step raises
-        the reason. Possible reasons are an invalid config, resources that the trial has not
+        Under Tune, if the trial cannot start over, this method ends the actors, and the next step
+        raises the error. Possible reasons are an invalid config, resources that the trial has not
         reserved, and a file that has changed.
         """
         from grpo_trainable.trial import resolved
@@ -286,8 +288,8 @@ class GRPOTrainable(tune.Trainable):
         try:
             trial.reset(resolved(new_config), self._storage, self._stop_request())
         except Exception as error:
-            # If this method raised the error or returned False, Tune would report another reason,
-            # or none, would not retry the trial, and would not free its resources.
+            # If this method raised the error or returned False, Tune would not retry the trial or
+            # free its resources, and would report a different reason or none.
             self._fail_later(error)
             trial.end()
         return True

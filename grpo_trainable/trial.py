@@ -80,12 +80,12 @@ class Trial:
                 experiment. The files that this trial reads must still have these digests. None:
                 nothing is compared.
             files: A reference to the result of `shipping.contents`, for the machines of a cluster.
-            replaced: SHA-256 of earlier versions of files, with which a checkpoint may have been
-                written.
-            stop_request: A request that the trial obeys. None: nobody can stop the trial.
+            replaced: SHA-256 of earlier versions of files. A checkpoint may have been written with
+                these versions.
+            stop_request: A request that the trial obeys. None: the trial cannot be stopped.
 
         Raises:
-            ConfigError: The placement group of the trial does not have the bundles of its actors.
+            ConfigError: The trial's placement group lacks bundles for the trial's actors.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -132,19 +132,19 @@ class Trial:
         self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
         self._news = [
-            f"weights travel by {choice.key}: {choice.why}",
+            f"weights are sent by {choice.key}: {choice.why}",
             f"engine {engine.name}: {engine.promise}",
         ]
         self._warm_up_s = 0.0
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # spans of the checkpoints since the last round
-        self._saved_round = 0  # round of the last checkpoint; before round 1 there is none
+        self._saved_round = 0  # round of the last checkpoint; 0 if there is none
         self._failures = 0  # number of consecutive checkpoints that could not be written
         self._retry_at = math.inf  # round after which the next attempt is made
         self.due = False  # True if the trial requests a checkpoint of this round
         self._has_first_weights = False
         self._disturbed = False  # True once the user has been warned about a disturbed round
-        self._lost_actor = False  # True if an actor was replaced since the meter was last read
+        self._lost_actor = False  # True if an actor has been replaced since the last reading
 
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.
@@ -166,7 +166,7 @@ class Trial:
         """Warm up the actors.
 
         Actors that were reset are warmed up too, because the new config may need larger tensors or
-        another model. So the first round takes as long as in new actors.
+        another model. The first round therefore takes as long as it does in new actors.
 
         Raises:
             ActorFailed: An actor cannot do the work of a round.
@@ -211,7 +211,7 @@ class Trial:
         Raises:
             ActorFailed: An actor failed in a way that ends the trial.
             RoundAbandoned: A request to stop came before the round's gradient steps. The trial can
-                be saved as of its last finished round, but runs no further round.
+                still be saved as it was after its last finished round, but it runs no more rounds.
         """
         round_ = self.rounds_trained + 1
         evaluates = round_ % self.config.eval.every == 0 or round_ == self.config.rounds
@@ -275,7 +275,8 @@ class Trial:
         taken = self.meter.take()
         if taken is None:
             return {}
-        # Once an actor is killed, its CPU time cannot be separated from that of other processes.
+        # Once an actor is killed, its CPU time cannot be told apart from the CPU time of other
+        # processes.
         lost, self._lost_actor = self._lost_actor, False
         if taken.fraction > DISTURBED_ABOVE and not lost and not self._disturbed:
             self._disturbed = True
@@ -284,7 +285,7 @@ class Trial:
         return {"time/disturbed_fraction": taken.fraction}
 
     def _add_processes_to_meter(self) -> None:
-        """Add to the meter the processes of actors that have started since the previous call."""
+        """Add the processes of newly started actors to the meter of CPU time."""
         for process in self.actors.new_processes():
             self.meter.add(process)
             if process.niceness > self._niceness:
@@ -358,7 +359,7 @@ class Trial:
     def checkpointing(self) -> Iterator[None]:
         """Count the enclosed time as checkpoint time, and leave it out of the wall clock.
 
-        Enclose both the writing of a checkpoint and the copying of it to the storage.
+        Enclose both writing a checkpoint and copying it to the storage.
         """
         start = now()
         try:
@@ -376,8 +377,8 @@ class Trial:
     def note_checkpoints(self, notes: list[str], *, failed: bool = False) -> None:
         """Report problems with checkpoints, and schedule the next attempt after a failure.
 
-        The next attempt comes 1 round after the first failure in a row, 2 rounds after the second,
-        4 rounds after the third, and so on, unless a checkpoint is due earlier.
+        The next attempt comes 1 round after the first consecutive failure, 2 rounds after the
+        second, 4 rounds after the third, and so on, unless a checkpoint is due earlier.
 
         Args:
             notes: One line for each problem.
@@ -443,9 +444,9 @@ class Trial:
         self._saved_round = self.rounds_trained
 
     def _compare_inputs(self, before: Mapping[str, str]) -> None:
-        """Compare the files with those that a checkpoint was written with.
+        """Compare the digests of the trial's files with those in a checkpoint.
 
-        If the user has replaced a file on purpose, note this.
+        If the user has deliberately replaced a file, add a note.
 
         Raises:
             InputChanged: Another file has changed.
@@ -470,7 +471,7 @@ class Trial:
         """Start over with another config.
 
         The actors are kept if the new config has the same placement, resources and transport as the
-        old one. Otherwise new actors are started. `storage` and `stop_request` are those of the new
+        old one. Otherwise new actors are started. `storage` and `stop_request` belong to the new
         trial.
 
         Raises:

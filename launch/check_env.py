@@ -36,12 +36,12 @@ what would go wrong in training:
   remembers     an episode depends on the previous episode of the environment
   shares        episodes in one process affect each other, for example by sharing random numbers
   unsendable    a specification is not JSON, or JSON changes it
-  retokenised   the policy would read a text that differs from what the environment said
+  retokenised   the policy would read a text that differs from the environment's text
   processes     the environment leaves processes behind
 
-Specifications are the task's first training examples, or those that --spec gives. Actions are made
-up from the environment's text, digits and unusual strings; --action adds meaningful actions.
-Neither Ray nor a policy is started."""
+The specifications of the episodes are the task's first training examples, or are given by --spec.
+Actions are made up from the environment's text, digits and unusual strings. Use --action to add
+meaningful actions. Neither Ray nor a policy is started."""
 EXAMPLES = """\
 examples:
   python launch/check_env.py guess

@@ -36,10 +36,10 @@ Sample responses of one policy to the held-out prompts of a task, score them, an
   evaluation.json                          mean reward, pass@k, majority@k, each with an interval
   generations.parquet, generations.jsonl   every response with its scores
   categories.md                            ten responses of each category
-  evaluation.html                          all of that as a page with filters
+  evaluation.html                          all of this as a page with filters
 
 A checkpoint is evaluated with the settings of its trial, so the reward of the last checkpoint
-equals that of the trial's last evaluation. A policy that --model names is evaluated with the
+equals the reward of the trial's last evaluation. A policy that --model names is evaluated with the
 default settings. Ray is not started."""
 EXAMPLES = """\
 examples:
@@ -80,8 +80,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     policy.add_argument(
         "--model",
         metavar="PATH",
-        help="directory of a policy (default without --checkpoint: the shipped policy, or the one "
-        "that --set model.preset=… names)",
+        help="directory of a policy (default without --checkpoint: the shipped policy, or the "
+        "policy that --set model.preset=… names)",
     )
     add = parser.add_argument
     add(
@@ -148,7 +148,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--device",
         choices=("cpu", "cuda"),
-        help="device (default: the one on which the trial sampled, or cuda if available)",
+        help="device (default: the device on which the trial sampled, or cuda if available)",
     )
     add(
         "--batch",
@@ -325,7 +325,7 @@ def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> No
 
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
-    """Sample, write and print. Return FAILED if the engine failed or too many rewards did."""
+    """Sample, write and print. Return FAILED if the engine or too many rewards failed."""
     from grpo_trainable.engines.engine import EngineError
     from reports.evaluations.files import DATA, PAGE, write_evaluation
     from reports.evaluations.pairs import differences

@@ -29,7 +29,8 @@ Write the policy of a checkpoint to the directory OUT, in the form that transfor
   AutoModelForCausalLM.from_pretrained("OUT"), AutoTokenizer.from_pretrained("OUT")
 
 A policy of this package becomes a Llama. A Hugging Face model keeps its architecture, tokenizer and
-chat template. LoRA adapters are merged into the model. With --adapters, only they are written:
+chat template. LoRA adapters are merged into the model. With --adapters, only the adapters are
+written:
 
   PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("BASE"), "OUT")"""
 EXAMPLES = """\

@@ -25,7 +25,7 @@ DESCRIPTION = """\
 Let a language model write prompts for the keyword task. Each prompt requests a story with given
 keywords. The command writes train.jsonl, eval.jsonl and prompts.parquet to OUT. A fifth of the
 prompts are held out; a hash of the keywords decides which. If prompts differ only in case or
-punctuation, one of them is kept. If the command is killed, run the same command again to
+punctuation, only one of them is kept. If the command is killed, run the same command again to
 continue."""
 EXAMPLES = """\
 examples:

@@ -11,15 +11,15 @@ That share sets the inclusion rate that GRPO starts from. Without the first part
 fluent but never copies, and GRPO learns nothing. All documents have the same length, so stories
 with and without their keyword differ only in the keyword.
 
-The games corpus contains episodes with random legal moves: of a guessing game, and of questions
-that may be answered with a calculator. A share of the players use what the game or the calculator
-tells them.
+The games corpus contains episodes of a guessing game, and of questions that may be answered with a
+calculator. The players make random legal moves. A share of them use the hints of the game or the
+results of the calculator.
 
 The arithmetic corpus consists of word problems, each with a step-by-step calculation and the
 answer. In the first part, every document is correct, so the policy learns to calculate. In the
 later part, only a share of the calculations are correct, and only a share of the answers are marked
 as the reward requires. So the policy can calculate but does not always do so, and GRPO can change
-that.
+this.
 The problems for training and for evaluation are written to the policy's directory, as train.jsonl
 and heldout.jsonl.
 """
@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"Use the result with: {shlex.join(command_line.command('tune'))} "
         "--set model.path=DIR\n"
         "The card (DIR/card.md) says how fluent the policy is and how often it earns the reward.\n"
-        "The rate of rewards must be neither 0 nor 1, because GRPO learns from differences between "
-        "responses to one prompt.",
+        "This rate must be neither 0 nor 1, because GRPO learns from differences between responses "
+        "to one prompt.",
     )
     parser.add_argument(
         "--out",
@@ -175,7 +175,11 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
     for option, what, default in (
         ("listening", "guessing players who follow the hints", games.listening_share),
         ("calling", "players who call the calculator first", games.calling_share),
-        ("copying", "callers who then answer with the calculator's result", games.copying_share),
+        (
+            "copying",
+            "callers of the calculator who then answer with its result",
+            games.copying_share,
+        ),
     ):
         parser.add_argument(
             f"--{option}-share",
@@ -186,7 +190,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(setting: str) -> str:
-    """Return the default of a setting, and the different defaults of some corpora."""
+    """Return the default of a setting, and the defaults of corpora that differ from it."""
     stories = getattr(StoryRecipe(), setting)
     others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
     own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)

@@ -19,7 +19,8 @@ DESCRIPTION = """\
 Write EXPERIMENT_DIR/report.html, a page that compares the arms of an experiment: table, plots,
 responses before and after training, and exact settings. Also write the page's figures to
 EXPERIMENT_DIR/report.json, for programs, and its plots to EXPERIMENT_DIR/plots as PNG files. The
-experiment may still be running, or may have been killed: the page then names what is missing."""
+experiment may still be running, or may have been killed. In these cases, the page says what is
+missing."""
 EXAMPLES = """\
 examples:
   python launch/report.py ~/ray_results/three_seeds

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     # Until the trials run, SIGTERM ends the command as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Files must not be writable for other users, or a resume would refuse them. Ray's processes
+    # Files must not be writable for other users, or a resume would reject them. Ray's processes
     # inherit the umask.
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     return command_line.run("tune", lambda: _main(sys.argv[1:] if argv is None else argv))
@@ -172,7 +172,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--until-decided",
         action="store_true",
         help="with a margin: after the seeds of --num-samples, add one seed at a time until every "
-        "arm has a verdict. An arm that has one gets no more seeds (docs/howto/verdict.md)",
+        "arm has a verdict. Once an arm has a verdict, the arm gets no more seeds "
+        "(docs/howto/verdict.md)",
     )
     verdicts.add_argument(
         "--max-seeds",
@@ -184,8 +185,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--budget",
         metavar="TIME",
         type=time_span,
-        help="with --until-decided: time of all trials together, for example 2h, 90m or 3600s. No "
-        "seed is added that would probably exceed it. --resume may change the budget",
+        help="with --until-decided: time of all trials together, for example 2h, 90m or 3600s. A "
+        "seed that would probably exceed this time is not added. --resume may change the budget",
     )
     add(
         "--name",
@@ -213,9 +214,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--extend",
         action="store_true",
-        help="add trials to the finished experiment that --name names: seeds, up to --num-samples "
-        "in all, and arms (--arm). Settings and files must be unchanged. An interrupted extension "
-        "continues with --resume (docs/howto/verdict.md)",
+        help="add trials to the finished experiment that --name names: seeds, up to a total of "
+        "--num-samples, and arms (--arm). Settings and files must be unchanged. An interrupted "
+        "extension continues with --resume (docs/howto/verdict.md)",
     )
     add(
         "--arm",
@@ -228,8 +229,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--accept-changed-code",
         action="store_true",
         help="with --resume: continue although a file with your own code, such as a reward, has "
-        "changed since trials trained with it. Until the first round of any trial is done, a "
-        "resume accepts changed code without this option",
+        "changed since trials trained with it. Before any trial has finished a round, a resume "
+        "accepts changed code without this option",
     )
     add(
         "--checkpoint-every",
@@ -373,10 +374,10 @@ def run(plan: Plan) -> int:
 
 
 def plan_of_next_block(plan: Plan) -> Plan | None:
-    """Return the plan of the next block of seeds, written to experiment.json.
+    """Plan the next block of seeds, write the plan to experiment.json, and return it.
 
-    Print what is decided so far and what the rest will cost. Return None if the experiment adds no
-    seeds, or no more seeds.
+    Print the verdicts so far and the probable cost of the rest. Return None if the experiment adds
+    no seeds, or no more seeds.
     """
     from reports.experiment import ExperimentError
     from reports.menu import MenuError
@@ -399,13 +400,13 @@ def plan_of_next_block(plan: Plan) -> Plan | None:
         print(f"next: seed {seed} of {arms}, about {duration(block.seconds)}", flush=True)
         return with_one_more_seed(plan, block.arms)
     except (*REFUSALS, ExperimentError, MenuError, ReportError) as error:
-        # The user has not given --extend, which some messages begin with.
+        # Some messages begin with --extend, but the user has not given this option.
         print(f"no more seeds: {str(error).removeprefix('--extend: ')}", flush=True)
         return None
 
 
 def with_one_more_seed(plan: Plan, arms: Sequence[str]) -> Plan:
-    """Return the plan of one more seed of some arms, written to experiment.json.
+    """Plan one more seed of some arms, write the plan to experiment.json, and return it.
 
     Raises:
         UsageError, ConfigError, PluginError: The experiment cannot be extended.
@@ -429,7 +430,7 @@ def with_one_more_seed(plan: Plan, arms: Sequence[str]) -> Plan:
 
 
 def verdicts_so_far(place: AnyPath) -> tuple[ExperimentRecord, Menu]:
-    """Read an experiment and judge its arms. Print the sentences about them.
+    """Read an experiment and judge its arms. Print the result in sentences.
 
     Raises:
         ExperimentError: The experiment's directory cannot be read.
@@ -486,7 +487,7 @@ def notes(plan: Plan) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return the notes, except those that only state facts about prompts and adapters."""
+    """Return the notes, without notes that only state facts about prompts and adapters."""
     return [note for note in notes(plan) if not note.startswith((NUMBERS, ADAPTERS))]
 
 

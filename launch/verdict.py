@@ -1,4 +1,4 @@
-"""Say whether an arm may replace the baseline: no worse by more than a margin, and at what price.
+"""Say whether each arm may replace the baseline, and at what price.
 
 python launch/verdict.py ~/ray_results/three_seeds --margin 0.03
 """
@@ -27,11 +27,11 @@ from reports.summary import compare
 from tuning.directories import directory_named, is_running
 
 DESCRIPTION = """\
-Compare the held-out rewards of an experiment's arms with those of a baseline, and print a menu: the
-speed and the cost of each arm, and a verdict. An arm is no worse if its loss of reward is below the
-margin, with a confidence of 95 % over all arms. If an arm is undecided, the menu says how many more
-seeds, minutes and device-hours a decision would probably take. An arm that did not receive the
-treatment that its settings name fails its audit and has no verdict (docs/howto/verdict.md)."""
+Compare the held-out rewards of an experiment's arms with the rewards of a baseline, and print a
+menu: the speed and the cost of each arm, and a verdict. An arm is no worse if its loss of reward is
+below the margin, with a confidence of 95 % over all arms. If an arm is undecided, the menu says how
+many more seeds, minutes and device-hours a decision would probably take. An arm whose trials did
+not do what its settings say fails its audit and has no verdict (docs/howto/verdict.md)."""
 EXAMPLES = """\
 examples:
   python launch/verdict.py ~/ray_results/three_seeds --margin 0.03
@@ -86,8 +86,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max-seeds",
         metavar="N",
         type=number(int, FIRST_LOOK, MOST_SEEDS),
-        help="judge the seeds so far; valid however often you look, up to N seeds in all. Choose N "
-        "before the first look. Without this option, a verdict needs all planned seeds",
+        help="judge the seeds so far. The verdict is valid however often you look, up to a total "
+        "of N seeds. Choose N before the first look. Without this option, a verdict needs all "
+        "planned seeds",
     )
     add("--json", action="store_true", help="print the menu as JSON")
     return parser.parse_args(argv)

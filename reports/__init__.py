@@ -1,4 +1,4 @@
 """Read an experiment from disk, compare its arms, and write the table, the plots and the page."""
 
-EXPERIMENT_FILE = "experiment.json"  # in an experiment's directory; describes the experiment
-EXTENSIONS = "extensions"  # directory in an experiment; has one numbered directory per extension
+EXPERIMENT_FILE = "experiment.json"  # description of an experiment, in its directory
+EXTENSIONS = "extensions"  # subdirectory with one numbered directory per extension

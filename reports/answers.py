@@ -1,7 +1,7 @@
 """Table that answers the question of a search space: a row for each arm, a column for each figure.
 
-A cell is the median over the seeds, with the minimum and the maximum. A difference compares trials
-of the same seed.
+A cell shows the median over the seeds, with the minimum and the maximum. A difference is computed
+between trials with the same seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean
 EARLY_REWARD = Column(
     name="early_reward", title="early held-out reward", metric="early_reward", form="{:.3f}"
 )
-EARLY = 0.25  # share of the rounds
+EARLY = 0.25  # share of the rounds after which the early reward is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class Answer:
 def answer(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> Answer | None:
-    """Return the table, or None if the experiment asks no question or has only one arm."""
+    """Return the table, or None if the space asks no question or only one arm has rows."""
     arms = experiment.complete_arms  # trials that stopped early are not comparable
     if experiment.question is None or len(arms) < 2:
         return None
-    # Use the baseline from the table of arms, or else the first arm.
+    # Use the baseline of the table of arms. If that table has none, use the first arm.
     base = comparison.baseline or next(iter(arms))
     rewards = {trial.config.seed: trial.reward_after for trial in arms[base]}
 
@@ -94,8 +94,9 @@ def answer(
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
-        note="Only trials that ran all rounds count. With several seeds, a cell is the median, "
-        "with the minimum and the maximum below it. A difference compares trials of the same seed. "
+        note="Only trials that ran all their rounds count. With several seeds, a cell shows the "
+        "median, with the minimum and the maximum below it. A difference is computed between "
+        "trials with the same seed. "
         f"{_how_early([trial for trials in arms.values() for trial in trials])}"
         f"The list below explains the other columns.{_marked(not_comparable)}"
         f"{_marked_as_counted(comparison)}",
@@ -112,8 +113,8 @@ def _how_early(trials: Sequence[TrialRecord]) -> str:
     first, last = f"{min(shares):.0%}", f"{max(shares):.0%}"
     when = first if first == last else f"{first} to {last}"
     return (
-        f"The early held-out reward comes from the evaluation nearest to {EARLY:.0%} of the "
-        f"rounds (here, after {when} of them). "
+        "The early held-out reward comes from the evaluation nearest to the point after "
+        f"{EARLY:.0%} of the rounds (here, after {when} of them). "
     )
 
 
@@ -155,8 +156,8 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure. None if it is missing from the trial's rows and files, or if it is a speed that
-        other processes disturbed.
+        The figure. None if it is missing from the trial's rows and files, or if it is a speed and
+        other processes disturbed the trial.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -168,7 +169,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_evaluation(trial: TrialRecord) -> tuple[int, float] | None:
-    """Return the round and the reward of the evaluation nearest to `EARLY` of the rounds."""
+    """Return the round and the reward of the evaluation nearest to `EARLY` times all rounds."""
     place = EARLY * trial.config.rounds
     measured = [(round_, reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured, key=lambda found: abs(found[0] - place), default=None)
@@ -195,7 +196,7 @@ def _mean(trial: TrialRecord, metric: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-# Functions that reduce the values of all rounds to one value. The keys are those of
+# Functions that reduce the values of all rounds to one value. They have the same keys as
 # search_spaces.columns.OVER.
 OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
     "last": TrialRecord.last,
@@ -216,7 +217,7 @@ def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
     return None if trained is None or not requested else 1 - trained / requested
 
 
-# Figures that are not metrics of a round. The keys are those of search_spaces.columns.DERIVED.
+# Figures that are not metrics of a round, with the same keys as search_spaces.columns.DERIVED.
 DERIVED: Mapping[str, Callable[[TrialRecord, TrialFiles], float | None]] = {
     "early_reward": _early_reward,
     "samples_per_s": lambda trial, files: trial.samples_per_s,

@@ -20,11 +20,11 @@ from reports.records import ExperimentRecord, TrialRecord
 from reports.series import lag_shares
 from reports.summary import EQUAL_SAMPLES, median
 
-LEAST_LAG = 0.5  # a group must reach a larger share of the nominal lag than this
-LENGTH_CHANGE = 0.1  # largest difference between trained and drawn lengths, as a share
-STANDARD_ERRORS = 2.0  # a smaller difference in length may be chance
+LEAST_LAG = 0.5  # the lag of some group must exceed this share of the nominal lag
+LENGTH_CHANGE = 0.1  # largest accepted difference in length, as a share of the drawn length
+STANDARD_ERRORS = 2.0  # a difference in length of fewer standard errors may be chance
 
-# Settings that decide where and how fast an arm works and how it is evaluated, but not what it
+# Settings that decide where and how fast an arm runs, or how it is evaluated, but not what it
 # learns. Arms that differ only in these settings may be equal bit for bit, as `sync` and
 # `colocated_k1` are.
 OF_EXECUTION = (
@@ -32,7 +32,7 @@ OF_EXECUTION = (
     *("checkpoint.", "eval.", "rollout.unit_prompts", "rollout.slots", "model.packing"),
     *("model.gradient_checkpointing", "optim.microbatch", "optim.microbatch_tokens"),
 )
-# Areas of metrics that say when and where work was done, not what was learned.
+# Prefixes of metrics that show when and where work was done, not what was learned.
 OF_WORK = (*TIMED, "fleet/", "count/", "buffer/", "version/")
 
 CHECKS = (
@@ -42,14 +42,16 @@ CHECKS = (
 CHECKS_NOTE = (
     "Delivered lag: the mean over the groups, with the smallest and the largest lag below it. "
     "Without gradient: the share of the rounds that did not change the policy. Tokens: the mean "
-    "length of the responses trained on, and of those drawn. Equal to: arms that learned the same, "
-    "bit for bit, although their settings differ."
+    "length of the responses that were trained on, and of all responses that were drawn (sampled). "
+    "Equal to: arms that learned the same, bit for bit, although their settings differ."
 )
 CONSEQUENCES = ("arm", "effective sample size", "discarded", "clipped", "weights bounded")
 CONSEQUENCES_NOTE = (
     "These figures follow from the settings, so no arm fails because of them. Effective sample "
-    "size: that of the importance weights of a gradient step, as a share of its responses. "
-    "Discarded: the share of the sampled groups. Clipped, weights bounded: the share of the tokens."
+    "size: computed from the importance weights of a gradient step, as a share of the step's "
+    "responses. Discarded: the share of the sampled groups that were dropped. Clipped: the share "
+    "of the tokens that were clipped. Weights bounded: the share of the tokens whose importance "
+    "weights were bounded."
 )
 
 
@@ -63,19 +65,19 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Treatment that an arm received, over its complete trials. Unknown figures are None."""
+    """Treatment that an arm received in its complete trials. Unknown figures are None."""
 
     arm: str
-    seeds: Sequence[int]  # of the complete trials; empty if there is nothing to audit yet
+    seeds: Sequence[int]  # seeds of the complete trials; empty if there is nothing to audit yet
     lag: int  # nominal lag
     lags: Mapping[int, float]  # lag -> share of the groups; empty if unknown
     ess_fraction: float | None  # effective sample size, as a share of a step's responses
     discarded: float | None  # share of the requested groups that were dropped
     trained_tokens: float | None  # mean length of the responses that rounds trained on
-    drawn_tokens: float | None  # mean length of the responses that were sampled for them
-    clipped: float | None  # share of tokens
-    weights_bounded: float | None  # share of tokens
-    without_gradient: float | None  # share of rounds
+    drawn_tokens: float | None  # mean length of all responses sampled for those rounds
+    clipped: float | None  # share of the tokens that were clipped
+    weights_bounded: float | None  # share of the tokens whose weights were bounded
+    without_gradient: float | None  # share of the rounds that did not change the policy
     identical: Sequence[str]  # arms that learned the same, although their settings differ
     faults: Sequence[Fault]
 
@@ -97,7 +99,7 @@ def audit_arms(
     for arm, trials in arms.items():
         trained, drawn = _lengths(trials)
         equal = identical[arm]
-        # The baseline, and arms that are meant to equal it, have no treatment that could fail.
+        # The baseline, and arms that should equal it, have no treatment that could fail.
         treated = not base or _differences(experiment.arms[arm][0].config, base[0].config)
         faults = [
             _lag_fault(trials),
@@ -128,7 +130,7 @@ def audit_arms(
 
 
 def _lag_fault(trials: Sequence[TrialRecord]) -> Fault | None:
-    """Return a fault if a trial never exceeded `LEAST_LAG` of its nominal lag."""
+    """Return a fault if a trial's lag never exceeded `LEAST_LAG` times the nominal lag."""
     largest = {t.config.seed: max(t.column("lag/max"), default=math.inf) for t in trials}
     short = [t for t in trials if largest[t.config.seed] <= LEAST_LAG * t.config.lag]
     short = [trial for trial in short if trial.config.lag]
@@ -136,7 +138,7 @@ def _lag_fault(trials: Sequence[TrialRecord]) -> Fault | None:
         return None
     config = short[0].config
     most = int(max(largest[trial.config.seed] for trial in short))
-    # Even lag_mode=exact delivers a lag of at most one less than the number of rounds.
+    # Even with lag_mode=exact, the lag is always smaller than the number of rounds.
     few = config.rounds - 1 <= LEAST_LAG * config.lag
     advice = "train more rounds" if few else "use lag_mode=exact"
     return Fault(
@@ -194,8 +196,8 @@ def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
 def _length_fault(trials: Sequence[TrialRecord]) -> Fault | None:
     """Return a fault if groups were discarded by length.
 
-    Settings other than `rollout.zero_advantage=keep` ask for a selection of groups, so a difference
-    in length is part of their treatment.
+    Values of `rollout.zero_advantage` other than `keep` ask for a selection of groups, so a
+    difference in length is part of the treatment.
     """
     trained, drawn = _lengths(trials)
     if len(drawn) < 2 or trials[0].config.rollout.zero_advantage != "keep":
@@ -208,8 +210,8 @@ def _length_fault(trials: Sequence[TrialRecord]) -> Fault | None:
     kind = "long" if mean < 0 else "short"
     return Fault(
         check="length",
-        reason=f"{kind} responses were discarded: those trained on had {before + mean:.1f} tokens "
-        f"on average, those drawn {before:.1f}",
+        reason=f"{kind} responses were discarded: the responses trained on had an average of "
+        f"{before + mean:.1f} tokens, and all responses drawn had {before:.1f}",
     )
 
 
@@ -220,16 +222,17 @@ def _samples_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -
         return None
     return Fault(
         check="samples",
-        reason=f"it trained on {own:.0f} samples, {base[0].arm} on {theirs:.0f}; --samples N "
+        reason=f"it trained on {own:.0f} samples, and {base[0].arm} on {theirs:.0f}; --samples N "
         "trains every arm on N responses",
     )
 
 
 def _samples(trial: TrialRecord) -> float | None:
-    """Return the number of responses that a trial trained on, or left out because it was told to.
+    """Return the number of responses trained on, or left out because the settings ask for it.
 
-    With `rollout.zero_advantage`, a trial leaves out groups of equal rewards. With replay, a trial
-    draws groups from the buffer and may never draw some of them. Both are part of the treatment.
+    With `rollout.zero_advantage`, a trial leaves out groups with equal rewards. With replay, a
+    trial draws groups from the buffer and may never draw some of them. Both are part of the
+    treatment.
     """
     groups, config = trial.last("count/trained"), trial.config
     if groups is None:
@@ -240,7 +243,7 @@ def _samples(trial: TrialRecord) -> float | None:
     if config.buffer_capacity > 1:
         names += ["count/dropped_stale", "count/waiting"]
     left_out = sum(trial.last(name) or 0.0 for name in names)
-    planned = config.rounds * schedule.prompts_per_round(config)  # resampling draws more than this
+    planned = config.rounds * schedule.prompts_per_round(config)  # resampling draws more groups
     return max(groups, min(groups + left_out, planned)) * config.rollout.group_size
 
 
@@ -250,7 +253,7 @@ Learned = list[dict[str, float]]
 
 
 def _identical(arms: Mapping[str, Sequence[TrialRecord]]) -> dict[str, list[str]]:
-    """Return, for each arm, the arms that learned the same although other settings should matter.
+    """Return, for each arm, the arms that learned the same despite settings that should matter.
 
     Two arms learned the same if all their metrics apart from `OF_WORK` agree, bit for bit, in every
     round of every shared seed.
@@ -273,7 +276,7 @@ def _identical(arms: Mapping[str, Sequence[TrialRecord]]) -> dict[str, list[str]
 def _learned(trial: TrialRecord) -> Learned:
     """Return a trial's rows without metrics of time and work; empty if no row has a gradient."""
     if not trial.column("optim/grad_norm"):
-        return []  # other metrics alone do not show what was learned
+        return []  # the other metrics do not show what was learned
     return [
         {name: row[name] for name in row if "/" in name and not name.startswith(OF_WORK)}
         for row in trial.rows
@@ -281,7 +284,7 @@ def _learned(trial: TrialRecord) -> Learned:
 
 
 def _differences(one: GRPOConfig, other: GRPOConfig) -> list[str]:
-    """Return the settings in which two arms differ and that should change what they learn."""
+    """Return the settings that differ between two arms and should change what the arms learn."""
     first, second = one.in_effect, other.in_effect
     without_effect = {"lag_mode"} if one.lag == other.lag == 0 else set()
     without_effect |= {"k_mode"} if one.k == other.k == 1 else set()
@@ -319,7 +322,7 @@ def check_rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
 
 
 def consequence_rows(audits: Mapping[str, Audit]) -> list[tuple[str, ...]]:
-    """Return the rows of the table of consequences, with one cell for each of `CONSEQUENCES`."""
+    """Return the rows of the table of consequences, with one cell per title of `CONSEQUENCES`."""
     shares = {
         arm: (audit.ess_fraction, audit.discarded, audit.clipped, audit.weights_bounded)
         for arm, audit in audits.items()

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 DPI = 144
-WIDTH, HEIGHT = 5.0, 3.4  # inches; 11-point text is readable on a 360-pixel screen
+WIDTH, HEIGHT = 5.0, 3.4  # inches; so 11-point text is readable on a 360-pixel screen
 MARGIN = 0.02  # inches to the left of the leftmost label
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
@@ -65,7 +65,7 @@ class Section:
 
     title: str
     plots: Sequence[Plot]
-    legend: bool = True  # show a legend of the arms; false if the plots name the arms
+    legend: bool = True  # True: show a legend of the arms. False: the plots name the arms
 
 
 def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:

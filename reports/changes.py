@@ -8,7 +8,7 @@ rests on few responses has a wider threshold.
 
 A word is an unbroken sequence of letters and digits, in lower case, so the measures work for any
 language. In a language without spaces between words, such a sequence is a whole phrase, so n-grams
-are longer than their names say.
+are longer than their names suggest.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Quantity:
     threshold: float  # the report names changes larger than this, in both directions
     relative: bool  # True: the threshold is a share of the value before training
     because: str  # reason for this threshold
+    meaning: str = ""  # short explanation of the title; empty if the title needs none
 
     def change(self, before: float, after: float) -> float:
         """Return the change from `before` to `after` in the unit of the threshold."""
@@ -124,6 +125,7 @@ REPEATED = Quantity(
     unit="",
     fell="responses repeat themselves less (4-grams)",
     rose="responses repeat themselves more (4-grams)",
+    meaning="the share of a response's four-word phrases that occur earlier in it",
     threshold=0.05,
     relative=False,
     because="normal text rarely repeats four words within a few sentences; a loop always does",
@@ -150,6 +152,7 @@ WORDING = Quantity(
     unit="",
     fell="the wording of responses became more alike (3-grams)",
     rose="the wording of responses became more varied (3-grams)",
+    meaning="the number of different three-word phrases, as a share of all of them",
     threshold=0.15,
     relative=False,
     because="similar texts share some phrases; texts from a template share nearly all",
@@ -163,6 +166,7 @@ COMMONEST = Quantity(
     unit="",
     fell="fewer responses share one phrase (3-gram)",
     rose="more responses share one phrase (3-gram)",
+    meaning="the share of responses that contain the most frequent three-word phrase",
     threshold=0.25,
     relative=False,
     because="one response in four gained or lost a shared phrase",
@@ -176,6 +180,7 @@ NLL = Quantity(
     unit="nats per token",
     fell="the initial policy finds the text more likely (reference NLL)",
     rose="the initial policy finds the text less likely (reference NLL)",
+    meaning="how unlikely the initial policy finds each token of the responses",
     threshold=0.3,
     relative=False,
     because="an average token became a quarter less likely (e^-0.3 = 0.74) or a third more likely "
@@ -191,7 +196,8 @@ class Change:
     quantity: Quantity
     before: Sequence[float | None]  # one entry per seed; None if unknown
     after: Sequence[float | None]
-    # Number of responses behind each seed's values: the smaller number of before and after.
+    # Number of responses that each seed's values rest on, before or after training, whichever
+    # number is smaller.
     responses: Sequence[int] = ()
 
     @property
@@ -201,7 +207,7 @@ class Change:
 
     @property
     def threshold(self) -> float:
-        """Largest change that the report does not name."""
+        """Change above which the report names the quantity."""
         wide = self.quantity.threshold * self.widened
         return min(wide, MAX_RELATIVE) if self.quantity.relative else wide
 
@@ -226,7 +232,7 @@ class Change:
         return any(self._beyond(sign) for sign in (-1, 1))
 
     def sentences(self) -> Iterator[str]:
-        """Yield a sentence for the seeds whose values fell, and one for those whose values rose.
+        """Yield one sentence for seeds whose values fell, and one for seeds whose values rose.
 
         A sentence shows the medians over these seeds:
         `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
@@ -270,10 +276,11 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
 
 
 def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
-    """Return the values before training and at the latest round, and the responses behind them.
+    """Return the values before training and at the latest round, with numbers of responses.
 
-    The third mapping has the number of responses before training or at the latest round, whichever
-    is smaller. After one round, there are no later metrics to compare with those of round 1.
+    For each quantity, the third mapping has the number of responses before training or at the
+    latest round, whichever is smaller. After one round, there are no later metrics to compare with
+    the metrics of round 1.
     """
     ends = _held_out(trial)
     before, after = measure(*ends)
@@ -287,8 +294,8 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
         late = trial.late_mean(metric) if trial.round > 1 else None
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
-        # All of them count for the reference NLL too: a sample only estimates how far that is from
-        # the sampler's NLL, which is known for all responses.
+        # All responses of the round count, even for the reference NLL: the sampler's NLL is known
+        # for all of them, and only the difference between the two is estimated from a sample.
         responses[quantity.name] = schedule.responses_per_round(trial.config)
     return before, after, responses
 
@@ -304,6 +311,13 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
     few = [arm for arm, own in changes.items() if any(c.known and c.widened > 1 for c in own)]
     doubts += [f"thresholds are wider for {', '.join(few)} ({FEW})"] if few else []
     return "; ".join([*(named or ["no quantity moved by more than its threshold"]), *doubts])
+
+
+def meanings(changes: Mapping[str, Sequence[Change]]) -> str:
+    """Explain the titles of the quantities that moved. A space precedes each sentence."""
+    moved = {c.name for own in changes.values() for c in own if c.moved}
+    explained = [q for q in QUANTITIES if q.name in moved and q.meaning]
+    return "".join(f" {q.title[:1].upper()}{q.title[1:]}: {q.meaning}." for q in explained)
 
 
 def not_known(changes: Sequence[Change]) -> list[str]:
@@ -329,7 +343,7 @@ def measure(
     """Return the quantities before and after training; empty if there are no responses."""
     first, last = _of_responses(before), _of_responses(after)
     runs_before, runs_after = _runs(before), _runs(after)
-    # With more n-grams, the share of distinct ones falls even if the wording is equally varied.
+    # With more n-grams, the share of distinct n-grams falls even if the wording is equally varied.
     equal = min(len(runs_before), len(runs_after))
     if equal:
         first[WORDING.name] = len(set(runs_before[:equal])) / equal
@@ -379,12 +393,12 @@ def repeated_share(words: Sequence[str]) -> float | None:
 
 
 def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
-    """Return the responses before training, and those of the latest evaluation after round 0.
+    """Return the responses before training and at the latest evaluation after round 0.
 
-    The last evaluation may have more prompts. Its responses to other prompts than those of round 0
-    are left out, because some quantities depend on the number of responses.
+    The last evaluation may have more prompts. Responses to prompts that round 0 did not have are
+    left out, because some quantities depend on the number of responses.
     """
-    table, _ = read_parts(trial, "evaluations")  # `read_files` has reported damaged parts
+    table, _ = read_parts(trial, "evaluations")  # `read_files` has already reported damaged parts
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():
         if is_whole(row):

@@ -20,7 +20,7 @@ from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
 LEGEND_LINE = 0.25  # height of one line of a legend, in inches
-# Rounds to show in the plot of versions. With 64 rounds, single rounds would be invisible.
+# Number of rounds in the plot of versions. With 64 rounds, single rounds would be invisible.
 FIRST_ROUNDS = 12
 
 
@@ -52,7 +52,7 @@ def lines(
 ) -> Plot:
     """Return a plot with a line for each arm.
 
-    With several seeds, a band shows their range. A margin widens the band, also for a single seed.
+    With several seeds, a band shows their range. A margin widens the band, even for a single seed.
 
     Args:
         arms: The trials by arm.
@@ -82,7 +82,7 @@ def lines(
         axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         if linear_within is not None:
             largest = max(abs(point.y) for points in curves.values() for point in points)
-            if largest > 10 * linear_within:  # otherwise, the axis would have two numbers at most
+            if largest > 10 * linear_within:  # otherwise, the axis has two numbers at most
                 axes.set_yscale("symlog", linthresh=linear_within)
                 axes.yaxis.set_major_formatter("{x:g}")
             axes.axhline(0, color=theme.text, linewidth=0.8)
@@ -214,9 +214,9 @@ def bars(
 
 @dataclass(frozen=True)
 class MenuPoint:
-    """Place of an arm in the plot of the menu."""
+    """Position of an arm in the plot of the menu."""
 
-    arm: int  # position among all arms, which determines colour and marker
+    arm: int  # index among all arms, which determines colour and marker
     speed: Bar
     reward: Bar  # difference from the baseline
 

@@ -33,17 +33,18 @@ class Contrast:
 
     value: float
     neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
-    seeds: Sequence[int]  # seeds that the value rests on
+    seeds: Sequence[int]  # seeds that the value is computed from
     interval: Estimate | None = None
-    spread: Spread | None = None  # variance over the seeds; for a ratio, that of its logarithm
-    identical: int = 0  # number of prompts if the two arms differ in none of them, else 0
+    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
+    identical: int = 0  # number of prompts if both arms have the same reward on each, else 0
     counted_disturbed: str = ""  # for a speed: the disturbed rounds that it includes, by arm
 
     @property
     def told_apart(self) -> bool | None:
         """Return True if the interval excludes equality, or None if there is no interval.
 
-        Two arms that differ in no prompt have no interval, but the answer is known: return False.
+        If both arms have the same reward on every prompt, there is no interval, and the answer is
+        False.
         """
         if self.interval is None:
             return False if self.identical else None
@@ -80,7 +81,7 @@ class Contrast:
         return f"{low}{between}{high}"
 
     def times(self, factor: float) -> Contrast:
-        """Return the ratio, and its interval, in another unit."""
+        """Return the ratio and its interval in a different unit."""
         interval = self.interval and self.interval.times(factor)
         return replace(self, value=factor * self.value, interval=interval)
 
@@ -156,7 +157,7 @@ def _rounds(found: Pace) -> tuple[Sequence[float], Sequence[float]]:
 def reward_difference(
     arm: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]]
 ) -> Contrast | None:
-    """Return the held-out reward of an arm minus that of the baseline.
+    """Return the difference between the held-out rewards of an arm and the baseline.
 
     Seeds are paired, and so are prompts. A prompt counts only if both arms have a reward for it in
     every shared seed.

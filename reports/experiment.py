@@ -34,12 +34,12 @@ from reports.records import (
 from search_spaces import SPACES
 from search_spaces.search_space import MAX_LABEL, Question
 
-REPORT_FILES = ("report.html", "report.json", "plots")  # the report is not written through links
+REPORT_FILES = ("report.html", "report.json", "plots")  # the report never replaces a link
 
 MAX_ROUND = 1 << 31
 LEFT_OUT = "left out, because its config cannot be used"
 
-# The first round of a stretch, and the settings and the donor in the row of that round.
+# First round of a stretch, its settings, and the trial that was copied before it (or None).
 Begun = tuple[int, dict[str, Any], Any]
 
 
@@ -187,7 +187,7 @@ def _not_begun(
     Args:
         planned: The arm and the seed of each trial of a run.
         entries: name -> kind of each entry of the run's directory. A trial's directory is named
-            ARM-SEED-ID. It keeps this name even if a scheduler gives the trial other settings.
+            ARM-SEED-ID. It keeps this name even if a scheduler gives the trial different settings.
     """
     begun = Counter(
         name.rpartition("-")[0] for name, kind in entries.items() if kind == "directory"
@@ -202,7 +202,7 @@ def _not_begun(
 
 
 def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Give the members of a population one arm.
+    """Put all members of a population into one arm.
 
     The settings of a member change when it copies another member, so no single configuration
     describes the member.
@@ -227,8 +227,8 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _labels(arm: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the label of each trial of an arm, in order.
 
-    A label has the settings in which the trials differ. If such a label would be too long, or equal
-    for different settings, the labels have a number for each combination of settings instead.
+    A label has the settings in which the trials differ. If a label would be too long, or if
+    different settings would give equal labels, each combination of settings gets a number instead.
 
     Args:
         arm: The arm in the trials' settings.
@@ -260,7 +260,7 @@ def _first_reported(trial: TrialRecord) -> float:
 def _read_trial(
     root: Path, run: Sequence[str], name: str, problems: list[str]
 ) -> TrialRecord | None:
-    """Return the trial in a directory, or None if there is none or its config cannot be used.
+    """Return the trial in a directory, or None if there is no trial or its config is unusable.
 
     Args:
         root: The directory of the experiment.
@@ -323,13 +323,13 @@ def _read_trial(
 
 
 def _tune_name(directory: str, id_: str) -> str:
-    """Return the name that Tune gave a trial. The name of its directory begins with it."""
+    """Return the name that Tune gave a trial, from the name of the trial's directory."""
     before, found, _ = directory.partition(id_ or directory)
     return before + found
 
 
 def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    """Return the JSON object in a file; empty, with a line in `problems`, if it cannot be read."""
+    """Return the JSON object in a file. On failure, return {} and add a line to `problems`."""
     content = content_of(root, names, problems, needed=True)
     if content is None:
         return {}
@@ -363,13 +363,14 @@ def _finite(text: str) -> float:
 def _read_rows(
     root: Path, path: Sequence[str], problems: list[str]
 ) -> tuple[list[dict[str, float]], bool, list[Begun], str]:
-    """Return the rows of result.json, and what they say about the trial.
+    """Return the rows of result.json, and facts about the trial that the rows contain.
 
     A trial that was retried or resumed continues from its last checkpoint and appends rows. So a
-    row replaces the rows above it of the same or a later round.
+    row replaces all rows above it that belong to the same round or to a later one.
 
     Returns:
-        The rows, True if the last row ends the trial, the starts of its stretches, and its id.
+        The rows, a flag that is True if the last row ends the trial, the starts of the trial's
+        stretches, and the trial's id.
     """
     names = (*path, "result.json")
     where = "/".join(names)
@@ -394,7 +395,7 @@ def _read_rows(
             }
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             cut = "half-written" if number == len(lines) else "damaged"
-            problems.append(f"{where}: line {number} of {len(lines)} is {cut}, skipped")
+            problems.append(f"{where}: line {number} of {len(lines)} is {cut} and was skipped")
             continue
         for name, value in numbers.items():
             if not abs(value) < MAX_NUMBER:
@@ -414,10 +415,11 @@ def _read_rows(
 
 
 def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:
-    """Return the stretches of a trial; empty if the settings of one cannot be used.
+    """Return the stretches of a trial; empty if the settings of any stretch cannot be used.
 
-    If a later version of this package resumed the trial, only later rows have the settings that
-    this version added. Consecutive rows with equal configs belong to one stretch.
+    If a newer version of this package resumed the trial, only the rows since then have the
+    settings that the newer version added. Consecutive rows with equal configs belong to one
+    stretch.
     """
     stretches: list[Stretch] = []
     try:

@@ -106,7 +106,7 @@ def make_directory(root: Path, name: str) -> None:
 
 
 def write(root: Path, *names: str, content: bytes) -> None:
-    """Replace a file as a whole, because a reader may have it open and the disk may fill up."""
+    """Replace a file as a whole, because a reader may have it open or the disk may fill up."""
     *directories, name = names
     with _entered(root, directories) as directory:
         # Writing would replace a link, not follow it. Refuse links, so that the user notices them.

@@ -5,8 +5,8 @@ too. So a speed-up is estimated once per seed, from runs close in time. The inte
 computed on the logarithms of the seeds' ratios. The spread of these ratios includes the noise of
 rounds.
 
-With three to five seeds, a percentile bootstrap over seeds and rounds covers far less than it
-claims. `tests/unit/reports/test_intervals.py` simulates both methods. With one seed, the
+With three to five seeds, the coverage of a percentile bootstrap over seeds and rounds is far
+below its level. `tests/unit/reports/test_intervals.py` simulates both methods. With one seed, the
 interval covers only the noise of consecutive rounds, not the differences between runs.
 """
 
@@ -26,7 +26,7 @@ LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # quantile of the standard normal at POWER
 NORMAL = 1.959964  # quantile of the standard normal at 0.5 + LEVEL / 2
 MOST_SEEDS = 50  # advice to run more seeds than this would be useless
-BATCHES = 5  # batches of a run's rounds: few enough that each is long, enough for a spread
+BATCHES = 5  # number of batches of a run's rounds: each is long, and they suffice for a spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _exp(value: float) -> float:
 class Spread:
     """Two parts of an estimate's variance."""
 
-    between: float  # variance for one seed; to be divided by the number of seeds
+    between: float  # variance with one seed; divide it by the number of seeds
     floor: float = 0.0  # variance that more seeds do not reduce
 
 
@@ -117,8 +117,8 @@ def _log_rate(rounds: np.ndarray) -> tuple[float, float, int]:
 def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
     """Return the mean difference, with an interval that allows for other seeds and other prompts.
 
-    Seeds and prompts are both drawn at random. So the variance is that of a two-way table,
-    (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom.
+    Seeds and prompts are both drawn at random. So the variance is computed from a two-way table,
+    as (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom.
 
     Args:
         differences: One value per seed and prompt, (n, P).
@@ -134,7 +134,7 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         return estimate, None
     means = mean_squares(differences)
     degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
-    # The variance is at least that of the seeds alone and that of the prompts alone.
+    # The variance is not smaller than the variance from the seeds alone or the prompts alone.
     total = max(means[0] + means[1] - means[2], means[0], means[1])
     weight = sum(m**2 / d for m, d in zip(means, degrees, strict=True))
     half = 0.0
@@ -183,7 +183,7 @@ def wilson(share: float, trials: float) -> Estimate:
     square = NORMAL**2 / trials
     middle = (share + square / 2) / (1 + square)
     half = NORMAL / (1 + square) * math.sqrt(share * (1 - share) / trials + square / (4 * trials))
-    # Rounding must not move the interval past a share of 0 or 1.
+    # Rounding must not move the interval beyond 0 or 1.
     return Estimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 
 

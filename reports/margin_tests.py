@@ -21,7 +21,7 @@ from grpo_trainable.text import plural
 from reports.intervals import MOST_SEEDS, POWER, alike, student, student_above
 
 ALPHA = 0.05  # probability of a false claim about any arm, in each direction
-FIRST_LOOK = 3  # an anytime design ignores two seeds, because their bounds are too wide to decide
+FIRST_LOOK = 3  # an anytime design does not test two seeds: their bounds are too wide to decide
 
 NO_WORSE, WORSE, BETTER, UNDECIDED = "no worse", "worse", "better", "undecided"
 
@@ -36,8 +36,8 @@ class Design:
 
     seeds: int  # planned number of seeds; with `anytime`, the maximum
     anytime: bool = False
-    # Number of arms besides the baseline. An arm without results counts too, or levels would change
-    # between looks.
+    # Number of arms besides the baseline. An arm without results counts too. Otherwise, the levels
+    # would change from one look to the next.
     arms: int = 1
 
     def nominal(self, alpha: float, seeds: int) -> float:
@@ -58,7 +58,7 @@ class Pairs:
 
     differences: np.ndarray  # (n,), arm minus baseline
     margins: np.ndarray  # (n,), equal values unless the margin is relative to the baseline
-    copy: bool = False  # the arm repeats the baseline, as a synchronous arm can
+    copy: bool = False  # True if the arm repeats the baseline exactly, as a synchronous arm may
 
     @property
     def seeds(self) -> int:
@@ -81,11 +81,11 @@ class Judgement:
     low: float | None  # one-sided bounds after Holm's correction; None if there is no test
     high: float | None
     seeds: int
-    # Probability that this comparison would find an arm no worse that equals the baseline.
+    # Probability that this comparison finds “no worse” for an arm that equals the baseline.
     power: float | None
-    # Number of seeds at which a decision is likely, or was made; None above the limit.
+    # Number of seeds at which a decision is likely, or was made; None if it exceeds the limit.
     seeds_needed: int | None
-    seeds_missing: int | None  # seeds that have to be run for it; 0 if the verdict is a decision
+    seeds_missing: int | None  # seeds still to run for that; 0 if the verdict is a decision
 
 
 def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
@@ -93,8 +93,8 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
 
     An arm is *no worse* if the lower bound of its difference is above -margin, *better* if the
     lower bound is above 0, and *worse* if the upper bound is below -margin. The claims of each kind
-    form a family of tests, whose error probability is at most `ALPHA` over all arms. From two seeds
-    on, a copy of the baseline is no worse.
+    form a family of tests, whose error probability is at most `ALPHA` over all arms. With at
+    least two seeds, a copy of the baseline is no worse.
 
     Args:
         arms: The differences of each arm, at least one per arm.
@@ -154,7 +154,8 @@ def _refuse_to_look_early(arms: Mapping[str, Pairs], planned: int) -> None:
 def _missing(needed: int | None, seeds: int, design: Design) -> int | None:
     """Return how many seeds have to be run until a decision is likely.
 
-    A fixed design has been used up by its test, so it needs a new experiment. One seed was no test.
+    A fixed design allows one test. After this test, only a new experiment can decide, and it needs
+    all its seeds. With one seed, there has been no test yet.
     """
     if needed is None:
         return None
@@ -175,11 +176,11 @@ class _Sample:
         self.error = self.sd / math.sqrt(self.seeds)
 
     def above_0(self) -> float:
-        """Return the p-value of the claim that the true mean is above 0."""
+        """Return the p-value for the claim that the true mean is above 0."""
         return student_above(self.mean / self.error, self.seeds - 1) if self.error else 1.0
 
     def below_0(self) -> float:
-        """Return the p-value of the claim that the true mean is below 0."""
+        """Return the p-value for the claim that the true mean is below 0."""
         return student_above(-self.mean / self.error, self.seeds - 1) if self.error else 1.0
 
     def lower(self, level: float) -> float | None:
@@ -201,7 +202,7 @@ class _Sample:
 def _lower_bound(
     own: Pairs, claims: Mapping[str, _Test], shifted: _Sample, plain: _Sample
 ) -> float | None:
-    """Return the lower bound of the difference, in agreement with the claims.
+    """Return a lower bound of the difference that agrees with the claims.
 
     *Better* is a family of tests with its own levels. The lower bound of an arm that is not better
     is therefore at most 0.
@@ -236,7 +237,7 @@ def _holm(
         alpha = ALPHA / remaining
         nominal = design.nominal(alpha, arms[arm].seeds)
         rejected = p_values[arm] < nominal
-        # After the first claim that fails, no other claim is made, and the level stays.
+        # After the first claim that fails, no other claim is made, and the level does not change.
         rejected = rejected and all(test.rejected for test in found.values())
         found[arm] = _Test(rejected, alpha, nominal)
         remaining -= rejected
@@ -249,8 +250,8 @@ def _holm(
 def power(seeds: int, distance: float, level: float) -> float:
     """Return the probability that a one-sided Student test rejects.
 
-    This is P(T > c), with c the quantile of Student's t at 1 - level, and T noncentral t with
-    noncentrality distance * sqrt(seeds).
+    This is P(T > c). Here c is the quantile of Student's t at 1 - level, and T has the noncentral
+    t distribution with noncentrality distance * sqrt(seeds).
 
     Args:
         seeds: The number of differences, at least 2.
@@ -259,7 +260,7 @@ def power(seeds: int, distance: float, level: float) -> float:
     """
     freedom = seeds - 1
     critical = student(1.0 - level, freedom)
-    # T > c if Z > c u - noncentrality, with u the sample's share of the true standard deviation.
+    # T > c if Z > c u - noncentrality. Here u is the sample's standard deviation / the true one.
     u = np.linspace(0.0, 1.0 + 6.0 / math.sqrt(freedom), 401)[1:]
     density = np.exp((freedom - 1) * np.log(u) - freedom * (u**2 - 1) / 2)
     shift = (critical * u - distance * math.sqrt(seeds)) / math.sqrt(2.0)
@@ -276,7 +277,7 @@ def _power_reached(own: Pairs, shifted: _Sample, nominal: float) -> float | None
 def _seeds_needed(own: Pairs, shifted: _Sample, alpha: float, design: Design) -> int | None:
     """Return the number of seeds at which a test decides with probability `POWER`.
 
-    The observed difference and its spread are taken for the true ones. If there is no spread yet,
+    The observed difference and its spread are taken to be the true ones. If there is no spread yet,
     the arms are assumed to be equal, with a standard deviation as large as the margin.
     """
     distance = abs(shifted.mean) / shifted.sd if shifted.sd else 1.0

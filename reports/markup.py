@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 MAX_TEXT = 4000  # maximum number of characters to show of a prompt or response
-MAX_COLUMNS = 8  # of a table that a reader can take in at a glance
+MAX_COLUMNS = 8  # maximum number of columns that a reader can take in at a glance
 
 
 class _Visible(dict[int, str]):
@@ -51,7 +51,7 @@ def shortened(text: str) -> str:
 
 
 def moment(started: Any) -> str:
-    """Return an ISO time as `2026-11-20 15:00 UTC`, in its own zone, and other values as text."""
+    """Return an ISO time as `2026-11-20 15:00 UTC`, in its time zone, and other values as text."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::[\d.]+)?(.*)", str(started))
     if found is None:
         return str(started)
@@ -93,7 +93,9 @@ def html_table(
 
 
 def narrow_tables(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return tables of figures with at most `MAX_COLUMNS` columns, each with the first column.
+    """Divide a table of figures into tables of at most `MAX_COLUMNS` columns.
+
+    Each of them begins with the first column.
 
     Args:
         header: The titles of the columns.

@@ -30,11 +30,11 @@ from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import Comparison, relative_to
 
-NO_VERDICT = "no verdict"  # of an arm that fails its audit
+NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
 # Metrics in which a copy of the baseline agrees with it, bit for bit.
 REPEATED = ("reward/train_mean", "reward/eval_mean", "response/length_mean")
-MORE_PROMPTS = 4  # factor by which a larger evaluation is compared with more seeds
+MORE_PROMPTS = 4  # factor for the prompts when more prompts are compared with more seeds
 
 
 class MenuError(ValueError):
@@ -58,7 +58,7 @@ class VerdictOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """Cost of the trials that a decision would still take, one trial after another."""
+    """Cost of the trials that a decision still needs, if they run one after another."""
 
     minutes: float
     device_hours: float
@@ -68,13 +68,13 @@ class Price:
 class Noise:
     """Sources of the variance of a difference between seeds."""
 
-    # Share that comes from the evaluation: which prompts are easy in which run, and the sampling of
-    # responses. The rest comes from other differences between runs.
+    # Share that comes from the evaluation: some prompts are easier in one run than in another, and
+    # responses are sampled. The rest comes from other differences between runs.
     evaluation_share: float
-    # Standard deviation of a seed's difference in reward that comes from the evaluation.
+    # Standard deviation that the evaluation adds to a seed's difference in reward.
     evaluation_sd: float
-    # Cost at which a last evaluation with `MORE_PROMPTS` times as many prompts reaches the same
-    # precision, relative to the cost with more seeds alone. None if the times are unknown.
+    # Cost of the same precision with `MORE_PROMPTS` times as many prompts in the last evaluation,
+    # relative to the cost with more seeds alone. None if the times are unknown.
     relative_cost: float | None
 
     @property
@@ -92,11 +92,11 @@ class MenuRow:
     arm: str
     speed: Contrast | None  # None for the baseline, and if speeds are not comparable
     cost: Contrast | None
-    judgement: Judgement | None  # None for the baseline, without a shared seed, or with faults
-    faults: Sequence[str]  # reasons of the audit why there is no verdict; empty if it found none
+    judgement: Judgement | None  # None for the baseline, and without a shared seed or with faults
+    faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
     price: Price | None  # None if no more seeds are needed, or if their number is unknown
-    in_pareto_set: bool  # no other arm is faster, cheaper and better; False with faults
+    in_pareto_set: bool  # no other arm is faster, cheaper and better at once; False with faults
     ended_early: int  # number of trials that failed or were stopped, which do not count
 
     @property
@@ -116,7 +116,7 @@ class Menu:
     options: VerdictOptions
     margin: float  # in units of the reward
     design: Design
-    # Of the undecided arms whose number of seeds is known. The baseline's trials count once.
+    # Price of deciding all arms whose number of seeds is known. The baseline's trials count once.
     price: Price | None
     audits: Mapping[str, Audit]  # by arm
 
@@ -127,7 +127,7 @@ class Menu:
 
     @property
     def status(self) -> int:
-        """Exit status: that of the worst verdict. Without a verdict, an arm is undecided."""
+        """Exit status for the worst verdict. An arm without a verdict counts as undecided."""
         verdicts = [row.verdict for row in self.others]
         if WORSE in verdicts:
             return WORSE_STATUS
@@ -184,7 +184,7 @@ def menu_of(
 
     Args:
         experiment: The experiment as it was read.
-        comparison: The comparison of its arms, with any baseline.
+        comparison: The comparison of the experiment's arms, with any baseline.
         files: Figures from the Parquet parts, by trial name.
         options: The margin, the baseline and the design.
 
@@ -247,7 +247,7 @@ def menu_of(
 
 
 def _faults(audits: Mapping[str, Audit], arm: str, baseline: str) -> list[str]:
-    """Return the reasons why an arm has no verdict. Without a sound baseline, no arm has one."""
+    """Return the reasons why an arm has no verdict. A faulty baseline rules out every verdict."""
     own = [fault.reason for fault in audits[arm].faults] if arm in audits else []
     if arm != baseline and audits[baseline].faults:
         own.append(f"the baseline {baseline} fails its audit")
@@ -276,7 +276,7 @@ def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) ->
         MenuError: The arm has no results, or no other arm has.
     """
     if len(arms) < 2:
-        raise MenuError("a verdict compares arms, but this experiment has results of only one arm")
+        raise MenuError("a verdict compares arms, but this experiment has results for only one arm")
     if asked is None and planned[0] not in arms:
         raise MenuError(
             f"the first arm, {planned[0]}, has no results to compare with; choose another "
@@ -294,7 +294,7 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
     if experiment.has_added_seeds:
         raise MenuError(
             "seeds were added after the experiment had ended, so a test with a fixed number of "
-            "seeds would be a second look; use --max-seeds N, which is valid at any time"
+            "seeds would look at the results twice; use --max-seeds N, which is valid at any time"
         )
     seeds = {trial.config.seed for trial in experiment.trials}
     seeds |= {seed for _, seed in experiment.not_begun}
@@ -329,15 +329,15 @@ def _pairs(
         )
     if not found:
         raise MenuError(
-            f"no arm has a completed seed in common with the baseline {baseline}; wait until both "
-            "have completed one, or choose another --baseline"
+            f"no arm has a completed seed in common with the baseline {baseline}; wait until there "
+            "is one, or choose another --baseline"
         )
     if options.max_seeds is not None:
         most = max(pairs.seeds for pairs in found.values())
         if most > options.max_seeds:
             raise MenuError(
-                f"--max-seeds {options.max_seeds}: {most} seeds are complete; the maximum must be "
-                "chosen before the experiment starts and cannot be lower"
+                f"--max-seeds {options.max_seeds}: {most} seeds are already complete; choose the "
+                "maximum before the experiment starts, and do not lower it"
             )
     return found
 
@@ -345,7 +345,7 @@ def _pairs(
 def _repeats(trial: TrialRecord, other: TrialRecord) -> bool:
     """Return True if two trials had the same rewards and response lengths in every round.
 
-    Equal rewards after training are not enough: two arms can both have learned nothing, or all.
+    Equal rewards after training are not enough: both may have learned nothing, or everything.
     """
     return all(trial.column(name) == other.column(name) for name in REPEATED)
 
@@ -366,10 +366,10 @@ def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.nda
 
 
 def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgement]) -> set[str]:
-    """Return the arms that no other arm beats in speed, in cost and in reward.
+    """Return the arms that no other arm beats in speed, cost and reward together.
 
-    An arm with an unknown speed or cost is beaten by none and beats none. An arm without a reward
-    to compare is not in the set.
+    An arm with an unknown speed or cost does not beat any arm, and no arm beats it. An arm without
+    a reward to compare is not in the set.
     """
     figures = {baseline: (1.0, 1.0, 0.0)}
     for arm, own in judged.items():
@@ -417,7 +417,7 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> _SeedCost | None:
 
 
 def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None:
-    """Return the price of one trial of each cost, with each of these seeds."""
+    """Return the price of a number of seeds, given the cost of each trial; None if unknown."""
     known = [cost for cost in costs if cost is not None]
     if not seeds or len(known) < len(costs):
         return None
@@ -430,7 +430,7 @@ def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None
 def _total_price(
     judged: Mapping[str, Judgement], costs: Mapping[str, _SeedCost | None], baseline: str
 ) -> Price | None:
-    """Return the price of all decisions whose number of seeds is known; None if there are none."""
+    """Return the price of all decisions with a known number of seeds; None if there are none."""
     missing = {arm: own.seeds_missing for arm, own in judged.items() if own.seeds_missing}
     if not missing:
         return None

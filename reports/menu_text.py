@@ -72,7 +72,7 @@ def menu_or_reason(
 def paragraph(menu: Menu) -> list[str]:
     """Return the sentences that answer whether an arm can replace the baseline."""
     said = [
-        f"May another arm replace {menu.baseline.arm}, if a loss of up to {menu.margin:.3g} in "
+        f"Can another arm replace {menu.baseline.arm} if a loss of up to {menu.margin:.3g} in "
         f"held-out reward{_relative(menu)} is acceptable?"
     ]
     for verdict, opening in (
@@ -109,32 +109,33 @@ def rows(menu: Menu) -> list[tuple[str, ...]]:
 def notes(menu: Menu) -> list[str]:
     """Return the notes below the table, one paragraph each."""
     arms = menu.design.arms
-    several = f" and Holm's correction over {arms} arms" if arms > 1 else ""
+    several = f" (Holm's correction over {arms} arms)" if arms > 1 else ""
     if menu.design.anytime:
         how = f"valid after every seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:
         how = f"valid once, after {plural(menu.design.seeds, 'planned seed')}"
     told = [
-        f"Reward difference: held-out reward minus that of {menu.baseline.arm}, mean over the "
-        f"seeds, with its one-sided {1 - ALPHA:.0%} bounds{several}, {how}. No worse: the lower "
-        f"bound is above {written(-menu.margin, REWARD)}. Better: it is above 0. Worse: the upper "
-        f"bound is below {written(-menu.margin, REWARD)}. Power: the chance that an arm equal to "
-        "the baseline gets the verdict “no worse”. To decide: the further seeds that lead to a "
-        f"decision in {POWER:.0%} of experiments, if the observed difference and scatter are the "
-        "true ones, with the time and the device-hours of their trials. Pareto set: no other arm "
-        "is faster, cheaper and higher in reward, all at once and by unrounded figures."
+        f"Reward difference: the arm's held-out reward minus the reward of {menu.baseline.arm}, "
+        f"mean over the seeds, with one-sided {1 - ALPHA:.0%} bounds{several}. These bounds are "
+        f"{how}. No worse: the lower bound is above {written(-menu.margin, REWARD)}. Better: the "
+        "lower bound is above 0. Worse: the upper bound is below "
+        f"{written(-menu.margin, REWARD)}. Power: the chance that an arm equal to the baseline "
+        "gets the verdict “no worse”. To decide: the number of further seeds that would lead to a "
+        f"decision in {POWER:.0%} of experiments if the observed difference and scatter were the "
+        "true ones, and the time and the device-hours of their trials. Pareto set: no other arm is "
+        "faster, cheaper and higher in reward at the same time, judging by unrounded figures."
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
-            "One seed gives no verdict. The price assumes equal arms whose differences scatter "
-            "from seed to seed by as much as the margin. docs/howto/verdict.md says how to add "
-            "seeds."
+            "One seed gives no verdict. “To decide” assumes that the arms are equal, and that "
+            "their differences scatter from seed to seed by as much as the margin. "
+            "docs/howto/verdict.md says how to add seeds."
         )
     elif not menu.design.anytime and any(
         row.judgement and row.judgement.seeds_missing != 0 for row in menu.others
     ):
         told.append(
-            "A fixed number of seeds allows only one test, so the price is that of a new "
+            "A fixed number of seeds allows only one test, so “to decide” is the cost of a new "
             "experiment. With --max-seeds, an experiment may be judged after every seed."
         )
     told += [
@@ -178,7 +179,7 @@ def _relative(menu: Menu) -> str:
     share = menu.options.margin_relative
     if menu.options.margin is not None or share is None:
         return ""
-    return f" ({share:.1%} of the baseline's)"
+    return f" ({share:.1%} of the baseline's reward)"
 
 
 def _named(row: MenuRow) -> str:
@@ -195,7 +196,7 @@ def _named(row: MenuRow) -> str:
 
 
 def _prices(menu: Menu) -> list[str]:
-    """Return sentences on what the decisions would take."""
+    """Return sentences about the cost of the missing decisions."""
     undecided = [
         (row.arm, row.judgement.seeds_missing)
         for row in menu.others
@@ -236,15 +237,15 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
     share = noise.evaluation_share
     said = (
         f"Noise of {arm}: {share:.0%} of the variance between seeds comes from the evaluation "
-        f"(prompts and sampled responses), {1 - share:.0%} from other differences between runs. "
-        f"The evaluation has a standard deviation of {noise.evaluation_sd:.3f} per seed, and the "
-        f"margin is {margin:.3g}."
+        f"(prompts and sampled responses), and {1 - share:.0%} from other differences between "
+        f"runs. The evaluation has a standard deviation of {noise.evaluation_sd:.3f} per seed, and "
+        f"the margin is {margin:.3g}."
     )
     if noise.relative_cost is None:
         return said
     better = (
-        f"{MORE_PROMPTS} times as many prompts in the last evaluation (eval.final_prompts) reach "
-        f"the same precision as more seeds at {noise.relative_cost:.2f} times their cost, so"
+        f"With {MORE_PROMPTS} times as many prompts in the last evaluation (eval.final_prompts), "
+        f"the same precision costs {noise.relative_cost:.2f} times as much as with more seeds, so"
     )
     advice = {"prompts": "evaluate more prompts first", "seeds": "run more seeds"}
     return f"{said} {better} {advice[str(noise.cheaper)]}."

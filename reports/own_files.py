@@ -14,7 +14,7 @@ SHORT = 12  # number of digits of a digest to show
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFile:
-    """A file as it was when the experiment started, or last resumed with changed code."""
+    """A file as it was when the experiment started, or was last resumed with changed code."""
 
     key: str  # the setting that names the file, plus the path if arms name several files
     name: str  # file name without the directory
@@ -43,7 +43,7 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
 
 
 def replaced(experiment: ExperimentRecord) -> int:
-    """Return the number of files that had changed at a resume after trials had results.
+    """Return the number of changed files that resumes found after trials had results.
 
     A file that changed before each of two resumes counts twice.
     """
@@ -52,7 +52,7 @@ def replaced(experiment: ExperimentRecord) -> int:
 
 
 def are_noted(experiment: ExperimentRecord) -> bool:
-    """Return True if the experiment recorded which files are the user's. Old ones did not."""
+    """Return True if the experiment recorded the user's files. Old experiments did not."""
     return isinstance(experiment.description.get("own_files"), Mapping)
 
 

@@ -30,7 +30,7 @@ class Pace:
     planned: int  # number of rounds of the whole trial
     disturbed: int  # number of disturbed rounds
     others: float | None  # mean share of the machine that other processes took in disturbed rounds
-    keeps_disturbed: bool  # disturbed rounds count because the trial's settings say so
+    keeps_disturbed: bool  # True if disturbed rounds count because the trial's settings say so
 
     @property
     def comparable(self) -> bool:

@@ -167,8 +167,8 @@ def _audit_section(audits: Mapping[str, Audit], experiment: ExperimentRecord) ->
     passed = passed or ("" if failed else "No trial is complete yet.")
     return (
         '<section id="audit">\n<h2>Audit</h2>\n'
-        "<p>The audit checks that the complete trials of each arm received the treatment that its "
-        f"settings name. {escaped(passed)}</p>\n{html_list(failed)}"
+        "<p>The audit checks that the complete trials of each arm received the treatment that the "
+        f"arm's settings ask for. {escaped(passed)}</p>\n{html_list(failed)}"
         f"<details{' open' if failed else ''}><summary>Figures of the audit</summary>\n"
         f"{html_table(audit.CHECKS, audit.check_rows(audits), figures=True)}\n"
         f'<p class="note">{escaped(audit.CHECKS_NOTE)}</p>\n'
@@ -191,6 +191,7 @@ def _warnings(comparison: Comparison) -> str:
         found.append(
             'Before you trust the reward, check <a href="#changes">the other quantities that '
             f"changed</a>: {escaped(changes.moved_in(comparison.changes))}."
+            f"{escaped(changes.meanings(comparison.changes))}"
         )
     return "".join(f'<p class="status bad">{text}</p>\n' for text in found)
 
@@ -437,7 +438,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         "<p>The first response to each prompt, before training and at the latest evaluation. The "
         "prompts are the first held-out prompts, not a selection. If two scores follow the "
         "reward, “format” judges the form of the response, and “answer” its answer. The reward "
-        "need not be their sum.</p>\n" + "\n".join(blocks) + "\n</section>"
+        "is not always the sum of the two.</p>\n" + "\n".join(blocks) + "\n</section>"
     )
 
 

@@ -66,12 +66,12 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
                 nulls = pa.nulls(len(table), schema.field(lacking).type)
                 table = table.append_column(lacking, nulls)
             table = table.select(schema.names).cast(schema)
-            table.validate(full=True)  # without this, text that is not UTF-8 fails only later
+            table.validate(full=True)  # without this check, text that is not UTF-8 would fail later
             tables.append(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = one_line(error)
             reason = reason if len(reason) <= 120 else reason[:119] + "…"
-            damaged.append(f"{trial.name}/{kind}/{name} is damaged, skipped ({reason})")
+            damaged.append(f"{trial.name}/{kind}/{name} is damaged and was skipped ({reason})")
     return pa.concat_tables(tables) if tables else schema.empty_table(), damaged
 
 

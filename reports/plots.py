@@ -27,8 +27,8 @@ from reports.records import ExperimentRecord, TrialRecord
 from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
 from reports.summary import DEVICE, MARK, Comparison
 
-STANDARD_ERRORS = 2.0  # half the width of the band around a metric that a sample estimates
-NO_WALL_CLOCK = "No wall-clock was recorded."
+STANDARD_ERRORS = 2.0  # half the width of the band around a metric estimated from a sample
+NO_WALL_CLOCK = "No wall-clock time was recorded."
 NOT_KNOWN = "not known"
 NOT_COMPARABLE = f"{MARK} not comparable"
 
@@ -72,11 +72,11 @@ def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
     plot = Plot(
         name="menu",
         title="Reward difference against speed-up",
-        look=f"Relative to {menu.baseline.arm}. Further right is faster, higher is better. The "
-        f"band is the margin of {menu.margin:.3g}. An arm whose vertical line ends above the lower "
-        "edge of the band is no worse. An arm whose line lies below that edge is worse. Lines are "
-        "cut off if they are much longer than the margin. Arms without a comparable speed are not "
-        "shown, nor are arms without a verdict.",
+        look=f"All values are relative to {menu.baseline.arm}. Arms further right are faster, and "
+        f"arms higher up have a higher reward. The band is the margin of {menu.margin:.3g}. An arm "
+        "is no worse if its whole vertical line is above the lower edge of the band, and worse if "
+        "the whole line is below that edge. Lines are cut off if they are much longer than the "
+        "margin. Arms without a comparable speed or without a verdict are not shown.",
         draw=lambda figure, theme: draw_menu(figure, theme, points, menu.margin),
         alt=f"Points with bounds. {shown}.",
         missing=None if len(points) > 1 else "No arm has a speed and a reward to compare.",
@@ -135,8 +135,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             arms,
             name="reward_samples",
             title="Held-out reward over samples",
-            look="This is the fair comparison of what arms learn: an arm with a lower curve learns "
-            "less from the same samples. Small gaps can be noise: see “Which arms differ”.",
+            look="This is the fair comparison of what the arms learn: an arm with a lower curve "
+            "learns less from the same samples. Small gaps can be noise: see “Which arms differ”.",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),
@@ -219,8 +219,8 @@ def _costs(comparison: Comparison) -> list[Plot]:
         name="device_hours",
         title="Device-hours",
         look="The cost of the whole run: wall-clock time × reserved GPUs. If the arm has no GPU, "
-        "the CPUs that its actors reserve count instead. A shorter bar is cheaper. Compare only "
-        "arms that trained on the same number of samples. A question mark means that other "
+        "the CPUs that its actors reserve count instead. A shorter bar means lower cost. Compare "
+        "only arms that trained on the same number of samples. A question mark means that other "
         "processes used the machine, so the total is not comparable.",
         unit="device-hours",
         form="{:.3g}",
@@ -238,9 +238,9 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="speed_up",
             title="Speed-up",
             look=f"Samples per second {relative}. Use this plot if you have the devices anyway: a "
-            "longer bar is faster. Whiskers show the 95% interval. If the interval includes 1, "
-            "there is no clear difference. A question mark means that the arm is not comparable, "
-            "because other processes used the machine."
+            "longer bar means higher speed. Whiskers show the 95% interval. If the interval "
+            "includes 1, there is no clear difference. A question mark means that the arm is not "
+            "comparable, because other processes used the machine."
             f"{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
@@ -252,7 +252,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="equal_cost",
             title="Speed-up at equal cost",
             look=f"Samples per device-hour {relative}. Use this plot if the devices could do other "
-            f"work: a longer bar is cheaper. {DEVICE} Whiskers show the 95% interval."
+            f"work: a longer bar means cheaper samples. {DEVICE} Whiskers show the 95% interval."
             f"{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
@@ -321,7 +321,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
             look="One panel per arm. The regular spikes of eval are the evaluations. The other "
-            "layers should be steady. If one grows or spikes, look at the trace of that round.",
+            "layers should be steady. If a layer grows or spikes, look at the trace of that round.",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -337,8 +337,8 @@ def _drift(arms: Arms) -> list[Plot]:
         "No row has a KL (kl/…)." if monitored else "KL was not monitored (loss.kl_monitor=false)."
     )
     plots = []
-    # "From" a policy: KL(that policy ‖ trained policy). The responses are samples from that policy,
-    # so the metric, k1, estimates the negative of this KL.
+    # “From” a policy means KL(that policy ‖ trained policy). The responses are samples from that
+    # policy, so the metric, k1, estimates the negative of this KL.
     for name, title, sign, look in (
         (
             "reference",
@@ -447,7 +447,7 @@ def _drift(arms: Arms) -> list[Plot]:
 
 
 def _sampled(arms: Arms, *, band: bool = True) -> str:
-    """Return a remark for plots of metrics that an arm measures on a sample of its responses."""
+    """Return a remark for plots of metrics that are measured on a sample of the responses."""
     measured = {
         schedule.monitored_responses(trial.config)
         for trials in arms.values()
@@ -478,8 +478,8 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="lag",
             title="Lag over the rounds",
             look="How many rounds old a group is when it is first trained on. Solid: the oldest "
-            "group of the round, whose lag must not exceed the arm's bound. Dotted: the mean. "
-            "Equal lines are drawn slightly apart.",
+            "group of the round, which must not be older than the setting lag allows. Dotted: the "
+            "mean. Equal lines are drawn slightly apart.",
             x_label="round",
             y_label="rounds behind",
             series=metric("lag/max"),
@@ -509,9 +509,9 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         Plot(
             name="lag_histogram",
             title="Lag of the groups",
-            look="The share of groups that were first trained on at each lag. Lag 0 is "
-            "synchronous. If an asynchronous arm is mostly at lag 0, its generators are slower "
-            "than its learner.",
+            look="The share of groups that were first trained on at each lag. At lag 0, "
+            "training is synchronous. If an asynchronous arm is mostly at lag 0, its generators "
+            "are slower than its learner.",
             draw=lambda figure, theme: draw_lag_histogram(figure, theme, shares),
             alt=f"Bars. {histogram}.",
             missing=None

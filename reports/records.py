@@ -39,7 +39,8 @@ class TrialRecord:
 
     name: str
     directory: Path
-    # The directories between the experiment's directory and the trial's: none in the first run.
+    # Names of the directories between the experiment's and the trial's directory: none in the first
+    # run.
     run: Sequence[str] = ()
     params: Mapping[str, Any]  # params.json as it was written
     config: GRPOConfig  # the latest settings, but with the arm and the seed of the first round
@@ -48,7 +49,7 @@ class TrialRecord:
     tune_name: str | None = None  # the name that Tune gave the trial, if its settings name no arm
     member: bool = False  # True if PBT may make the trial copy other trials of the experiment
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
-    ended: bool  # the last row says that no round follows
+    ended: bool  # True if the last row says that no round follows
     error: str | None  # the last line of error.txt, which remains if a retry succeeds
     error_at: float | None  # time of the last failure, in seconds since 1970
     has_trace: bool

@@ -81,7 +81,7 @@ def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
             _same(defaults[key], own[key]) for defaults, own in zip(known, given, strict=True)
         )
     ]
-    said = [f"Shared settings that are not the defaults: {_listed(changed, shared)}."]
+    said = [f"Shared settings that differ from the defaults: {_listed(changed, shared)}."]
     if unknown:
         said.append(
             "Settings of your own task whose defaults were not recorded: "
@@ -115,7 +115,7 @@ def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict
         return defaults
     declared = description.get("task_defaults")
     own = declared.get(trial.config.task.name) if isinstance(declared, Mapping) else None
-    # The task may redeclare a setting of the keyword task with another default.
+    # The task may redeclare a setting of the keyword task with a different default.
     for setting, _ in trial.config.task.own:
         defaults.pop(f"task.{setting}", None)
     return defaults | (dict(own) if isinstance(own, Mapping) else {})

@@ -73,7 +73,7 @@ def _bring(copy: Path, place: StoredPath) -> None:
     earlier = (place / "plots").names()
     for name, path in written.items():
         content = path.read_bytes()
-        if path.suffix in (".html", ".json"):  # these show the experiment's path
+        if path.suffix in (".html", ".json"):  # these files contain the experiment's path
             content = _naming_the_store(content.decode(), copy, place).encode()
         (place / name).write_bytes(content)
     for name in earlier:

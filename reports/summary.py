@@ -21,7 +21,7 @@ from reports.population import SAID, lineage
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
-# Shown instead of a speed, or after a total, if other processes made the figure incomparable.
+# Replaces a speed, or follows a total, that other processes have made incomparable.
 MARK = "?"
 COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
 # What to do if other processes made speeds incomparable.
@@ -39,7 +39,7 @@ COVERS = {  # the key is True if the interval of a speed rests on several seeds
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
-# Medians that differ by a smaller share count as equal, because a few groups may have failed.
+# Medians that differ by at most this share count as equal, because a few groups may have failed.
 EQUAL_SAMPLES = 0.01
 UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
@@ -73,7 +73,7 @@ class TrialSummary:
     device_hours: float | None
     first: float | None
     last: float | None
-    # Responses that the trial was to train on before an evaluation -> held-out reward.
+    # Number of responses that the trial was to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
     truncated: float | None  # share of responses in the last rounds that the limit cut off
     max_new_tokens: int
@@ -218,8 +218,8 @@ class Comparison:
     def footnotes(self) -> list[str]:
         """Return the notes below the table, one paragraph each."""
         notes = [
-            f"{self._what_ratios_are()}{DEVICE} Wall-clock and device-hours start with round 1, "
-            "when the actors are warm, and exclude evaluation and checkpoints. Tokens per "
+            f"{self._what_ratios_are()}{DEVICE} Wall-clock time and device-hours start with round "
+            "1, when the actors are warm, and exclude evaluation and checkpoints. Tokens per "
             "response: the mean length of the held-out responses before training and at the latest "
             "evaluation. Reference NLL: how unlikely the initial policy finds the responses of the "
             "last eighth of the rounds, in nats per token. Largest lag: how many rounds old the "
@@ -266,7 +266,7 @@ class Comparison:
         shared = set.intersection(*every) if len(evaluated) > 1 else set()
         if not shared:
             return [
-                f"{DIFFERENT}, and there is no number of samples at which all of them were "
+                f"{DIFFERENT}, and there is no number of samples after which all of them were "
                 "evaluated, so their held-out rewards cannot be compared."
             ]
         at = max(shared)
@@ -355,7 +355,7 @@ class Comparison:
         if disturbed or left_out or counted:
             marked = f" Totals marked {MARK} are not comparable." if disturbed else ""
             notes.append(
-                "Wall-clock and device-hours count every round, including disturbed "
+                "Wall-clock time and device-hours count every round, including disturbed "
                 f"rounds.{marked}"
             )
         return notes
@@ -425,7 +425,7 @@ def compare(
     Args:
         trials: The trials that have begun.
         not_begun: Arm and seed of the planned trials that have not begun.
-        preferred: The baseline once it has a timed round (`BASELINE`).
+        preferred: The baseline, once it has a timed round. None means `BASELINE`.
     """
     preferred = preferred or BASELINE
     records: dict[str, list[TrialRecord]] = {}
@@ -489,7 +489,8 @@ def table(comparison: Comparison) -> str:
         return "no trial has finished a round"
     rows = align([comparison.header, *comparison.rows()])
     moved = f"Side effects of training: {changes.moved_in(comparison.changes)}"
-    more = textwrap.fill(f"{moved}. The report lists every quantity.", 100, break_on_hyphens=False)
+    moved += f".{changes.meanings(comparison.changes)} The report lists every quantity."
+    more = textwrap.fill(moved, 100, break_on_hyphens=False)
     note = [comparison.note()] if comparison.note() else []
     members = (
         [textwrap.fill(SAID, 100), align([LINEAGE, *comparison.lineage])]

@@ -119,14 +119,14 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     if faster:
         value, arm = max(faster)
         interval = speed.contrasts[arm].shown_interval(speed.form, " to ")
-        times = f"{written(value, speed.form)} as many samples per second as {base}"
-        said.append(f"The fastest arm is {arm}, with {times} ({LEVEL:.0%}: {interval}).")
+        times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
+        said.append(f"The fastest arm is {arm}, with {times} ({LEVEL:.0%} interval: {interval}).")
     elif speed.contrasts:
         said.append(f"No arm is clearly faster than {base}.")
     elif speed.not_comparable:
         said.append(_all_disturbed(comparison))
     else:
-        said.append(f"No arm's speed can be compared with that of {base}.")
+        said.append(f"No arm's speed can be compared with the speed of {base}.")
     sides = (("higher", True), ("lower", False))
     clear = {
         side: [
@@ -140,9 +140,9 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     if parts:
         said.append(f"Compared with {base}, the held-out reward is {', and '.join(parts)}.")
     elif reward.contrasts:
-        said.append(f"No arm's held-out reward clearly differs from that of {base}.")
+        said.append(f"No arm's held-out reward clearly differs from the reward of {base}.")
     elif base in (done := _complete_arms(comparison)) and len(done) > 1:
-        said.append(f"No arm's held-out reward can be compared with that of {base}.")
+        said.append(f"No arm's held-out reward can be compared with the reward of {base}.")
     else:
         said.append(
             f"Held-out rewards can be compared once {base} and another arm each have a trial that "

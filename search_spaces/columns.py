@@ -30,7 +30,7 @@ DERIVED = {
     "never_trained": "the share of the groups that were dropped or still waiting at the end",
     **dict.fromkeys(
         (f"{stage}_share" for stage in SHOWN_STAGES),
-        "the stage's share of a round's work without evaluation, the median over the rounds",
+        "the stage's share of a round's work, excluding evaluation: the median over the rounds",
     ),
 }
 FORM = re.compile(r"\{:\+?,?(\.\d)?[efg%]\}")
@@ -78,7 +78,7 @@ class Column:
 # Columns that the report shows for every space.
 ALWAYS = ("reward", "against", "early_reward", *(f"{stage}_share" for stage in SHOWN_STAGES))
 
-# A rate, not seconds: seconds of trials that were cut short cannot be compared.
+# This is a rate and not a time, because the times of trials that were cut short cannot be compared.
 SPEED = Column(name="samples_per_s", title="samples/s", metric="samples_per_s", form="{:.0f}")
 DRIFT = (
     Column(

@@ -20,8 +20,8 @@ def find_space(text: str) -> SearchSpace:
     """Return the space that `text` names.
 
     The text is a name such as `lag`, or names a user's space: `my_space.py`, `my_space.py:NAME` or
-    `my.module:NAME`. Relative paths in arms start from the directory of the space's file. In the
-    result, these paths are absolute.
+    `my.module:NAME`. Paths in arms are relative to the directory of the space's file. In the
+    result, they are absolute.
 
     Raises:
         ConfigError: There is no such space, or its file cannot be used. The error is one line.
@@ -61,7 +61,7 @@ def source_file(text: str) -> str | None:
 
 
 def directory_of(text: str) -> str:
-    """Return the directory that relative paths in the arms of a space start from."""
+    """Return the base directory for relative paths in the arms of a space."""
     file = source_file(text)
     return os.path.dirname(os.path.abspath(file)) if file is not None else os.getcwd()
 

@@ -31,7 +31,7 @@ class Preset:
         """Return the key that a trial should set but does not.
 
         Returns:
-            The key, or None if the trial lacks nothing or its task is not that of the preset.
+            The key, or None if no key is missing or the preset is meant for a different task.
         """
         if not self.needs or trial.task.name != self.settings["task.name"]:
             return None
@@ -60,7 +60,7 @@ class Preset:
         return replace(space, arms=arms)
 
 
-# ---- Published algorithms: each is only a set of settings --------------------------------------
+# ---- Published algorithms ------------------------------------------------------------------------
 
 MINIBATCHES = {"k": 4, "k_mode": "minibatches"}
 
@@ -140,7 +140,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2602.04879",
-            differs="The authors' code also cuts ρ. With one gradient step per round, no token is "
+            differs="The authors' code also caps ρ. With one gradient step per round, no token is "
             "masked at lag 0.",
         ),
         Preset(
@@ -152,7 +152,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2602.04879",
-            differs="The authors' code also cuts ρ. With one gradient step per round, no token is "
+            differs="The authors' code also caps ρ. With one gradient step per round, no token is "
             "masked at lag 0.",
         ),
         Preset(
@@ -219,9 +219,9 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_in": "reward",
             },
             paper="2501.03262",
-            differs="In the paper, each token pays for the KL of the tokens after it. Here, all "
-            "tokens pay for the KL of the whole response. In the paper, long responses weigh more "
-            "in the mean and the standard deviation.",
+            differs="In the paper, the KL of the tokens after a token lowers the token's "
+            "advantage. Here, the KL of the whole response does. In the paper, long responses "
+            "weigh more in the mean and the standard deviation.",
         ),
         Preset(
             name="reinforce_pp_baseline",

@@ -85,8 +85,8 @@ class SearchSpace:
         merged trial has the label of an arm that `fixed` does not change, if there is one.
 
         Args:
-            fixed: Settings that override those of every arm. A resource that only one placement
-                reads is given only to the arms of that placement, if there are any such arms.
+            fixed: Settings that override the settings of all arms. If only one placement reads a
+                resource, and some arms have this placement, the resource is given only to them.
             seeds: The seeds of each arm.
             without: Arms to leave out, unless `fixed` names one of them.
             samples: The number of responses in each trial, in place of a number of rounds.
@@ -178,7 +178,7 @@ def at_equal_samples(
     """Return the settings that give each trial `samples` responses.
 
     Args:
-        trials: The trials whose lengths to set.
+        trials: The trials to change.
         samples: The number of responses in each trial.
         evaluate: Also evaluate all trials after equal numbers of responses. The number of
             evaluations stays the same, unless a round of some arm is longer than the interval
@@ -213,10 +213,10 @@ def at_equal_samples(
 
 
 def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
-    """Return the same trials in randomised blocks: all trials of a seed, then those of the next.
+    """Return the same trials in randomised blocks: all trials of one seed, then of the next seed.
 
-    The order of the arms within a block is random but depends only on the seed. So a machine that
-    slows down does not affect one arm in particular.
+    The order of the arms within a block is random but depends only on the seed. So if the machine
+    slows down, no arm is affected more than the others.
     """
     blocks: dict[int, list[GRPOConfig]] = {}
     for trial in trials:

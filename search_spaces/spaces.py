@@ -151,7 +151,7 @@ REPLAY = SearchSpace(
 )
 
 
-# ---- How should weights travel? ------------------------------------------------------------------
+# ---- How should weights be transferred? ----------------------------------------------------------
 
 # The arms are asynchronous, so the generator and the learner do other work during most of a sync.
 ASYNCHRONOUS = {"placement": "disaggregated", "lag": 1, **fresh(1)}
@@ -162,7 +162,7 @@ GPUS: dict[str, dict[str, Any]] = {
 
 TRANSPORT = SearchSpace(
     name="transport",
-    question="how should weights travel, and what share of a round does their transfer take?",
+    question="how should weights be transferred, and what share of a round does the transfer take?",
     arms={
         name: {**ASYNCHRONOUS, "transport": name, **GPUS.get(name, {})}
         for name in ("object_store", "shm", "gloo", "nixl", "nccl", "cuda_ipc")

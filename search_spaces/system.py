@@ -1,4 +1,4 @@
-"""The space of whole systems: how to sample, train and move weights, for your own `tune.Tuner`."""
+"""The space of whole systems, for your own `tune.Tuner`: how to sample, train and move weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def system_space(
 
     With one parameter per setting, some combinations would be invalid: `lag` and `transport` have
     an effect only with separate actors, and `weight_update` only with a lag. Tune cannot express
-    such conditions in a form that every searcher accepts: Optuna and HyperOpt refuse
+    such conditions in a form that every searcher accepts: Optuna and HyperOpt reject
     `tune.sample_from`, only Optuna accepts a function that draws values, and only HyperOpt accepts
     nested choices. Here, every value of a parameter is valid with every value of the others. So a
     grid, a random search, Optuna and HyperOpt all work, and a searcher can learn about each
@@ -99,7 +99,7 @@ def _separate_actors(
 
 
 def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    ks = [GRPOConfig.from_dict({"k": k}).k for k in ks]  # refuses an invalid k
+    ks = [GRPOConfig.from_dict({"k": k}).k for k in ks]  # rejects an invalid k
     common = math.lcm(*ks)
     if rounds % common:
         raise ConfigError(
@@ -114,7 +114,7 @@ def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[d
 
 
 def _texts(name: str, combinations: Sequence[dict[str, Any]] | Iterator[dict[str, Any]]) -> list:
-    """Return each combination as a text for `set`, after checking that it is valid."""
+    """Return each combination as a string for `set`. Check first that each combination is valid."""
     texts = [",".join(f"{key}={value}" for key, value in one.items()) for one in combinations]
     for text in texts:
         GRPOConfig.from_dict({"set": {name: text}})

@@ -13,10 +13,10 @@ from reports.records import ExperimentRecord, TrialRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One more seed of the baseline and of each arm that is still undecided."""
+    """One more seed for the baseline and for each arm that is still undecided."""
 
     arms: Sequence[str]
-    seconds: float  # expected time of its trials, one after another
+    seconds: float  # expected time of the block's trials, one after another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Limits:
     """Limits on the blocks of an experiment."""
 
     max_seeds: int
-    budget_s: float | None  # for all trials of the experiment together
+    budget_s: float | None  # time for all trials of the experiment together
 
 
 def next_block(experiment: ExperimentRecord, menu: Menu, seeds: int, limits: Limits) -> Block | str:
@@ -45,7 +45,7 @@ def next_block(experiment: ExperimentRecord, menu: Menu, seeds: int, limits: Lim
         but = f", but {', '.join(untested)} cannot be tested" if untested else ""
         return f"every arm is decided{but}"
     if seeds >= limits.max_seeds:
-        return f"the maximum of {limits.max_seeds} seeds is reached (--max-seeds)"
+        return f"the maximum of {limits.max_seeds} seeds has been reached (--max-seeds)"
     arms = [menu.baseline.arm, *undecided]
     complete = experiment.complete_arms
     seconds = sum(statistics.median(map(_seconds, complete[arm])) for arm in arms)
@@ -53,9 +53,9 @@ def next_block(experiment: ExperimentRecord, menu: Menu, seeds: int, limits: Lim
         left = limits.budget_s - sum(map(_seconds, experiment.trials))
         if seconds > left:
             return (
-                f"the next seed would take about {duration(seconds)}, and "
-                f"{duration(max(left, 0.0))} of the budget are left; --resume with a larger "
-                "--budget continues"
+                f"the next seed would take about {duration(seconds)}, but only "
+                f"{duration(max(left, 0.0))} of the budget are left; to continue, use --resume "
+                "with a larger --budget"
             )
     return Block(arms=arms, seconds=seconds)
 

@@ -31,7 +31,8 @@ class Missing(UsageError):
     """
 
 
-# A check raises an error if a trial is wrong in some way, and otherwise returns notes for the user.
+# A check raises an error if it finds a mistake in a trial. Otherwise, it returns notes for the
+# user.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
@@ -73,7 +74,7 @@ def check_comparable(trials: Sequence[GRPOConfig]) -> None:
 def checks_of(
     trials: Sequence[GRPOConfig], *, here: bool
 ) -> Iterator[tuple[TrialCheck, GRPOConfig]]:
-    """Yield the checks that apply to one trial at a time, each with a trial to check.
+    """Yield pairs of a check and a trial to check.
 
     If several trials agree in the settings that a check depends on, only the first is checked.
 

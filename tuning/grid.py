@@ -95,13 +95,13 @@ class OrderedGrid(BasicVariantGenerator):
         """Return True once every trial has been created and none of them waits for its turn.
 
         Tune ends the processes of a finished trial if the search is finished and no trial is about
-        to start. But when a trial ends, the scheduler has not chosen the next one yet.
+        to start. But at that moment, the scheduler has not chosen the next trial yet.
         """
         return super().is_finished() and not self._is_any_waiting()
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that Tune stores for a resume. It does not contain the trials."""
         state = super().get_state()
-        assert state, "each grid search has one trial, far fewer than Tune refuses to store"
+        assert state, "Tune stores no state of huge grids, but each grid here has one trial"
         del state["_is_any_waiting"]
         return state

@@ -21,11 +21,11 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.storage.digests import package_digest
 from grpo_trainable.storage.object_store import AnyPath, StoredPath, refusal
 
-ANSWER_S = 5.0  # time limit for a connection to the address
-LOOK_S = 60.0  # time limit for a node's answer; the node first has to start a process
+ANSWER_S = 5.0  # time limit for connecting to the address
+LOOK_S = 60.0  # time limit for a node's answer, including the start of a process on the node
 TOKEN = (
-    "put the cluster's token in ~/.ray/auth_token here (or in RAY_AUTH_TOKEN), and check that the "
-    f"cluster also runs Ray {ray.__version__}"
+    "put the cluster's token in ~/.ray/auth_token on this machine (or in RAY_AUTH_TOKEN), and "
+    f"check that the cluster also runs Ray {ray.__version__}"
 )
 
 
@@ -65,7 +65,7 @@ def check_nodes(storage: AnyPath) -> None:
 
     Raises:
         UsageError: A node does not answer, does not see the directory, cannot write to the store,
-            does not have the package, or has another version of it.
+            does not have the package, or has a different version.
     """
     if not isinstance(storage, Path):
         _check_each(storage, partial(_may_write, storage))

@@ -93,7 +93,7 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
 
 
 def check_gpu_memory(needs: Sequence[Need]) -> None:
-    """Compare the GPU memory that trials need with that of the GPUs they reserve on this machine.
+    """Compare the GPU memory that trials need with the memory of the GPUs that they reserve.
 
     Raises:
         DoesNotFit: A trial needs more than its GPUs have. The message is one line.

@@ -22,7 +22,7 @@ FLOAT = 4  # bytes of a float32
 # Assumed number of tokens of a prompt, unless the context is too short. Prompts are read later.
 PROMPT_TOKENS = 256
 CHECKPOINT = "checkpoint"
-PUBLISHED = "published snapshot"  # only the first of several learners has one
+PUBLISHED = "published snapshot"  # of several learners, only the first has a snapshot
 # Bytes of a process that has imported torch and ray, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
 # Bytes of a process that plays episodes. Such a process imports neither torch nor ray. A user's
@@ -254,7 +254,7 @@ class _Trial:
         """Return the number of bytes of parameters and gradients that a learner gathers in a pass.
 
         The learner gathers everything outside the layers, plus two layers: the current layer, and
-        the next one while it arrives.
+        the next layer, which is transferred at the same time.
         """
         if self.sharers == 1:
             return 0
@@ -288,8 +288,9 @@ class _Trial:
     def sampling(self) -> list[Part]:
         """Return the parts for the KV cache, and for the logits and probabilities, in one call."""
         rows, size = schedule.most_rows(self.config), self.size
-        # A row has one place in the cache. A slot has a place on every shelf, and the shelves
-        # together are at most twice as long as a row.
+        # Without slots, the cache has one place per row. With slots, it consists of shelves of
+        # different lengths (`models/shelved_cache.py`). A slot has a place on every shelf, and the
+        # shelves together are at most twice as long as a row.
         places, slots = rows, self.config.rollout.slots
         if slots is not None:
             rows, places = slots, 2 * slots
@@ -322,7 +323,7 @@ class _Trial:
     def loading(self) -> list[Part]:
         """Return the part for the checkpoint that a learner reads, minus memory not in use yet.
 
-        While a learner loads, it has no gradients or moments yet. The learner reads the whole
+        While a learner loads, it has no gradients or moments. The learner reads the whole
         checkpoint, even if learners share the policy.
         """
         if self._trains_on_gpu:
@@ -376,7 +377,7 @@ class _Trial:
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
             yield FLOAT * d  # norms compute in float32
-            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # so does attention on a CPU
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # attention on CPUs does too
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:

@@ -25,8 +25,8 @@ NAMES = {
     "vocab": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "context_length"),
 }
-# Architectures whose parameters can all be counted -> two flags: query, key and value have biases;
-# query and key have norms.
+# Architectures whose parameters can all be counted -> two flags. The first is True if query, key
+# and value have biases, and the second if query and key have norms.
 COUNTED = {
     "llama": (False, False),
     "mistral": (False, False),

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # Packages whose versions are stored with the experiment, because results may depend on them.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 MAX_FAILURES = 2
-MAX_SEEDS = 20  # of --until-decided
+MAX_SEEDS = 20  # default of --max-seeds with --until-decided
 SPACE_INPUT = "space"  # key of the space's file among the digests of input files
 
 
@@ -96,8 +96,8 @@ class Plan:
     """Options of an experiment, resolved into the config of every trial.
 
     An experiment consists of runs of Tune. The first run has all trials that the experiment starts
-    with, and each extension is another run. A plan describes one run: a new one, or the last one
-    of a resumed experiment.
+    with, and each extension is another run. A plan describes one run: a new run, or the last run of
+    a resumed experiment.
 
     Raises:
         UsageError, ConfigError: The options contradict each other, a trial is invalid, or a resumed
@@ -135,14 +135,14 @@ class Plan:
         self.extending = options.extend
         self._check_extend_options(stored)
         self.stored: dict[str, Any] = stored or {}
-        # True if the settings are those of a stored experiment.
+        # True if the settings come from a stored experiment.
         self.resuming = stored is not None and (self.extending or options.resume != "never")
         self._option = "--extend" if self.extending else "--resume"  # for messages
         # The extensions so far, as experiment.json describes them.
         self.extensions: list[dict[str, Any]] = self.stored.get("extensions", [])
         if options.until_decided and options.max_seeds is None and not self.resuming:
             self.options = replace(options, max_seeds=MAX_SEEDS)
-        # SHA-256 of each file that must be as it was when the experiment started, by key.
+        # SHA-256 of each file that must not have changed since the experiment started, by key.
         self._unchanged: Mapping[str, str] = {}
         if self.resuming:
             self._refuse_state_of_others()  # before any Python file that the state names is loaded
@@ -164,7 +164,8 @@ class Plan:
         )
         if self.resuming:
             self._take_stored_settings()
-        # The trials of every arm and seed. Those of this run are in the order in which they run.
+        # The trials of every arm and seed. `trials` has only the trials of this run, in the order
+        # in which they run.
         self.grid = self._trials(self._seeds())
         self.trials = self._of_this_run(only)
         self._check_baseline()
@@ -174,12 +175,12 @@ class Plan:
         # an older version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path; None until the files are read
-        # SHA-256 of earlier versions of the user's code, with which trials have trained.
+        # SHA-256 of earlier versions of the user's code that trials have used.
         self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
-        # Path -> content of the files that nodes of a cluster lack, once the nodes have answered.
+        # Path -> content of the files that nodes of a cluster lack; empty until the nodes answer.
         self.shipped: dict[str, bytes] = {}
         self.told: list[str] = []  # notes from the checks of trials
-        self.memory: str | None = None  # a line about the memory of the largest trial, once checked
+        self.memory: str | None = None  # line about the largest trial's memory, once checked
 
     @property
     def directory(self) -> AnyPath:
@@ -281,8 +282,9 @@ class Plan:
     def _space_source(self) -> tuple[str, str | None]:
         """Return the space's name and None, or the absolute path and the SHA-256 of its file.
 
-        On a resume, the file is compared with the one that the experiment was started with, before
-        any code in the file runs. The caller has checked that the user owns the experiment.
+        On a resume, any difference from the file at the start of the experiment is an error. The
+        comparison comes before any code in the file runs. The caller has checked that the user owns
+        the experiment.
         """
         source = self.options.space
         if source is None and self.resuming:
@@ -390,7 +392,7 @@ class Plan:
         return {key for key, path in own if path.endswith(".py") and key != SPACE_INPUT}
 
     def _way_on(self, error: Exception) -> str:
-        """Return a clause on how to continue although a file has changed, or ""."""
+        """Return a clause that says how to continue with a changed file, or ""."""
         if str(error).partition(":")[0] not in self._code:
             return ""
         return ", or continue with the changed file: add --accept-changed-code"
@@ -406,7 +408,7 @@ class Plan:
         return (self.fixed["seed"],)
 
     def _limits(self) -> dict[str, Any]:
-        """Return the limits that a resume may change. The defaults are the previous command's."""
+        """Return the limits that a resume may change. By default, they stay as they were."""
         limits: dict[str, Any] = {
             "max_failures": MAX_FAILURES,
             "max_concurrent": None,
@@ -478,7 +480,7 @@ class Plan:
             if option == "num_samples":
                 if self.extending and given > was:
                     continue
-                # The number of seeds before extensions, as in the command that was used first.
+                # The number of seeds before extensions, as in the first command.
                 accepted.append(len({seed for _, seed in stored.get("planned", ())}))
             if given not in accepted:
                 value = "" if given is True else f" {given}"
@@ -575,7 +577,7 @@ class Plan:
         return [*self._arms_before(), *self.options.added_arms]
 
     def _resolved(self, seeds: Iterable[int], added: Collection[str]) -> list[GRPOConfig]:
-        """Return the trials of the arms that the experiment started with and of added arms."""
+        """Return the trials of the original arms of the experiment and of added arms."""
         fixed, without = self.fixed, self.not_available.keys()
         if added:
             started = {fixed["arm"]} if "arm" in fixed else self.space.arms.keys() - without
@@ -587,9 +589,10 @@ class Plan:
     def _refuse_changed_trials(
         self, before: Sequence[GRPOConfig], now: Sequence[GRPOConfig]
     ) -> None:
-        """Check that arms to add leave the trials of the other arms as they are.
+        """Check that added arms do not change the trials of the other arms.
 
-        Added arms can change when all arms are evaluated, or how settings belong to arms.
+        Added arms can change when all arms are evaluated, and which arms a fixed setting applies
+        to.
         """
         same = {(trial.arm, trial.seed): flatten(trial.to_dict()) for trial in now}
         for trial in before:
@@ -624,7 +627,7 @@ class Plan:
         runs = [self.stored, *self.extensions]
         planned = {(arm, seed) for run in runs for arm, seed in run["planned"]}
         if only is None and self.options.num_samples <= self.stored["num_samples"]:
-            only = self.options.added_arms  # arms that were decided with fewer seeds get no more
+            only = self.options.added_arms  # decided arms with fewer seeds get no more seeds
         new = [trial for trial in self.grid if (trial.arm, trial.seed) not in planned]
         new = [trial for trial in new if only is None or trial.arm in only]
         if new:
@@ -654,7 +657,7 @@ class Plan:
                     prepared(model)
 
     def _of_preset(self, key: str, arms: Iterable[str]) -> str:
-        """Return a clause which says that these arms get `key` from the preset, or ""."""
+        """Return a clause that says that these arms get `key` from the preset, or ""."""
         if self.preset is None or key in self.fixed or key not in self.preset.settings:
             return ""
         value = self.preset.settings[key]
@@ -673,7 +676,7 @@ class Plan:
 
     @contextmanager
     def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
-        """Name the preset or the arm in an error that begins with a setting of either."""
+        """Add the preset or the arm to an error that begins with one of its settings."""
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
@@ -872,7 +875,7 @@ class Plan:
         Ray starts.
 
         The description names the trials of each run. Once it is written, the trials of this run
-        belong to the experiment, and `--resume` runs those that a crash has prevented.
+        belong to the experiment. If a crash prevents some of them, `--resume` runs them.
 
         Raises:
             UsageError: The description cannot be written, or another command has extended the

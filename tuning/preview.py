@@ -10,7 +10,7 @@ from grpo_trainable.command_line import align
 from grpo_trainable.config import GRPOConfig, defaults_with, explained_defaults, flatten
 from grpo_trainable.text import plural, shown_truth
 
-LABELS = ("arm", "seed")  # always in the table
+LABELS = ("arm", "seed")  # columns that every table has
 WIDTH = 100
 CPUS = (
     "an actor that reserves 0.95 CPUs uses one core, and an actor that reserves 1.9 CPUs uses two; "
@@ -22,7 +22,7 @@ MOST_CHARACTERS = 1200  # longest prompt or ground truth that is shown in full
 def preview(trials: Sequence[GRPOConfig]) -> str:
     """Return a table with one line per trial, in order, and the shared settings below it.
 
-    If the trials differ in the CPUs of an actor, a line below the table explains such numbers.
+    If the trials differ in the CPUs of an actor, a line below the table explains these numbers.
     """
     flat = [trial.in_effect for trial in trials]
     columns = [*LABELS, *differing(trials)]
@@ -100,7 +100,7 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
 def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     """Yield the settings that all trials share, if at least one trial reads them.
 
-    Chosen settings come first, then those that follow from the model or the device, with the
+    Chosen settings come first, then settings that follow from the model or the device, with the
     reason. Settings that have their default in every trial come last.
     """
     flat = [trial.in_effect for trial in trials]

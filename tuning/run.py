@@ -56,7 +56,7 @@ def ray_started(plan: Plan) -> Iterator[Nodes]:
         UsageError: The cluster cannot be joined, a trial finds no room in it, or a node cannot be
             used.
     """
-    # With fewer snapshots than one per second, a killed driver or a retried trial would lose rows.
+    # If snapshots were less frequent, a killed driver or a retried trial would lose rows.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     # After a resume, a trial that was killed between its last row and the snapshot that records it
@@ -103,13 +103,13 @@ def _start_ray(plan: Plan) -> None:
     # other process is busy.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a worker for each core in advance. Tune runs trials in other workers, with
-    # other environment variables. So each worker started in advance would waste one second of CPU
-    # time while a trial starts.
+    # different environment variables. So each worker started in advance would waste one second of
+    # CPU time while a trial starts.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     with _ray_processes_in_their_own_sessions():
         ray.init(
-            address="local",  # not a cluster that is already running on this machine
+            address="local",  # do not join a cluster that already runs on this machine
             include_dashboard=False,
             num_cpus=int(machine["CPU"]),
             num_gpus=int(machine["GPU"]),
@@ -119,11 +119,12 @@ def _start_ray(plan: Plan) -> None:
 
 @contextmanager
 def _ray_processes_in_their_own_sessions() -> Iterator[None]:
-    """Keep signals to the command's process group from Ray's processes, which start meanwhile.
+    """Keep Ray's processes that start in this context out of the command's process group.
 
     `timeout` and job schedulers send SIGTERM to the whole group. Ray's processes would end at once,
-    before the trials are saved. Ray itself keeps only SIGINT from them. On Linux, these processes
-    end with the command even in other sessions. Elsewhere, Ray ends them by their group.
+    before the trials are saved. Ray itself protects them only from SIGINT. On Linux, these
+    processes end with the command even if they belong to other sessions. On other systems, they
+    stay in the group, because Ray ends them through their group.
     """
     start = services.ConsolePopen
     if sys.platform == "linux":
@@ -158,7 +159,7 @@ def fit(plan: Plan) -> list[Failure]:
     refuse_to_begin_anew()
     register(plan.inputs, plan.shipped, plan.replaced)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
-    # The callbacks of a resumed experiment are those that were pickled with it.
+    # A resumed experiment has the callbacks that were pickled with it.
     set_verbose(plan.options.verbose)
     # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them
     # short.
@@ -214,8 +215,8 @@ def _restored(plan: Plan) -> tune.Tuner:
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "
             f"({error}); resume it with that version, or start a new experiment"
         ) from error
-    # Do not pass the space as an argument: Tune would refuse a space whose keys differ from those
-    # of the version that started the experiment.
+    # Do not pass the space as an argument: Tune would reject a space unless its keys equal the
+    # keys of the version that started the experiment.
     tuner._local_tuner.param_space = param_space(plan.grid)  # pyright: ignore
     # Tune keeps the settings, including limits, of the command that started the experiment. Tune
     # has no public way to change these settings.
@@ -232,7 +233,7 @@ def tune_config(plan: Plan) -> tune.TuneConfig:
         mode="max",
         scheduler=chosen,
         search_alg=OrderedGrid(order, chosen.is_any_waiting),
-        # The next trial with the same resources, or a clone of PBT, runs in the same processes.
+        # True: the next trial with the same resources, or a PBT clone, uses the same processes.
         reuse_actors=all(map(leaves_no_state, plan.trials)),
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
@@ -257,7 +258,7 @@ def scheduler(plan: Plan) -> Limited:
 
 
 def _asha(plan: Plan) -> ASHA:
-    # Arms are compared at equal samples, because their rounds differ in size.
+    # Arms are compared after equal numbers of samples, because their rounds differ in size.
     first = first_rung(plan.trials)
     assert first is not None, "`check_comparable` refuses such trials"
     longest = max(map(groups_of, plan.trials))
@@ -295,7 +296,7 @@ def trial_name(trial: Any) -> str:
 def make_token(home: Path, environment: Mapping[str, str]) -> None:
     """Write Ray's token file in a home directory, unless the file exists already.
 
-    Nothing is written if the environment names another token. Ray would write the file too, but
+    Nothing is written if the environment names a different token. Ray would write the file too, but
     with the permissions that the umask allows, so others might read it.
     """
     other = environment.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}

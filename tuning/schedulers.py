@@ -26,9 +26,9 @@ from grpo_trainable.models.hf.json_files import facts_of
 
 
 class Limited(TrialScheduler):
-    """Base class to put before a Tune scheduler. It has no effect until `limit` is called."""
+    """Mixin for a Tune scheduler, listed first. It has no effect until `limit` is called."""
 
-    max_failures: int | None = None  # retries of a trial from now on, not counting earlier ones
+    max_failures: int | None = None  # retries of a trial from now on, not counting earlier retries
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
 
     def limit(self, max_failures: int, max_concurrent: int) -> None:
@@ -101,7 +101,7 @@ class ASHA(Limited, schedulers.ASHAScheduler):
         super().on_trial_complete(tune_controller, trial, self._with_time(trial, result))
 
     def _with_time(self, trial: Any, result: dict[str, Any]) -> dict[str, Any]:
-        """Add the number of groups to a row. A trial that ends without a row has none."""
+        """Add the number of groups to a row. If a trial ends without a row, add nothing."""
         if self._time_attr != GROUPS or "training_iteration" not in result:
             return result
         size = schedule.prompts_per_round(GRPOConfig.from_dict(trial.config))
@@ -109,7 +109,7 @@ class ASHA(Limited, schedulers.ASHAScheduler):
 
 
 class PBT(Limited, schedulers.PopulationBasedTraining):
-    """Scheduler in which worse trials continue from the checkpoints of better ones."""
+    """Scheduler in which worse trials continue from the checkpoints of better trials."""
 
     def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
         # Without this, Tune would mistake the pause of a trial that is still saving for a stop, and
@@ -123,7 +123,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
 
 # Dotted key -> its minimum and maximum. For the clip range, these are factors of its default.
 MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
-HUGGING_FACE_LR = (0.2, 2.0)  # factors of the first learning rate of a Hugging Face model
+HUGGING_FACE_LR = (0.2, 2.0)  # factors of a Hugging Face model's initial learning rate
 
 Bounds = Mapping[str, tuple[float, float]]
 

@@ -18,8 +18,8 @@ CLOSE_DEADLINE_S = 5.0
 class Dialogue(Generic[T]):
     """Runs the coroutine `lead(ask)` in a separate thread.
 
-    Connections stay alive in this thread while the coroutine waits for a reply. If nobody closes a
-    dialogue, it closes when the process ends.
+    The thread keeps the coroutine's connections alive while the coroutine waits for a reply. An
+    open dialogue closes when the process ends.
     """
 
     def __init__(self, lead: Callable[[Ask], Coroutine[Any, Any, T]]) -> None:
@@ -34,7 +34,7 @@ class Dialogue(Generic[T]):
     def listen(self) -> str | None:
         """Return the next message, or None if the coroutine has ended.
 
-        If the coroutine has failed, raise its exception.
+        If the coroutine raised an exception, raise that exception.
         """
         text = self._said.get()
         if text is None:
@@ -47,7 +47,7 @@ class Dialogue(Generic[T]):
         return self.listen()
 
     def result(self) -> T:
-        """Wait until the coroutine ends, and return its result or raise its exception."""
+        """Wait until the coroutine ends, then return its result or raise its exception."""
         return self._waited(_result_of(self._task))
 
     def close(self) -> None:

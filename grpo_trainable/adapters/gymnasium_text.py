@@ -14,8 +14,8 @@ def gymnasium_environment(
 ) -> type:
     """Return a class for `env.name` that plays `gymnasium.make(name, **options)`.
 
-    A specification is {"seed": N}. The answer to an invalid action is "not an action", and the
-    environment does not change.
+    An episode's specification is {"seed": N}. An invalid action leaves the environment unchanged,
+    and the policy reads "not an action".
 
     Args:
         name: Name of the environment in Gymnasium.

@@ -20,9 +20,9 @@ def openenv_environment(
 ) -> type:
     """Return a class for `env.name` that plays the environment of an OpenEnv server.
 
-    A specification contains the arguments of `reset`, such as {"seed": N}. An action is invalid if
-    `act` raises a ValueError or a TypeError, or if the server rejects it. The answer is then "not
-    an action", and the environment does not change.
+    An episode's specification contains the arguments of `reset`, such as {"seed": N}. An action is
+    invalid if `act` raises a ValueError or a TypeError, or if the server rejects it. An invalid
+    action leaves the environment unchanged, and the policy reads "not an action".
 
     Args:
         url: Address of the server.

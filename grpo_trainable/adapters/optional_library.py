@@ -1,4 +1,4 @@
-"""Import a library that a single adapter needs, when the adapter's factory is called."""
+"""Import an adapter's optional library when the adapter's factory is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpo_trainable.plugins import missing_library
 
 
 def library(module: str, extra: str) -> Any:
-    """Import `module` from an optional library, which this package's `extra` installs.
+    """Import `module` from an optional library, which the extra named `extra` installs.
 
     Raises:
         ValueError: If the library is not installed. The message is one line with the command that

@@ -15,8 +15,8 @@ NO_EXTRAS = ("prompt", "env_class")
 def skyrl_gym_environment(name: str, **options: Any) -> type:
     """Return a class for `env.name` that plays `skyrl_gym.make(name, **options)`.
 
-    Each episode uses a new environment. A specification is a row of SkyRL's data set: a `prompt`
-    (text or messages) and the further keys that the environment reads from its `extras`.
+    Each episode uses a new environment. An episode's specification is a row of SkyRL's data set: a
+    `prompt` (text or messages) and the other keys that the environment reads from its `extras`.
 
     Args:
         name: Name of the environment in SkyRL-Gym.

@@ -14,7 +14,7 @@ from grpo_trainable.environments import JSONValue, Turn
 def textarena_environment(name: str, **options: Any) -> type:
     """Return a class for `env.name` that plays `textarena.make(name, **options)`.
 
-    A specification is {"seed": N}. The policy reads each message that the game sends to its player
+    An episode's specification is {"seed": N}. The policy reads each message from the game only
     once. The last action earns the game's reward.
 
     Args:
@@ -34,7 +34,7 @@ def textarena_environment(name: str, **options: Any) -> type:
             self._game = self._inner = textarena.make(name, **options)
             while isinstance(self._inner, textarena.Wrapper):  # wrappers repeat earlier messages
                 self._inner = self._inner.env
-            self._randomness = OwnRandomness()  # games draw from Python's global generator
+            self._randomness = OwnRandomness()  # games use Python's global random generator
 
         def reset(self, spec: JSONValue) -> str:
             assert isinstance(spec, Mapping), spec
@@ -69,7 +69,7 @@ class OwnRandomness:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use this object's state of `random`, and restore the previous state at the end."""
+        """Switch `random` to this object's state, and restore the previous state on exit."""
         others = random.getstate()
         random.setstate(self._state)
         try:

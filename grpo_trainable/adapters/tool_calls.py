@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MOST_CHARACTERS = 10_000  # of a call; a longer text is not a call
+MOST_CHARACTERS = 10_000  # in a call; longer text is not a call
 _MARKED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -27,8 +27,8 @@ class ToolCall:
 def parse_call(text: str) -> ToolCall | None:
     """Parse a tool call from text, or return None. Nothing is executed.
 
-    A call is `name(1, key="text")` with Python literals, or JSON: {"name": …, "arguments": {…}}.
-    If the text contains <tool_call>…</tool_call>, the content of the first such pair is the call.
+    A call is `name(1, key="text")` with Python literals, or JSON: {"name": …, "arguments": {…}}. If
+    the text contains <tool_call>…</tool_call>, the call is the content of the first pair of tags.
     """
     marked = _MARKED.search(text)
     call = (text if marked is None else marked[1]).strip()
@@ -61,7 +61,7 @@ def _from_python(text: str) -> ToolCall | None:
 
 
 def public_methods(thing: object, without: Container[str] = ()) -> dict[str, Callable[..., Any]]:
-    """Return the public methods of an object, keyed by name, except those in `without`."""
+    """Return an object's public methods, keyed by name. Leave out the names in `without`."""
     names = [name for name, _ in inspect.getmembers(type(thing), inspect.isfunction)]
     return {
         name: getattr(thing, name)

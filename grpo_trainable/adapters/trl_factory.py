@@ -15,16 +15,18 @@ TOOLS = "Tools, called as name(argument=value):\n"
 def trl_environment(
     factory: Callable[[], Any], *, reward: Callable[[Any], Any] | None = None, calls: int = 8
 ) -> type:
-    """Return a class for `env.name` that plays the environments that `factory` returns.
+    """Return a class for `env.name` that plays environments made by `factory`.
 
-    A specification is a row of the data set. `reset` gets the whole row. An action that is a tool
-    call (`tool_calls.parse_call`) is answered as in TRL. Any other action ends the episode.
+    An episode's specification is a row of the data set, and `reset` gets the whole row. An action
+    that is a tool call (`tool_calls.parse_call`) is answered as in TRL. Any other action ends the
+    episode.
 
     Args:
         factory: Returns a new environment.
-        reward: Returns the reward of an environment at the end of the episode. By default this is
-            the environment's `get_reward()`.
-        calls: Maximum number of tool calls per episode. The last call ends the episode.
+        reward: Returns the reward of an environment at the end of the episode. By default, the
+            environment's method `get_reward()` returns it.
+        calls: Maximum number of tool calls per episode. The call that reaches this number ends the
+            episode.
     """
 
     class Adapted:

@@ -18,8 +18,9 @@ from grpo_trainable.environments import JSONValue, Turn
 def verifiers_environment(**config: Any) -> type:
     """Return a class for `env.name` that plays an environment of `verifiers.v1`.
 
-    A specification is {"idx": N}, the number of a task in the taskset. An action is the agent's
-    reply. The last action earns the reward of the trace, and the trace's metrics become `info`.
+    An episode's specification is {"idx": N}, the number of a task in the taskset. An action is the
+    agent's reply. The last action earns the reward of the trace. The trace's metrics become the
+    `info` of that turn.
 
     Args:
         **config: Fields of the `EnvConfig` for `load_environment`: `taskset={"id": …}`, and one
@@ -47,11 +48,11 @@ def verifiers_environment(**config: Any) -> type:
             self._dialogue = Dialogue(lambda ask: played(vf, env, tasks[index], ask))
             text = self._dialogue.listen()
             if text is None:
-                raise ValueError("the episode ended before the policy was asked anything")
+                raise ValueError("the episode ended before the policy received a message")
             return text
 
         def step(self, action: str) -> Turn:
-            assert self._dialogue is not None, "reset begins an episode"
+            assert self._dialogue is not None, "call reset before step"
             text = self._dialogue.reply(action.strip())
             if text is not None:
                 return Turn(text)

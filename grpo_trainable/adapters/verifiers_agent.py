@@ -12,7 +12,7 @@ ONE_CONVERSATION = "an episode must be a single conversation, in which the polic
 
 
 async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
-    """Play an episode of `env` in which the policy is every agent, and return its trace.
+    """Play an episode of `env` with the policy as every agent, and return the episode's trace.
 
     Args:
         vf: The module `verifiers.v1`.
@@ -22,7 +22,7 @@ async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
 
     Raises:
         ValueError: If the episode is not exactly one conversation with the policy, or if the
-            environment or the task needs something that is not available here.
+            environment or the task uses a feature that this adapter does not support.
     """
     traces: list[Any] = []
     refuse(type(env), shared_parts(vf, env))
@@ -65,8 +65,8 @@ class PolicyAgent:
         """Open a conversation about a task. Leaving the context scores the conversation.
 
         Raises:
-            ValueError: If the task needs something that is not available here, or if this is not
-                the first conversation.
+            ValueError: If the task uses a feature that this adapter does not support, or if this is
+                not the first conversation.
         """
         refuse(type(task), parts_of_a_harness(self._vf, task))
         if self._traces:
@@ -120,24 +120,24 @@ class Conversation:
 
 
 def recorded(vf: Any, task: Any) -> Any:
-    """Convert a task to the form in which traces and episodes record it."""
+    """Convert a task to its recorded form in traces and episodes."""
     return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
 
 
 def refuse(kind: type, needed: list[str]) -> None:
-    """Refuse a class that uses features that are not available here.
+    """Reject a class that uses features that this adapter does not support.
 
     Raises:
         ValueError: If `needed` is not empty.
     """
     if needed:
         raise ValueError(
-            f"{kind.__name__} uses features that are not available here: {', '.join(needed)}"
+            f"{kind.__name__} uses features that this adapter does not support: {', '.join(needed)}"
         )
 
 
 def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
-    """Return the features of a task that need a harness and its runtime."""
+    """Return the task's features that need a harness and its runtime."""
     kind = type(task)
     found = [
         part for part in ("setup", "finalize") if getattr(kind, part) != getattr(vf.Task, part)
@@ -149,6 +149,6 @@ def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
 
 
 def shared_parts(vf: Any, env: Any) -> list[str]:
-    """Return the features that the episodes of an environment share while a server runs it."""
+    """Return the environment's features that its episodes would share on a server."""
     found = ["start"] if type(env).start != vf.Env.start else []
     return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])

@@ -1,4 +1,4 @@
-"""Advantages from rewards. Shapes: N groups of G responses each. No function changes `rewards`.
+"""Advantages from rewards. Shapes: N groups of G responses each. No function modifies `rewards`.
 
 `ADVANTAGES` holds the built-in values of `loss.advantage`. Built-in and user-defined functions have
 the signature `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give exactly 0,
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Advantage(Protocol):
-    """A function from rewards (N, G) to advantages (N, G), within each group or over all groups."""
+    """A function that turns rewards (N, G) into advantages (N, G), per group or over all groups."""
 
     def __call__(self, rewards: Tensor, /, *, eps: float) -> Tensor:
         """Return the advantages (N, G) of `rewards` (N, G)."""
@@ -25,8 +25,8 @@ class Advantage(Protocol):
 def _deviations(rewards: Tensor) -> Tensor:
     """Return each reward minus the mean of its row, (N, G)."""
     # The float32 mean of equal rewards can differ from them by a rounding error, and dividing by
-    # std + eps turns that error into a real advantage. Subtracting the first reward of the row
-    # makes equal rewards exactly 0.
+    # std + eps turns that error into a real advantage. After the first reward of the row is
+    # subtracted, equal rewards are exactly 0.
     shifted = rewards - rewards[:, :1]
     return shifted - shifted.mean(dim=-1, keepdim=True)
 
@@ -94,21 +94,21 @@ def batch(rewards: Tensor, *, eps: float) -> Tensor:
 def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     """Return r − mean of its group, divided by (sample std + eps) over all groups together.
 
-    The standard deviation is that of the differences r − mean, not that of the rewards. This is
-    REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens and thereby gives long
+    The standard deviation is computed from the differences r − mean, not from the rewards. This is
+    REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens and so gives long
     responses more weight. Here, every response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")
-    # The mean of all deviations is 0 up to a rounding error. Subtracting the mean would turn that
-    # error into an advantage of equal rewards.
+    # The mean of all deviations is 0 up to a rounding error. Subtracting the mean would give equal
+    # rewards a nonzero advantage.
     return _over_std(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
 
 
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
     """Return (r − mean) / (mean + eps) within each group, or 0 if all rewards of the group are 0.
 
-    With rewards of 0 and 1, the policy gradient estimates, from G samples, the gradient of the mean
-    log-likelihood of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv
+    With rewards of 0 and 1, the policy gradient uses G samples to estimate the gradient of the mean
+    log-likelihood of correct responses. Hard prompts therefore have more weight (MaxRL, arXiv
     2602.02710). A group without a correct response gets 0, because it has no response to make more
     likely.
 
@@ -119,7 +119,7 @@ def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
     _refuse_groups_of_one(rewards, "maxrl")
     if (rewards < 0).any():
         lowest = rewards.min().item()
-        raise ValueError(f"maxrl needs rewards of 0 and above, got {lowest:.3g}")
+        raise ValueError(f"maxrl needs rewards of at least 0, got {lowest:.3g}")
     mean = rewards.mean(dim=-1, keepdim=True)
     return torch.where(mean > 0, _deviations(rewards) / (mean + eps), 0.0)
 

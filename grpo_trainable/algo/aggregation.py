@@ -1,8 +1,8 @@
 """Aggregation of per-token losses into one number.
 
-The denominator belongs to the whole gradient step. A step adds up the loss sums of its
-microbatches, each divided by the same denominator. Any split into microbatches or over learners,
-equal or not, therefore gives the same gradient.
+The denominator is computed once per gradient step. A step divides the loss sum of each microbatch
+by this denominator and adds up the results. Therefore the gradient does not depend on how the step
+is split into microbatches or over learners.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def aggregate(
 
     The shares of all microbatches add up to the loss.
 
-    The aggregation sets the weight of each token, and thereby how the lengths of responses bias the
-    gradient. For example, suppose that a step has two responses, of 1 and 3 tokens, and that
-    `max_tokens` is 4. A token of the short response and a token of the long response have these
-    weights:
+    The aggregation sets the weight of each token. These weights determine how the lengths of
+    responses bias the gradient. For example, suppose that a step has two responses, of 1 and 3
+    tokens, and that `max_tokens` is 4. A token of the short response and a token of the long
+    response have these weights:
 
         sequence_mean  1/2 and 1/6: both responses weigh the same in total
         token_mean     1/4 and 1/4: the long response weighs three times as much in total

@@ -2,8 +2,8 @@
 
 d = log π_θ − log π_ref. All tensors are (B, S). Off the mask, log-probs may hold anything and
 estimates are 0. Source: Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds
-the values of `loss.kl_estimator`, and also k1, which serves only as a metric: as a loss, its
-expected gradient is 0.
+the values of `loss.kl_estimator`. It also holds k1, which is used only as a metric, because its
+expected gradient as a loss is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grpo_trainable.algo.ratios import bounded_log_ratio
 
 
 class KLEstimator(Protocol):
-    """A function from two policies' log-probs, (B, S) each, to the KL of each token, (B, S)."""
+    """A function that estimates the KL of each token, (B, S), from two policies' log-probs."""
 
     def __call__(self, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, /) -> Tensor:
         """Return the KL estimate of each token, (B, S)."""
@@ -43,7 +43,7 @@ def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
     the exponential (see `ratios.bounded_log_ratio`).
     """
     minus_d = bounded_log_ratio(-k1(log_probs, ref_log_probs, mask))
-    # `exp(-d) - 1` would lose all digits for small d, and d is usually small.
+    # `exp(-d) - 1` would lose all significant digits for small d, and d is usually small.
     return torch.expm1(minus_d) - minus_d
 
 

@@ -4,8 +4,8 @@
 
 `aggregation` defines the mean. ℓ is a formula from the module `losses`, A is the advantage and
 ρ = π_θ / π_old. w is the importance weight π_old / b, bounded by C, where b is the policy that
-sampled the token (`ratios.importance_weight`). Without a cap C, π_old = b and w is 1. With or
-without a cap, staleness is therefore corrected exactly once.
+sampled the token (`ratios.importance_weight`). With a cap C, w corrects for staleness. Without a
+cap, π_old = b, so w is 1 and ρ corrects for staleness.
 """
 
 from __future__ import annotations

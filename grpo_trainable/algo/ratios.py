@@ -23,10 +23,10 @@ IMPORTANCE_RULES = ("truncate", "mask")
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with a gradient even above the bound.
 
-    Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and its derivative is the
-    same number. Tokens with A < 0, which a loss does not clip above the bound, are therefore still
-    pushed back. A plain clamp would not push them back, because its derivative is 0. No lower bound
-    is needed: the exponential underflows to 0, and so does its derivative.
+    Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and so is its derivative. A
+    loss does not clip tokens with A < 0 there, so the gradient still lowers the probability of
+    these tokens. A plain clamp has derivative 0 and would leave their probability as it is. No
+    lower bound is needed: the exponential underflows to 0, and so does its derivative.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess
@@ -60,10 +60,11 @@ def effective_sample_fraction(
 ) -> float:
     """Return the effective sample size of a batch's responses, as a fraction of their number.
 
-    1 / (n · Σ w̃²), where w̃ are the importance weights of the n responses, divided by their sum. The
-    weight of a response is the product of π/b over its tokens. Equal weights give 1. A weight that
-    outweighs all others gives 1/n. VCPO, arXiv 2602.17616, also uses unbounded weights of whole
-    responses. Rows without tokens do not count. Without any tokens, the result is 1.
+    The result is 1 / (n · Σ w̃²), where w̃ are the importance weights of the n responses, divided
+    by their sum. The weight of a response is the product of π/b over its tokens. Equal weights give
+    1. A weight that outweighs all others gives 1/n. As in VCPO (arXiv 2602.17616), the weights
+    belong to whole responses and have no upper bound. Rows without tokens do not count. If no row
+    has a token, the result is 1.
 
     Args:
         log_probs: Log-probs under the policy π, (B, S).
@@ -126,7 +127,7 @@ def weights_bounded(
     """Return a mask (B, S) of tokens whose importance weight is cut to the cap or set to 0.
 
     The result is False off the mask. Both rules change the same tokens, except that only the rule
-    `mask` has a `floor`. The arguments are those of `importance_weight`.
+    `mask` has a `floor`. `importance_weight` takes the same arguments.
     """
     weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
     return _out_of_range(weight, cap, floor) & mask.bool()
@@ -149,7 +150,7 @@ def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     return zero_off_mask(log_probs - old_log_probs, mask) > LOG_RATIO_MAX
 
 
-# ---- The surrogate objective: ρA, whose gradient at ρ = 1 is that of A·log π ---------------------
+# ---- The surrogate objective: ρA, which has the gradient of A·log π at ρ = 1 ---------------------
 
 
 def clipped_surrogate(

@@ -24,7 +24,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor
 
 
 def overlong_penalty(lengths: Tensor, longest: int, buffer: int) -> Tensor:
-    """Return 0 up to `longest` − `buffer` tokens, and above that a linear rise to 1 at `longest`.
+    """Return 0 up to `longest` − `buffer` tokens, then a linear rise to 1 at `longest`.
 
     `lengths` (G,) is in tokens and the result (G,) is float32. This is the soft overlong punishment
     of DAPO (arXiv 2503.14476, equation 13: `longest` 20,480 and `buffer` 4,096).
@@ -42,11 +42,11 @@ def length_deviation(lengths: Tensor, target: int) -> Tensor:
 
 
 def weighted_parts(parts: Tensor, weights: Tensor, *, normalize: bool, eps: float) -> Tensor:
-    """Return Σ_k w_k·r_k for each response of a group, (G,), from `parts` (G, K), `weights` (K,).
+    """Return Σ_k w_k·r_k of each response, (G,), from reward `parts` (G, K) and `weights` (K,).
 
     With `normalize`, each part is first replaced by (r_k − mean) / (sample std + `eps`), computed
-    within the group. A part therefore counts according to its weight, whatever its variance. A part
-    with equal values contributes exactly 0. Combined with the advantage `batch`, this is GDPO
+    within the group. The influence of a part then depends on its weight and not on its variance. A
+    part with equal values contributes exactly 0. Combined with the advantage `batch`, this is GDPO
     (arXiv 2601.05242, equations 4 to 7).
     """
     if normalize:

@@ -1,11 +1,11 @@
 """Losses that treat a few tokens of a gradient step differently, and the selection of those tokens.
 
 The selection depends on all tokens of the step. It therefore runs before the step is split into
-microbatches, and uses the log-probs of the policy before the step. For each loss in this
-module, `SELECTIONS` has a function that takes the whole step and returns a mask (B, S) of the
-selected tokens, which is False off the response mask. The loss receives its microbatch's part of
-that mask as `selected`. Otherwise, shapes and results are those of `losses`. ρ is the ratio
-π_θ / π_old of a token and A its advantage.
+microbatches, and uses the log-probs of the policy before the step. For each loss in this module,
+`SELECTIONS` has a function that takes the whole step and returns a mask (B, S) of the selected
+tokens, which is False off the response mask. The loss receives its microbatch's part of that mask
+as `selected`. Otherwise, shapes and results are the same as in `losses`. ρ is the ratio π_θ / π_old
+of a token and A its advantage.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def second_moment_outliers(
 ) -> Tensor:
     """Select the fewest tokens whose removal brings the mean (log ρ)² down to `second_moment`.
 
-    The selected tokens are those with the largest (log ρ)². Only tokens that moved in the direction
-    that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Clipping would not
-    affect other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161 (`second_moment`
-    0.04).
+    The selected tokens are those with the largest (log ρ)². Only tokens whose probability moved in
+    the direction that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed.
+    Clipping would not affect other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161
+    (`second_moment` 0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0
@@ -111,12 +111,12 @@ def clip_cov_tokens(
     cov_fraction: float,
     cov_band: tuple[float, float],
 ) -> Tensor:
-    """Select tokens at random among those with a covariance in `cov_band`.
+    """Select random tokens whose covariance is in `cov_band`.
 
-    Their number is `cov_fraction` times the number of all tokens, but at least 1. Clipped tokens
-    are never selected. If there are too few candidates, all of them are selected. Clip-Cov, arXiv
-    2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token follows the
-    authors' code.
+    The number of selected tokens is `cov_fraction` times the number of all tokens, but at least 1.
+    Clipped tokens are never selected. If too few tokens qualify, all of them are selected.
+    Clip-Cov, arXiv 2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token
+    follows the authors' code.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     _, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -138,8 +138,8 @@ def clip_cov(
 ) -> tuple[Tensor, Tensor]:
     """Compute −min(ρA, clip(ρ)A) per token, and 0 for the `selected` tokens.
 
-    `clip_cov_tokens` selects these tokens. They also count as clipped. Clip-Cov, arXiv 2505.22617,
-    equation 12.
+    `clip_cov_tokens` selects these tokens. The selected tokens also count as clipped. Clip-Cov,
+    arXiv 2505.22617, equation 12.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     loss, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -159,8 +159,8 @@ def kl_cov_tokens(
 ) -> Tensor:
     """Select the tokens with the largest covariance.
 
-    Their number is `cov_fraction` times the number of all tokens, but at least 1. KL-Cov, arXiv
-    2505.22617, equation 13 (fraction 2e-4).
+    The number of selected tokens is `cov_fraction` times the number of all tokens, but at least 1.
+    KL-Cov, arXiv 2505.22617, equation 13 (fraction 2e-4).
     """
     cov = covariances(log_probs, advantages, mask).flatten()
     largest = cov.sort(descending=True, stable=True).indices[: _share(cov_fraction, mask)]

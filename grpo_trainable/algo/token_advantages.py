@@ -2,8 +2,9 @@
 
 Shapes: G responses of R tokens. All tensors are (G, R) unless stated otherwise. State t is the
 prompt plus the first t tokens of the response, and token t is the action taken in state t.
-`values[:, t]` is the expected return from state t. `mask` may have holes. A position in a hole is
-not a state. Off the mask, tensors may hold anything and results are 0.
+`values[:, t]` is the expected return from state t. `mask` may have holes: tokens that the policy
+did not sample. A position in a hole is not a state. Off the mask, tensors may hold anything and
+results are 0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from grpo_trainable.algo.kl import k1
 
 
 def at_the_end(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Return the reward of each response, (G,), placed at its last token, (G, R).
+    """Place the reward (G,) of each response at the response's last token, (G, R).
 
     An empty response has no last token, so its row is all 0.
     """
@@ -53,9 +54,9 @@ def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor
 def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
     """Return each step's return-to-go, Σ_l γ^l r_{t+l}, minus its mean over the group at that step.
 
-    This group-relative advantage compares episodes step by step. After its end, an episode counts
-    as 0 in the mean. With a reward only at the last step, equal lengths and γ = 1, this is
-    `group_mean`.
+    This group-relative advantage compares episodes step by step. In the mean, an episode that has
+    already ended counts as 0. With a reward only at the last step, equal lengths and γ = 1, the
+    result equals `group_mean`.
 
     Raises:
         ValueError: The group has a single episode.
@@ -69,9 +70,9 @@ def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
 def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
     """Return V(next valued state) − V(latest valued state) for each token.
 
-    The latest valued state is the token's own state, or, if that state has no value, the last one
-    before it that has a value. If no valued state follows, the reward of the response takes the
-    place of the next value. All tokens between two valued states have the same advantage. VinePPO,
+    The latest valued state is the token's own state or, if that has no value, the last earlier
+    state with a value. If no later state has a value, the reward of the response is used instead of
+    V(next valued state). All tokens between two valued states have the same advantage. VinePPO,
     arXiv 2410.01679, equation 8, without discounting.
 
     Args:
@@ -95,7 +96,7 @@ def whitened_tokens(
 ) -> list[Tensor]:
     """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) per group.
 
-    Equal advantages give exactly 0. The advantage of a single token equals the mean and also gives
+    Equal advantages give exactly 0. A single advantage equals its own mean, so the result is also
     0.
     """
     tokens = torch.cat([a[mask] for a, mask in zip(advantages, masks, strict=True)])
@@ -118,7 +119,7 @@ def teacher_advantages(
     π_T is the teacher and b the policy that sampled the token. Off the mask, log-probs may hold
     anything and the result is 0. Used as advantages in a policy gradient, these values lower
     KL(π ‖ π_T) of the next token in the sampled contexts. Each token gets credit only for itself,
-    as with discount 0.
+    as with a discount of 0.
 
     This is on-policy distillation: Lu and Thinking Machines Lab 2025,
     https://thinkingmachines.ai/blog/on-policy-distillation/. GKD (arXiv 2306.13649) includes the

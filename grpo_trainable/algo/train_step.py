@@ -25,8 +25,8 @@ def grpo_microbatch_train_step(
 
     The loss is the mean over each response's tokens, then over the B responses, divided by
     `gradient_accumulation_steps`. The loss is returned as a detached scalar. A response with an
-    empty mask counts as a loss of 0. Off the mask, log-probs may hold anything. The other arguments
-    and the errors are those of `compute_policy_gradient_loss`.
+    empty mask has a loss of 0. Off the mask, log-probs may hold anything. The other arguments and
+    the errors are the same as for `compute_policy_gradient_loss`.
     """
     token_loss, metadata = compute_policy_gradient_loss(
         zero_off_mask(policy_log_probs, response_mask),

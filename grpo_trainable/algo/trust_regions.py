@@ -1,7 +1,7 @@
 """Losses that keep the policy near the old one without clipping each ratio.
 
-Shapes, signatures and results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A
-its advantage.
+Shapes, signatures and results are the same as in `losses`. ρ is the ratio π_θ / π_old of a token
+and A its advantage.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def gmpo(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute −sA per token, with s the geometric mean of a response's clipped ratios.
+    """Compute −sA per token, where s is the geometric mean of a response's clipped ratios.
 
     Ratios are clipped before their mean is computed: log ρ is at most `clip_high` where A > 0, and
     at least −`clip_low` elsewhere. ρ therefore stays within [e^−clip_low, e^clip_high] on the side
@@ -75,10 +75,11 @@ def topr(
 ) -> tuple[Tensor, Tensor]:
     """Compute −w·A·log π per token: w = 1 where A ≥ 0, else sg[min(ρ of the whole response, 1)].
 
-    A good response is imitated even after it has become unlikely. A bad response is ignored once it
-    is unlikely. The tokens of a bad response count as clipped if the response's ratio was cut to 1.
-    `clip_low` and `clip_high` are ignored. TOPR, arXiv 2503.14286. The paper's ratio is the product
-    over the tokens of the response. A is the paper's R minus the baseline of `loss.advantage`.
+    sg stops the gradient. A good response is imitated even after it has become unlikely. A bad
+    response is ignored once it is unlikely. The tokens of a bad response count as clipped if the
+    response's ratio was cut to 1. `clip_low` and `clip_high` are ignored. TOPR, arXiv 2503.14286.
+    The paper's ratio is the product over the tokens of the response. A is the paper's R minus the
+    baseline of `loss.advantage`.
     """
     ratio = response_ratio(log_probs, old_log_probs, mask).detach()
     a = zero_off_mask(advantages, mask)
@@ -100,7 +101,7 @@ def dppo_tv(
     Too far means π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0.
     |π_θ − π_old| is the total variation of the choice between this token and any other.
     DPPO-Binary-TV, arXiv 2602.04879, equations 12 and 13 (threshold 0.15). The authors' code also
-    caps ρ. Its cap is at least 10. Here, the only bound on ρ is e^20.
+    caps ρ, at a value of at least 10. Here, the only bound on ρ is e^20.
     """
     moved = _probability(log_probs, mask) - _probability(old_log_probs, mask)
     a = zero_off_mask(advantages, mask)

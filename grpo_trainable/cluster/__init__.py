@@ -1,1 +1,1 @@
-"""The use of Ray: actors, their bundles, and files on every machine."""
+"""Code that uses Ray: actors, their bundles, and files on every machine."""

@@ -1,8 +1,8 @@
 """Bundles of the trial's placement group: their sizes, and the machines that they are on.
 
-When a machine fails, Ray moves its bundles to other machines as soon as one has room. But Ray must
-first notice the failure, which takes 15 s if the machine is dead and a minute if its network link
-is cut. An actor that is started in such a bundle before the move would wait for ever or die
+When a machine fails, Ray moves its bundles as soon as another machine has room for them. But Ray
+must first notice the failure, which takes 15 s if the machine is dead and a minute if its network
+link is cut. An actor that is started in such a bundle before the move would wait forever or die
 immediately.
 """
 
@@ -24,9 +24,9 @@ ROUNDING = 1e-4  # Ray rounds the amounts of resources to this precision
 
 
 def refuse_other_bundles(config: GRPOConfig) -> None:
-    """Check that the trial's placement group has a large enough bundle for each of its processes.
+    """Check that the placement group has a large enough bundle for each process of the trial.
 
-    Outside Tune there is no placement group, and nothing to check.
+    Outside Tune there is no placement group, so there is nothing to check.
 
     Raises:
         ConfigError: A bundle is missing or too small.
@@ -46,7 +46,7 @@ def refuse_other_bundles(config: GRPOConfig) -> None:
 
 
 def has_room(bundle: int, patience_s: float) -> bool:
-    """Wait up to `patience_s` until an actor can start in a bundle, and return True if it can."""
+    """Wait up to `patience_s` seconds for room in a bundle. Return True if an actor can start."""
     until = time.monotonic() + patience_s
     while not _has_room_now(bundle):
         left_s = until - time.monotonic()
@@ -72,7 +72,7 @@ def places_of_bundles() -> dict[int, str]:
 def node_of(
     bundle: int, places: Mapping[int, str], nodes: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return a bundle's machine, or None if the machine is dead or Ray has found none with room.
+    """Return a bundle's machine, or None if it is dead or Ray has not yet found one with room.
 
     Args:
         bundle: Number of the bundle.

@@ -1,4 +1,4 @@
-"""Measure clock offsets between a trial's machines, to put their spans on one time line."""
+"""Measure clock offsets between a trial's machines, to put their spans on one timeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASKED = 6  # number of readings of a remote clock; the first one starts a proces
 
 
 class Answer(NamedTuple):
-    """A reading of a remote clock between two readings of the local one, in seconds since 1970."""
+    """A remote clock's reading between two readings of the local clock, in seconds since 1970."""
 
     asked: float
     there: float
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 def offset(answers: Iterable[Answer]) -> float:
-    """Return the seconds by which the remote clock is ahead of ours, using the quickest answer.
+    """Return the seconds by which the remote clock is ahead of ours, from the quickest answer.
 
     The error is at most half the duration of that answer (Cristian 1989).
     """

@@ -23,14 +23,15 @@ from grpo_trainable.telemetry.timers import StageClock
 
 
 class Colocated:
-    """Worker with the methods of both roles. The generator keeps its own copy of the weights.
+    """Worker that is both generator and learner. The generator keeps a copy of the weights.
 
     The worker samples with as many threads as `resources.generator_cpus` allows and trains with as
     many as `resources.worker_cpus` allows. The shipped policy does not sample any faster with a
     second thread.
     """
 
-    # Sampling does not change the learner's state, so a checkpoint need not wait for its end.
+    # Sampling does not change the learner's state, so a checkpoint need not wait for sampling to
+    # end.
     CONCURRENT = ("progress", "score", "write")
 
     def __init__(self, config: GRPOConfig, transport: LocalTransport) -> None:

@@ -25,10 +25,10 @@ from grpo_trainable.telemetry.timers import now
 
 ANY_BUNDLE = -1
 # Maximum number of seconds between two calls of `look` during a wait. Ray itself divides each wait
-# into intervals of this length, so `look` interrupts no transfer that would otherwise continue.
+# into intervals of this length, so calling `look` between them interrupts no transfer.
 LOOK_S = 1.0
-# Prefixes of the errors that name a mistake in the settings or in the user's code. If such an error
-# ends the constructor of an actor, Ray keeps only its text.
+# Prefixes of the errors that name a mistake in the settings or in the user's code. If an actor's
+# constructor raises such an error, Ray keeps only the text of the error.
 MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (ConfigError, PluginError))
 
 
@@ -71,7 +71,8 @@ class RayActor:
         """
         self._name = name
         self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
-        # Without explicit resources, Ray would need a whole CPU, which the group may not have.
+        # Without explicit resources, Ray would need a whole CPU, which the placement group may not
+        # have.
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
         if self._concurrent:
             options["concurrency_groups"] = dict.fromkeys(self._concurrent, 1)
@@ -105,12 +106,12 @@ class RayActor:
         return RayCall(self, stage, bound.remote(*parts))
 
     def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
-        """Submit a function to run in the actor's process, in order with the actor's calls."""
+        """Submit a function to run in the actor's process, after the calls submitted earlier."""
         call = self.handle.__ray_call__.remote(lambda actor, *rest: function(*rest), *args)
         return RayCall(self, stage, call)
 
     def tensors(self, transport: str, method: str, *args: Any) -> Any:
-        """Call a method and return a reference to its tensors.
+        """Call a method and return a reference to the tensors that the method returns.
 
         The tensors are sent when the reference is passed to another actor.
         """
@@ -132,7 +133,7 @@ def driver_pid() -> int | None:
 
 
 class RayRuntime:
-    """Waits for calls to `RayActor`s, and turns Ray's errors into ours."""
+    """Waits for calls to `RayActor`s, and turns Ray's errors into this package's errors."""
 
     def __init__(
         self, fetch_s: float | None = None, look: Callable[[], None] | None = None
@@ -154,7 +155,7 @@ class RayRuntime:
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
-        """Wait at most `timeout_s` for the first of `calls`, and return those that are done."""
+        """Wait up to `timeout_s` seconds for the first of `calls`, and return all that are done."""
         by_ref = {call.ref: call for call in calls}
         done, end = [], self.now() + timeout_s
         while not done:
@@ -168,7 +169,7 @@ class RayRuntime:
         return [by_ref[ref] for ref in done]
 
     def _look_if_due(self, left_s: float) -> float:
-        """Return the seconds until the wait ends or the next look is due, whichever is sooner."""
+        """Call `look` if due. Return the seconds until the next call or the end of the wait."""
         if self._look is None:
             return max(0.0, left_s)
         if self.now() >= self._next_look:

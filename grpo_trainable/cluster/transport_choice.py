@@ -19,10 +19,10 @@ from grpo_trainable.transports.transport import TransportError
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """Results of the checks in an actor's process before training."""
+    """Results of the checks that an actor's process makes before training."""
 
     gpus: tuple[str, ...]  # GPUs that Ray gave the actor; empty unless all actors must share one
-    seconds: float  # duration of the checks
+    seconds: float  # duration of the checks, in seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
 
     Raises:
         TransportError: The named transport cannot work between these machines.
-        PluginError: The user's record cannot be loaded.
+        PluginError: The record of the user's transport cannot be loaded.
     """
     if config.placement == "colocated":
         return _built_in("in_process", "generator and learner are one process")
@@ -109,7 +109,7 @@ def check_here(key: str) -> Preflight:
 
 
 def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
-    """Compare the results of a trial's actors.
+    """Compare the check results of a trial's actors.
 
     Raises:
         TransportError: The transport cannot work between the actors.
@@ -158,5 +158,5 @@ def make_both_ends(key: str) -> Any:
 
 
 def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that a transport's record gives, directly or as `module:name`."""
+    """Return a transport record's function, which is given directly or as `module:name`."""
     return load("transport", by) if isinstance(by, str) else by

@@ -60,9 +60,9 @@ class TrialActors:
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
         self._joining: list[RayCall] = []  # calls to learners that are connecting to each other
         self._files = files
-        self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
+        self._clocks: dict[str, float] = {}  # machine -> its clock minus ours, in s
         self._group: CollectiveGroup | None = None
-        self._unidentified: list[RayCall] = []  # calls that will return an actor's process
+        self._unidentified: list[RayCall] = []  # calls that return `MachineProcess`es
 
     def start(self) -> None:
         """Choose the transport and start every actor, without waiting for them.
@@ -136,7 +136,7 @@ class TrialActors:
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Make all actors do a round's work once, in parallel, with the requests of one chunk.
+        """Warm up all actors in parallel: each does one round of work, with one chunk of requests.
 
         Raises:
             ActorFailed: An actor cannot do this work.
@@ -152,7 +152,7 @@ class TrialActors:
             watch.result(call)
 
     def set_up_transport(self) -> float:
-        """Set up the transport between the actors, and return the seconds that this took.
+        """Set up the transport between the actors, and return the duration in seconds.
 
         Raises:
             ActorFailed: The transport cannot work in one of the actors.
@@ -187,7 +187,7 @@ class TrialActors:
             patience_s: Time limit in seconds for finding a machine with room.
 
         Returns:
-            The new generator. None if no machine has room, or if the machine with room cannot be
+            The new generator, or None if no machine has room or the machine with room cannot be
             used.
         """
         index = [actor.name for actor in self._actors].index(name)
@@ -207,7 +207,7 @@ class TrialActors:
         r = self._config.resources
         device = "cuda" if r.generator_gpus else "cpu"
         number = index - r.num_learners
-        first = number / r.num_generators  # each generator begins with a different part
+        first = number / r.num_generators  # each generator fetches a different part first
         return self._actor(
             index,
             Generator,
@@ -229,8 +229,8 @@ class TrialActors:
     ) -> RayActor:
         """Start the actor with this index in its bundle.
 
-        If an actor could use any bundle, it could take the room of another actor. That actor would
-        wait for ever if no machine had enough room left.
+        If an actor could use any bundle, it could take the bundle of another actor. The other actor
+        would wait forever if no machine had enough room left.
         """
         actor = RayActor(
             cls,
@@ -252,7 +252,7 @@ class TrialActors:
         self._clock_ahead(node)
 
     def clock_offset(self, name: str) -> float:
-        """Return the seconds by which the clock of an actor's machine is ahead of ours."""
+        """Return the seconds by which an actor's machine clock is ahead of this machine's clock."""
         index = [actor.name for actor in self._actors].index(name)
         return self._clock_ahead(places_of_bundles().get(resources.bundle_of(self._config, index)))
 
@@ -283,11 +283,11 @@ class TrialActors:
             await_call(self._runtime, call, config.resources.deadline_s)
 
     def end(self) -> None:
-        """Let every actor release the resources that it has outside its process, then kill it."""
+        """Let every actor release the resources that it holds outside its process, then kill it."""
         closing = [actor.submit("close", "close") for actor in self._actors]
         end = now() + CLOSE_DEADLINE_S
         for call in closing:
-            # An actor that is dead or stays busy is killed anyway.
+            # An actor that is dead or stays busy does not answer. It is killed anyway.
             with contextlib.suppress(RuntimeError):
                 await_call(self._runtime, call, deadline_s=max(0.0, end - now()))
         for actor in self._actors:
@@ -311,7 +311,7 @@ class MadeInActor:
 
 
 def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
-    """Submit the calls with which the learners connect to each other and begin.
+    """Submit the calls that connect the learners to each other and start them.
 
     The learners meet at an address of the first learner. This function does not wait for any
     answer: if an argument is the answer to another call, Ray waits for it and passes its value.

@@ -1,8 +1,9 @@
-"""Trials of this package under Tune: invalid ones fail alone, and all have readable names.
+"""Trials of this package under Tune: each invalid trial fails alone, and names are readable.
 
 A search may sample settings that contradict each other. Tune asks a Trainable for its resources
-before the trial exists, so an error at that point would end the whole experiment, and every attempt
-to restore it. Instead, the trial starts with a small bundle and fails at its first step.
+before the trial exists. An error at that point would end the whole experiment, and also every
+attempt to restore the experiment. Instead, the trial starts with a small bundle and fails at its
+first step.
 
 Importing this module changes three methods of Tune's `Trial`, because Tune has no public interface
 for these changes.
@@ -20,7 +21,7 @@ from grpo_trainable.config import ConfigError, GRPOConfig, resources
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.calls import FailsAgain
 
-# Errors in a trial's settings, or in the user's code that they name.
+# Errors in a trial's settings, or in user code that the settings name.
 INVALID = (ConfigError, PluginError)
 
 
@@ -28,7 +29,8 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
     """Return one bundle for the trial's own process, and one for each actor.
 
     Args:
-        settings: Returns the settings of the trial. If it raises ConfigError, there are no actors.
+        settings: Returns the settings of the trial. If this function raises ConfigError, there are
+            no bundles for actors.
     """
     try:
         config = settings()
@@ -40,9 +42,9 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 
 
 class InvalidTrial:
-    """Takes the place of a trial that cannot begin. Using it raises the reason.
+    """Takes the place of a trial that cannot begin. Using this object raises the error.
 
-    Tune ends the process of a trial that has failed, so no other trial uses it.
+    Tune ends the process of a failed trial, so no other trial gets this object.
     """
 
     def __init__(self, reason: Exception) -> None:
@@ -63,7 +65,7 @@ _tunes_name: Any = Trial._trainable_name
 
 
 def _handle_error(self: Trial, exc: Any = None) -> None:
-    """Count a failure as Tune does, and record whether it would repeat.
+    """Count a failure as Tune does, and record whether the failure would repeat.
 
     Tune stores a trial without its temporary state, so a restored trial gets all its retries again.
     """
@@ -73,15 +75,15 @@ def _handle_error(self: Trial, exc: Any = None) -> None:
 
 
 def _should_recover(self: Trial) -> bool:
-    """Return True if Tune retries the trial. A failure that would repeat is not retried."""
+    """Return True if Tune retries the trial. Tune does not retry a failure that would repeat."""
     return not getattr(self.temporary_state, "fails_again", False) and _tunes_should_recover(self)
 
 
 def _name(self: Any, include_trial_id: bool = False) -> str:
-    """Return Tune's name of a trial, which also begins the name of its directory.
+    """Return Tune's name for a trial. The name of the trial's directory begins with it.
 
     Tune adds `config["env"]` to the name, because this entry of RLlib's config is the name of an
-    environment. In our config, the entry is a section of settings, so it is left out.
+    environment. In our config, `env` is a section of settings, so the name leaves it out.
     """
     if self.custom_trial_name or not isinstance(self.config.get("env"), Mapping):
         return _tunes_name(self, include_trial_id)

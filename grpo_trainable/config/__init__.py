@@ -1,9 +1,9 @@
 """All settings of a trial, each with its name, meaning, unit, default and range in one place.
 
-`GRPOConfig.from_dict` builds a config from plain data. It refuses unknown keys, wrong types, values
-out of range, contradictions, and settings that have no effect with the other settings. Each refusal
-is a one-line `ConfigError`, raised before Ray or any actor starts. All other code reads a
-`GRPOConfig` and never a dict.
+`GRPOConfig.from_dict` builds a config from plain data. It rejects unknown keys, wrong types, values
+out of range, settings that contradict each other, and settings that have no effect in combination
+with the others. The error is a one-line `ConfigError`, raised before Ray or any actor starts. All
+other code reads a `GRPOConfig` and never a dict.
 
 This package imports only the standard library, because the launcher reads it before torch and Ray
 load.

@@ -1,4 +1,4 @@
-"""Settings that follow from the LoRA adapters that training starts from."""
+"""Settings derived from the LoRA adapters that training starts from."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
 
 
 def with_adapter(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
-    """Return a copy of nested plain data with the settings that its LoRA adapters imply.
+    """Return a copy of nested settings, completed from the LoRA adapters that they name.
 
-    If `model.path` is a directory of adapters, it becomes `model.adapter`, and the model that the
-    adapters belong to becomes `model.path`. Missing LoRA settings are taken from
-    adapter_config.json. If none is missing, that file is not read.
+    If `model.path` is a directory of adapters, that directory becomes `model.adapter`, and the
+    model to which the adapters belong becomes `model.path`. Missing LoRA settings are taken from
+    adapter_config.json. If no setting is missing, the file is not read.
 
     Args:
         data: Nested settings.
-        base_dir: The base of relative paths in adapter_config.json. None: the directory in which
-            Ray was started.
+        base_dir: Base directory for relative paths in adapter_config.json. None means the directory
+            in which Ray was started.
 
     Raises:
         ConfigError: The file cannot be read, contradicts a given setting, or names a model that

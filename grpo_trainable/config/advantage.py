@@ -34,21 +34,22 @@ _OF_THE_TASK = {
 def compares_a_group(advantage: str) -> bool:
     """Return True if a group of equal rewards teaches nothing with this advantage.
 
-    A user's function is assumed to compare responses, because its name gives no indication.
+    A user's function is assumed to compare responses, because its name does not show whether it
+    does.
     """
     return advantage in COMPARE_A_GROUP or is_reference(advantage)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticSettings(Settings):
-    """Critic for `loss.advantage=gae`, and how it is trained."""
+    """Critic for `loss.advantage=gae`, and its training."""
 
     SECTION: ClassVar[str] = "critic"
 
     body: str = choice(
         ("own", "shared"),
-        "Network that computes the critic's values: a separate network that starts as a copy of "
-        "the starting policy (own), or a head on the hidden states of the policy in training "
+        "Network that computes the critic's values: a separate network, initialised as a copy of "
+        "the starting policy (own), or a value head on the hidden states of the policy in training "
         "(shared).",
         read_if=GAE,
     )
@@ -78,26 +79,27 @@ class CriticSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class VineSettings(Settings):
-    """Values of a response's states under `loss.advantage=vine`."""
+    """Estimation of state values for `loss.advantage=vine`."""
 
     SECTION: ClassVar[str] = "vine"
 
     samples: int = integer(
         4,
-        "K, the number of completions sampled from each state to value it.",
+        "K, the number of completions sampled from each state to estimate its value.",
         minimum=1,
         read_if=_VINE,
     )
     states: str = choice(
         ("chunks", "sentences"),
-        "States that are valued in addition to the prompt: one every chunk_tokens tokens "
-        "(chunks), or the ends of sentences and lines that are at least chunk_tokens tokens apart "
-        "(sentences).",
+        "States whose value is estimated, in addition to the prompt: one state every chunk_tokens "
+        "tokens (chunks), or the ends of sentences and lines that are at least chunk_tokens tokens "
+        "apart (sentences).",
         read_if=_VINE,
     )
     chunk_tokens: int = integer(
         16,
-        "Number of tokens between two states. All tokens between two states share an advantage.",
+        "Number of tokens between two states, or the minimum number with states=sentences. All "
+        "tokens between two consecutive states share one advantage.",
         minimum=1,
         read_if=_VINE,
     )
@@ -167,13 +169,14 @@ def _token_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         advantage == "vine" and config.in_mid_batch,
         "weight_update",
-        "must be between_batches with loss.advantage=vine, whose values belong to a single policy",
+        "must be between_batches with loss.advantage=vine, which estimates the values of a single "
+        "policy",
     )
     yield (
         advantage == "vine" and config.rollout.overlong == "interrupt",
         "rollout.overlong",
-        "must be score or filter with loss.advantage=vine: its completions are not interrupted, "
-        "so they would value states under a different policy",
+        "must be score or filter with loss.advantage=vine: vine's completions are not interrupted, "
+        "so they would estimate the values of a different policy",
     )
 
 

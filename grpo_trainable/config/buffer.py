@@ -31,8 +31,8 @@ class BufferSettings(Settings):
     )
     max_age: int | None = integer(
         None,
-        "Maximum number of rounds by which a group in training may be behind the learner. `none` "
-        "means lag + buffer_capacity − 1.",
+        "Maximum number of rounds by which a group may be behind the learner each time it is "
+        "trained on. `none` means lag + buffer_capacity − 1.",
         minimum=0,
         read_if=REPLAY,
     )
@@ -72,7 +72,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         replay and sampling == "fifo" and sample == 1,
         "buffer.sample_batches",
-        "must be >= 2 with buffer_sampling=fifo, which never reuses a group while unused ones "
+        "must be >= 2 with buffer_sampling=fifo, which never reuses a group while unused groups "
         "remain",
     )
     yield (

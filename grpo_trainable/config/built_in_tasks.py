@@ -22,10 +22,10 @@ from grpo_trainable.config.values import (
 from grpo_trainable.models.hf.json_files import ModelFacts
 
 MIX = "mix"  # the name of the task in a trial with several tasks
-# Tasks whose prompts only make sense in the environment of the same name.
+# Tasks whose prompts make sense only in the environment with the same name.
 GAMES = ("guess", "calculator")
 
-# Tasks that read an answer in a response, and the templates whose prompts already contain the
+# Tasks that read an answer from a response, and templates whose prompts already contain the
 # beginning of the response.
 ANSWERED = ("math", "reasoning_gym")
 BEGIN_RESPONSE = ("short", "r1_zero")
@@ -74,8 +74,8 @@ class PromptFileSettings(Settings):
 
     train_file: str | None = path(
         None,
-        f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without "
-        "eval_file, a fifth of the prompts are held out, chosen by a hash of each prompt.",
+        f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without eval_file, "
+        "a fifth of the prompts are held out. A hash of each prompt decides which.",
         read_if=one_of("task.name", "keyword", "math"),
         also_called=(verl("data.train_files", _DATA),),
     )
@@ -107,7 +107,7 @@ class KeywordSettings(PromptFileSettings):
     )
     match: str = choice(
         ("word", "substring"),
-        "Rule by which a keyword counts as included: as a whole word (word), or anywhere "
+        "Rule for finding a keyword in a response: as a whole word (word), or anywhere "
         '(substring), such as "hen" in "when".',
         read_if=(_KEYWORD, none_given("task.reward")),
     )
@@ -115,12 +115,12 @@ class KeywordSettings(PromptFileSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings(Settings):
-    """Template of a prompt, and location of the answer in a response."""
+    """Template of the prompts, and location of the answer in a response."""
 
     template: str = choice_or_path(
         ("short", "r1_zero", "boxed", "question_only"),
-        "Template that turns a question into a prompt. In your own file, {question} marks the "
-        "place of the question.",
+        "Template that turns a question into a prompt. In a file of your own, {question} stands "
+        "for the question.",
         read_if=one_of("task.name", *ANSWERED),
         default_by=by_model(
             "asks for the answer in the form that the reward reads",
@@ -186,7 +186,7 @@ class ReasoningGymSettings(AnswerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class NoSettings(Settings):
-    """Empty `task` section, for the games and for control, which reads only `model.env`."""
+    """Empty `task` section of the games and of control. Control reads only `model.env`."""
 
     SECTION: ClassVar[str] = "task"
 
@@ -199,12 +199,13 @@ class MixSettings(Settings):
 
     mix: str | None = task_mix(
         "Tasks and their shares of the prompts, as JSON. For a task with settings, give an object "
-        "with its weight and its settings (docs/howto/mix.md). This setting implies task.name=mix.",
+        "with its weight and its settings (docs/howto/mix.md). Setting this key implies "
+        "task.name=mix.",
         read_if=one_of("task.name", MIX),
     )
 
 
-# Settings of each built-in task, in addition to those that every task has.
+# Settings of each built-in task, in addition to the settings that all tasks have.
 TASK_SETTINGS: dict[str, type[Settings]] = {
     "keyword": KeywordSettings,
     "math": MathSettings,

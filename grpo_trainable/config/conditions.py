@@ -1,7 +1,7 @@
 """Conditions under which a setting has an effect, each as a predicate and in words.
 
 A field declares its conditions as `read_if`. A key that has no effect must keep its default:
-`GRPOConfig` refuses any other value.
+`GRPOConfig` rejects any other value.
 """
 
 from __future__ import annotations

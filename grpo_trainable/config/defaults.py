@@ -20,12 +20,13 @@ Moment = Literal["absent", "none", "read"]
 
 # Things that a default can depend on besides the values of settings.
 TASKS = "the tasks"  # the names of the tasks, several in a mix
-TEMPLATES = "the templates"  # the templates of the tasks that have one
+TEMPLATES = "the templates"  # the templates of all tasks that have a template
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
 # GPUs of the actor that trains. In each placement, one of the keys has no effect and stays 0.
 TRAINING_GPUS = ("resources.learner_gpus", "resources.worker_gpus")
-# Prefix of a key. The prefixed key stands for the value of the key if it is given, else for none.
-# With this prefix, the defaults of two keys can depend on each other's given values.
+# Prefix of a key in `keys`. The prefixed key stands for the given value of the key, or for none if
+# no value is given. With this prefix, the defaults of two keys can depend on each other's given
+# values.
 GIVEN = "given "
 
 
@@ -36,9 +37,10 @@ class DefaultBy:
     keys: tuple[str, ...]  # what the default depends on: settings, `TASKS`, `MODEL` and so on
     value: Callable[..., Any]  # takes the values of `keys`; None: the default does not apply
     moment: Moment
-    of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> default, if tasks decide
-    because: str = ""  # the reason, if the model or a GPU decides
-    told: str = ""  # the default in words, if the model or a GPU decides
+    of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> its default
+    # For a default that depends on the model or a GPU: the reason, and the default in words.
+    because: str = ""
+    told: str = ""
 
     def beside(self, settings: Readable) -> Any:
         """Return the default for these settings, or None if it does not apply."""
@@ -64,8 +66,8 @@ def by_model(
 
     Args:
         because: The reason, which `--dry-run` shows.
-        value: Takes the model's `ModelFacts` and the values of `keys`. Returns None if the default
-            does not apply.
+        value: Function of the model's `ModelFacts` and the values of `keys`. Returns None if the
+            default does not apply.
         keys: Settings that the default also depends on.
         told: The default in words, for the reference of all keys.
     """
@@ -101,5 +103,5 @@ def where_none(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
 
 
 def when_read(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
-    """Return a default that is computed from other keys each time an unset key is read."""
+    """Return a default that is computed from other keys whenever the key is read and is unset."""
     return DefaultBy(keys=keys, value=value, moment="read")

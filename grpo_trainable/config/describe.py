@@ -21,10 +21,10 @@ All settings of a trial. `python launch/tune.py --set KEY=VALUE` sets a key in a
 A `tune.Tuner` takes the same dicts. To choose several settings together, write them as one string
 below the key `set`, under a name of your choice:
 `{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
-If a task has a different default, the default column lists it after the task's name. If a Hugging
-Face model has one, the column lists it after `{HUGGING_FACE}`. If a learner on a GPU has one,
-the column lists it after `on a GPU`. The default on a GPU takes precedence over that of a model,
-and the default of a model takes precedence over that of a task. The last column says when a key has
+The default column begins with the general default. Different defaults follow: the default for a
+task after the task's name, the default for Hugging Face models after `{HUGGING_FACE}`, and the
+default for a learner on a GPU after `on a GPU`. A default for a GPU takes precedence over a default
+for a model, which takes precedence over a default for a task. The last column says when a key has
 an effect. A key that has no effect must keep its default.
 """
 
@@ -37,7 +37,7 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    yield _table("The top level", "The settings that are searched most often.", "")
+    yield _table("The top level", "The settings that experiments vary most often.", "")
     for name, section in SECTIONS.items():
         yield _table(f"`{name}`", " ".join(section.__doc__.split()), name)
 
@@ -61,7 +61,7 @@ def _row(key: str) -> str:
 
 
 def _defaults(key: str) -> str:
-    """Return the default of a key, and the other defaults of some tasks, models and GPUs."""
+    """Return the default of a key, and its different defaults for tasks, models and GPUs."""
     check = CHECKS[key]
     own = (f"{task}: `{shown(default)}`" for task, default in check.of_tasks.items())
     of_models = ", else ".join(default.told for default in check.of_models)

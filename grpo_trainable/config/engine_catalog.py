@@ -37,16 +37,16 @@ class EngineRecord:
     # Largest difference, in nats, between the engine's log-prob of a token and the log-prob that
     # the learner computes from float32 weights. None: unknown.
     log_prob_error: float | None = None
-    compared: bool = False  # True: it compares its log-probs with the learner's when built
+    compared: bool = False  # True: compares its log-probs with the learner's at the start
     # Placements that the engine does not support, each with the reason.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
     refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
     gpus: bool = True  # True: may sample on a GPU
-    lowest_temperature: float = 0.0  # lowest above 0; 0 chooses the most likely token
+    lowest_temperature: float = 0.0  # lowest above 0; temperature 0 takes the likeliest token
     top_p: bool = False  # True: supports `eval.top_p`
     plays: bool = False  # True: can add an environment's answers to a response
     interrupts: bool = False  # True: can insert text in the middle of a response
-    queues: bool = False  # True: with `rollout.slots`, some responses of a call wait for others
+    queues: bool = False  # True: supports `rollout.slots`: responses may wait for others
     narrows: bool = False  # True: may sample in `model.sampler_dtype`
     libraries: tuple[str, ...] = ()  # optional libraries that the engine needs
     install: str = ""  # the command that installs the libraries
@@ -97,8 +97,8 @@ ENGINES: dict[str, EngineRecord] = {
             build="grpo_trainable.engines.vllm.build:build_vllm_engine",
             compared=True,
             refused_placements={
-                "colocated": "vLLM fixes the number of threads in its process, and the learner of "
-                "a colocated worker would have to train with that number",
+                "colocated": "vLLM fixes the number of threads of its process, so the learner of "
+                "a colocated worker would have to train with that number of threads",
             },
             refuses_two_sided="vLLM has its own collective group in its process",
             gpus=False,

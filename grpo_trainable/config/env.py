@@ -66,9 +66,9 @@ class EnvSettings(Settings):
     )
     patience_s: float = number(
         1.0,
-        "Maximum total number of seconds that a call of a generator waits for environments while "
-        "its other episodes could continue. A call that stays below this limit gives the same bits "
-        "when it is repeated.",
+        "Maximum total time, in seconds, for which a call of a generator waits for environments "
+        "although other episodes of the call could continue. A call that stays below this limit "
+        "gives the same bits when it is repeated.",
         minimum=0,
         read_if=_PLAYED,
     )

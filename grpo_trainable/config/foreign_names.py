@@ -1,6 +1,6 @@
-"""Names of settings in TRL and verl, for users who know those libraries.
+"""Names of settings in TRL and verl, for users who know these libraries.
 
-A field declares such names as `also_called`. If a user sets a key by such a name, the error
+A field declares such names as `also_called`. If a user sets a key by one of these names, the error
 proposes our key.
 """
 
@@ -21,7 +21,7 @@ class ForeignName:
     name: str  # as the library spells the name
     hint: str = ""  # how our key differs, or why there is no such key here
     value: str | None = None  # the value of our key that has the same effect
-    also: tuple[str, ...] = ()  # other keys or assignments that must be set
+    also: tuple[str, ...] = ()  # other keys or assignments that must be set too
     ours: tuple[str, ...] = ()  # our keys or assignments that have the same effect
 
     def of(self, key: str) -> ForeignName:
@@ -68,11 +68,11 @@ _WHOLE_LAW = (
 )
 _LOGS = (
     "every trial writes a log for TensorBoard, result.json and progress.csv; for another logger, "
-    "give its callback to your own Tuner"
+    "pass its callback to your own Tuner"
 )
 _DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
 _DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
-_NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is refused"
+_NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is an error"
 
 NOTHING_ALIKE = (
     trl("top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),
@@ -93,15 +93,18 @@ NOTHING_ALIKE = (
     trl("disable_dropout", "dropout is always off"),
     trl("sync_ref_model", "the reference is the policy before training, and never changes"),
     trl("deepspeed", "resources.learner_strategy=fsdp2 divides a policy among several learners"),
-    trl("per_device_eval_batch_size", "an evaluation samples in batches as large as training uses"),
+    trl("per_device_eval_batch_size", "an evaluation uses the same batch size as training"),
     trl("chat_template_kwargs", "copy the template to a file, and change it there"),
-    trl("load_in_4bit", "quantized models are refused; adapters need model.lora_rank"),
+    trl(
+        "load_in_4bit",
+        "quantized models are not supported; to train adapters, set model.lora_rank",
+    ),
     trl("top_entropy_quantile", "a loss of your own can leave tokens out"),
     trl("max_prompt_length", _NEVER_CUT),
     verl("data.max_prompt_length", _NEVER_CUT),
     verl(
         "actor.entropy_coeff",
-        "no loss has an entropy bonus; loss.type=clip_cov and kl_cov keep entropy up",
+        "no loss has an entropy bonus; loss.type=clip_cov and kl_cov keep entropy from falling",
     ),
     verl("trainer.project_name", "use --name"),
     verl("trainer.experiment_name", "use --name"),
@@ -111,7 +114,7 @@ Names: TypeAlias = dict[str, ForeignName]
 
 
 def by_name(names: Iterable[ForeignName]) -> tuple[Names, Names]:
-    """Return the names from TRL and the names from verl, keyed by their spelling there."""
+    """Return the names from TRL and the names from verl, each keyed by the library's spelling."""
     listed = [*names, *NOTHING_ALIKE]
     trl_names, verl_names = (
         {name.name: name for name in listed if name.library == library}

@@ -131,10 +131,10 @@ class LossSettings(Settings):
             *("group_mean_batch_std", "maxrl", "zero", "gae", "vine", "group_to_go"),
         ),
         "Rule that turns rewards into advantages, or your own function. `none` uses the reward "
-        "itself. `zero` ignores rewards, so only a teacher counts. `gae` gives each token an "
-        "advantage from a critic, and `vine` from completions of the response. `group_to_go` "
-        "gives each step an advantage from the rewards that the episodes of the group earn from "
-        "that step on.",
+        "itself. `zero` ignores rewards, so only loss.teacher has an effect. `gae` computes an "
+        "advantage for each token with a critic, and `vine` with completions of the response. "
+        "`group_to_go` computes an advantage for each step of an episode, from the rewards that "
+        "the episodes of the group earn from that step on.",
         what="function",
         advice=PUBLISHED,
         default_by=by_task(control="group_to_go"),
@@ -155,8 +155,8 @@ class LossSettings(Settings):
     )
     advantage_eps: float = number(
         1e-8,
-        "Number added to the divisor of the rewards, which is their standard deviation, or their "
-        "mean with maxrl. Your own advantage function receives this number too.",
+        "Number added to the divisor in the advantage, which is the standard deviation of the "
+        "rewards or, with maxrl, their mean. Your own advantage function receives this number too.",
         above=0,
         read_if=_DIVIDED,
     )
@@ -186,9 +186,10 @@ class LossSettings(Settings):
     )
     aggregation: str = choice(
         ("sequence_mean", "token_mean", "constant"),
-        "Averaging of the token losses of a batch. `sequence_mean` averages over each response, "
-        "then over the responses. `token_mean` averages over all tokens. `constant` divides the "
-        "sum over each response by rollout.max_new_tokens, then averages over the responses.",
+        "Method of averaging the token losses of a batch. `sequence_mean` averages over each "
+        "response, then over the responses. `token_mean` averages over all tokens. `constant` "
+        "divides the sum over each response by rollout.max_new_tokens, then averages over the "
+        "responses.",
         default_by=by_task(control="token_mean"),
         also_called=(verl("actor.loss_agg_mode", "token_mean, sequence_mean or constant"),),
     )
@@ -196,8 +197,8 @@ class LossSettings(Settings):
         None,
         "ε, the clip range below 1. The ratio stays above 1 − ε, or above e^−ε with gmpo. With "
         "dppo_tv, ε limits how far the probability of a token may fall. With dppo_kl, ε limits the "
-        "KL that such a fall causes. `none` means 0.2, but 0.0003 for gspo, 0.4 for gmpo, 0.15 for "
-        "dppo_tv and 0.05 for dppo_kl.",
+        "KL that a fall of the probability causes. `none` means 0.0003 for gspo, 0.4 for gmpo, "
+        "0.15 for dppo_tv, 0.05 for dppo_kl and 0.2 for all other losses.",
         above=0,
         below=1,
         read_if=one_of_or_own(
@@ -213,8 +214,8 @@ class LossSettings(Settings):
         None,
         "ε_high, the clip range above 1. The ratio stays below 1 + ε_high, or below e^ε_high with "
         "gmpo. With dppo_tv, ε_high limits how far the probability of a token may rise. With "
-        "dppo_kl, ε_high limits the KL that such a rise causes. `none` means the value of clip, "
-        "but 0.28 for dapo, and 0.0004 for gspo if clip is none too.",
+        "dppo_kl, ε_high limits the KL that a rise of the probability causes. `none` means 0.28 "
+        "for dapo, 0.0004 for gspo if clip is also none, and the value of clip in all other cases.",
         above=0,
         read_if=one_of_or_own("loss.type", *_CLIPPED, *_CLIPPED_ABOVE),
         default_by=(
@@ -233,15 +234,15 @@ class LossSettings(Settings):
     )
     tau_positive: float = number(
         1.0,
-        "τ, the steepness of the gate of sapo, for tokens with a positive advantage.",
+        "τ, the steepness of sapo's gate for tokens with a positive advantage.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_pos"),),
     )
     tau_negative: float = number(
         1.05,
-        "τ, the steepness of the gate of sapo, for all other tokens. If this τ is above "
-        "tau_positive, the gate closes earlier for these tokens.",
+        "τ, the steepness of sapo's gate for all other tokens. If this τ is above tau_positive, "
+        "the gate closes earlier for these tokens.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_neg"),),
@@ -255,8 +256,9 @@ class LossSettings(Settings):
     )
     cov_fraction: float = number(
         2e-4,
-        "Share of a gradient step's tokens that clip_cov or kl_cov selects: those with a large "
-        "covariance of log-prob and advantage. Even a small share selects at least one token.",
+        "Share of a gradient step's tokens that clip_cov or kl_cov selects. The selected tokens "
+        "have a large covariance of log-prob and advantage. At least one token is selected, "
+        "however small the share is.",
         above=0,
         maximum=1,
         read_if=one_of("loss.type", "clip_cov", "kl_cov"),
@@ -270,7 +272,7 @@ class LossSettings(Settings):
     )
     cov_kl_coef: float = number(
         1.0,
-        "Weight of the KL to the old policy on the tokens that kl_cov selects.",
+        "Weight of the KL penalty on the tokens that kl_cov selects.",
         minimum=0,
         read_if=one_of("loss.type", "kl_cov"),
     )
@@ -319,7 +321,7 @@ class LossSettings(Settings):
     kl_gain: float = number(
         0.1,
         "Gain of the controller that steers the KL to loss.kl_target. In each round, β changes by "
-        "at most kl_gain / 5 of its value.",
+        "at most a fraction kl_gain / 5 of its value.",
         above=0,
         maximum=1,
         read_if=given("loss.kl_target"),
@@ -344,9 +346,9 @@ class LossSettings(Settings):
     kl_monitor_responses: int | str = count_or_all(
         16,
         "Number of responses of each round, drawn at random, on which the KL and the reference NLL "
-        "are measured. The metrics include standard errors. `all` measures every response. So do "
-        "the settings that act on the KL, loss.kl_coef and callbacks.kl_stop. The number is "
-        "rounded up to a multiple of resources.num_learners.",
+        "are measured. The metrics include standard errors. `all` measures every response. Every "
+        "response is also measured with loss.kl_coef or callbacks.kl_stop, because these settings "
+        "act on the KL. The number is rounded up to a multiple of resources.num_learners.",
         minimum=2,
         read_if=(is_true("loss.kl_monitor"), zero("loss.kl_coef"), none_given("callbacks.kl_stop")),
         harmless=(ALL,),

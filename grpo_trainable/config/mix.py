@@ -24,11 +24,11 @@ Entry = dict[str, Any]  # `name`, `weight`, and settings of the task
 def mix_of(given: Any) -> dict[str, Entry]:
     """Return the entry of each label, from the text of `task.mix` or an equivalent mapping.
 
-    None gives no entries.
+    For None, the result is empty.
 
     Raises:
         TypeError: The value is empty, or the value, a label, a name or a weight has the wrong type.
-        ValueError: The text is not JSON, two keys are equal, or a label or a weight is invalid.
+        ValueError: The text is not JSON, a key occurs twice, or a label or a weight is invalid.
         RecursionError: The JSON is nested too deeply.
     """
     if given is None:
@@ -52,8 +52,7 @@ def weights_of(given: Any) -> dict[str, float]:
 def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
     """Return the mix with `settle` applied to each entry.
 
-    A value that is not a valid mix is returned unchanged. The check of `task.mix` refuses
-    that value later.
+    An invalid mix is returned unchanged, because the check of `task.mix` rejects it later.
 
     Args:
         given: The text of `task.mix`, or an equivalent mapping.
@@ -74,7 +73,7 @@ def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict. Refuse equal keys, of which `json` would keep only the last."""
+    """Return the pairs as a dict. Reject repeated keys, because `json` would keep only the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError

@@ -65,8 +65,8 @@ class ModelSettings(Settings):
         None,
         "Policy to start from: a directory that launch/pretrain.py wrote, the directory of a "
         "Hugging Face causal language model, or the name of such a model on the hub. A directory "
-        "of LoRA adapters is accepted too: the directory becomes model.adapter, and the model "
-        "that it names becomes model.path.",
+        "of LoRA adapters is valid too. In that case, the directory becomes model.adapter, and the "
+        "model that the adapters belong to becomes model.path.",
         read_if=OF_TEXT,
         also_called=(trl("model_name_or_path"), verl("model.path")),
     )
@@ -79,20 +79,21 @@ class ModelSettings(Settings):
     )
     chat_template: str = choice_or_path(
         ("off", "on"),
-        "Template that turns a prompt into a conversation: the one that the model was trained "
-        "with (on), or a jinja file. With `off`, the policy continues the text of the prompt.",
+        "Chat template that turns a prompt into a conversation: the model's own template (on), or "
+        "a jinja file. With `off`, the policy continues the text of the prompt.",
         what="jinja file",
         read_if=OF_TEXT,
         default_by=by_model(
             "the model has a chat template",
             _default_chat_template,
             keys=(TEMPLATES,),
-            told="`on` if the model has one, unless task.template already begins the response",
+            told="`on` if the model has a chat template, unless task.template already begins the "
+            "response",
         ),
     )
     system: str | None = text(
         None,
-        "System message for every prompt that has none.",
+        "System message for every prompt that has no system message.",
         expected="text that is not blank",
         valid=lambda message: bool(message.strip()),
         read_if=_CHAT,
@@ -134,11 +135,10 @@ class ModelSettings(Settings):
     )
     packing: bool = flag(
         True,
-        "Avoid repeated work in the learner: compute each prompt once for all responses of its "
-        "group, and skip padding. Log-probs and gradients differ only by rounding. A model has to "
-        "support packing. If the learner runs on a GPU, the default is `false` for every model. "
-        "Otherwise it is `false` for a Hugging Face model if no test compares packed with padded "
-        "rows of this kind of model.",
+        "Pack rows in the learner: compute each prompt once for all responses of its group, and "
+        "skip padding. Log-probs and gradients differ only by rounding. The model has to support "
+        "packing. The default is `false` if the learner runs on a GPU, and for kinds of Hugging "
+        "Face models with which packing is not tested.",
         read_if=OF_TEXT,
         harmless=(False,),
         default_by=(
@@ -159,8 +159,9 @@ class ModelSettings(Settings):
     )
     adapter: str | None = directory(
         None,
-        "Directory of the LoRA adapters that training starts from, written by peft for "
-        "model.path. Their rank, scale and layers become lora_rank, lora_alpha and lora_targets.",
+        "Directory of the LoRA adapters that training starts from. They must have been written by "
+        "peft for the model in model.path. Their rank, scale and layers become lora_rank, "
+        "lora_alpha and lora_targets.",
         read_if=_HUGGING_FACE,
         also_called=(verl("model.lora_adapter_path"),),
     )

@@ -11,7 +11,7 @@ from grpo_trainable.config.defaults import by_model, by_task
 from grpo_trainable.config.foreign_names import IN_ROUNDS, trl, verl
 from grpo_trainable.config.values import Settings, flag, integer, number, pair
 
-KL_PER_TOKEN = 0.2  # nats per token by which a Hugging Face model may move without a warning
+KL_PER_TOKEN = 0.2  # nats per token by which a Hugging Face model may drift without a warning
 
 _KL_IS_MEASURED = is_true("loss.kl_monitor", ", which measures the KL")
 
@@ -24,7 +24,8 @@ class EvalSettings(Settings):
 
     every: int = integer(
         16,
-        "Number of rounds between evaluations. Round 0 and the last round are always evaluated.",
+        "Number of rounds between evaluations. The policy is always evaluated before training "
+        "(round 0) and after the last round.",
         minimum=1,
         of_training=True,
         also_called=(
@@ -42,7 +43,8 @@ class EvalSettings(Settings):
         None,
         "Number of held-out prompts in the last evaluation of a trial, by default `eval.prompts`. "
         "More prompts make the final reward more precise, and the other evaluations stay short. "
-        "The last evaluation begins with the prompts of the others, and no prompt may repeat.",
+        "The last evaluation begins with the prompts of the other evaluations. No prompt may occur "
+        "twice in it.",
         minimum=1,
         of_training=True,
     )
@@ -62,8 +64,9 @@ class EvalSettings(Settings):
     )
     top_p: float = number(
         1.0,
-        "Nucleus of an evaluation: responses are sampled from the most likely tokens whose "
-        "probabilities add up to this share. 1 samples from all tokens, as training does.",
+        "Top-p (nucleus) sampling in an evaluation: each token is sampled from the most likely "
+        "tokens whose probabilities add up to this share. 1 samples from all tokens, as in "
+        "training.",
         above=0,
         maximum=1,
         read_if=(positive("eval.temperature"), OF_TEXT),
@@ -88,8 +91,8 @@ class CheckpointSettings(Settings):
     )
     keep: int | None = integer(
         2,
-        "Number of checkpoints to keep, not counting those that another trial may continue from "
-        "under PBT. `none` keeps all.",
+        "Number of checkpoints to keep. With PBT, checkpoints that another trial may continue from "
+        "are kept in addition. `none` keeps all.",
         minimum=1,
         optional=True,
         also_called=(trl("save_total_limit"), verl("trainer.max_actor_ckpt_to_keep")),
@@ -127,15 +130,15 @@ class CallbackSettings(Settings):
         also_called=(
             trl(
                 "log_completions",
-                "every response is stored anyway, in rollouts/ of its trial",
+                "every response is stored anyway, in the trial's directory rollouts/",
                 value="true",
             ),
         ),
     )
     leave_out_disturbed: bool = flag(
         True,
-        "Exclude from measured speeds the rounds in which other processes took CPU time from the "
-        "trial (time/disturbed_fraction above 0.1).",
+        "Exclude a round from measured speeds if other processes took CPU time from the trial "
+        "during the round (time/disturbed_fraction above 0.1).",
     )
 
 

@@ -24,7 +24,7 @@ class OptimSettings(Settings):
 
     lr: float = number(
         3e-4,
-        "Learning rate of AdamW. 0 makes a control run that never learns.",
+        "Learning rate of AdamW. 0 gives a control run that never learns.",
         minimum=0,
         default_by=(
             by_model(
@@ -98,15 +98,15 @@ class OptimSettings(Settings):
     schedule: str = choice(
         ("constant", "linear", "cosine"),
         "Schedule of the learning rate over all gradient steps after the warm-up. `linear` and "
-        "`cosine` decrease to 0.",
+        "`cosine` reduce the rate to 0.",
         also_called=(
             trl("lr_scheduler_type", "only constant, linear and cosine, after the warm-up"),
         ),
     )
     warmup_rounds: int = integer(
         0,
-        "Number of rounds at the start in which the learning rate rises linearly to lr, gradient "
-        "step by gradient step.",
+        "Number of warm-up rounds. During the warm-up, the learning rate rises linearly to lr with "
+        "each gradient step.",
         minimum=0,
         default_by=by_model(
             "early AdamW steps can easily damage a pretrained model",

@@ -66,7 +66,7 @@ def parse_assignment(
         return key, raw
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
-    # JSON accepts neither ".5" nor "+1", but float does. A value that both refuse stays a string,
+    # JSON accepts neither ".5" nor "+1", but float does. A value that both reject stays a string,
     # so the error shows the value as given.
     for read in (json.loads, float):
         try:
@@ -77,13 +77,14 @@ def parse_assignment(
 
 
 def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of nested dicts to `value`, in place, and create missing sections."""
+    """Set a dotted key to `value` in nested dicts, in place. Create missing sections."""
     *sections, leaf = key.split(".")
     for name in sections:
         mapping = mapping.setdefault(name, {})
         if not isinstance(mapping, dict) or "grid_search" in mapping:
             raise ConfigError(
-                f"{key}={shown(value)}: {name} is searched as a whole, so its keys cannot be set"
+                f"{key}={shown(value)}: {name} is searched as a whole, so its keys cannot be set "
+                "separately"
             )
     mapping[leaf] = value
 
@@ -104,13 +105,13 @@ def make_absolute(
     base_dir: str | os.PathLike[str],
     checks: Mapping[str, Check] = CHECKS,
 ) -> dict[str, Any]:
-    """Return a copy in which relative paths are made absolute, starting from `base_dir`.
+    """Return a copy in which paths relative to `base_dir` are absolute.
 
     Call this on the driver, because Tune changes the working directory of a trial's process.
 
     Args:
         config: Nested settings.
-        base_dir: The base of relative paths.
+        base_dir: Base directory for relative paths.
         checks: The checks of the keys. They say whether a value is a path or names a Python file.
     """
 
@@ -120,7 +121,7 @@ def make_absolute(
             return with_absolute_paths(value, lambda entry: settled("task", entry))
         if isinstance(value, Mapping):
             return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
-        # A value that is empty or not a string is returned unchanged. `from_dict` refuses it and
+        # A value that is empty or not a string is returned unchanged. `from_dict` rejects it and
         # names the key.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
@@ -147,7 +148,7 @@ def started_in() -> str:
     return os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
 
 
-# The entry of nested settings that holds texts such as "placement=disaggregated,lag=1".
+# The entry of nested settings that holds strings such as "placement=disaggregated,lag=1".
 SET = "set"
 
 
@@ -158,8 +159,8 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
     "lag": 1}`. So a search can choose among combinations of settings that are valid together.
 
     Raises:
-        ConfigError: `data` is not a mapping, `set` is not a mapping of texts as for `--set`, or a
-            setting is given twice.
+        ConfigError: `data` is not a mapping, `set` is not a mapping of strings in the form of
+            `--set`, or a setting is given twice.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"config={shown(data)}: must be a mapping")
@@ -167,12 +168,12 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
     texts = copied.pop(SET, {})
     example = f'such as {{"{SET}": {{"actors": "placement=disaggregated,lag=1"}}}}'
     if not isinstance(texts, Mapping):
-        raise ConfigError(f"{SET}={shown(texts)}: must be a mapping of texts, {example}")
+        raise ConfigError(f"{SET}={shown(texts)}: must be a mapping of strings, {example}")
     assignments: list[tuple[str, str]] = []
     for name, text in texts.items():
         where = f"{SET}.{shown(name)}"
         if not isinstance(text, str):
-            raise ConfigError(f"{where}={shown(text)}: must be a text, {example}")
+            raise ConfigError(f"{where}={shown(text)}: must be a string, {example}")
         # A comma before a key separates two settings; other commas belong to a value.
         split = re.split(r",(?=\s*[A-Za-z_][\w.]*=)", text)
         assignments += [(where, assignment) for assignment in split]
@@ -244,7 +245,7 @@ def advice_for(key: str) -> str | None:
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested plain data in which missing keys have defaults of task and model.
+    """Return a copy of nested settings in which missing keys have the task's and model's defaults.
 
     A missing key without such a default stays missing.
     """
@@ -281,7 +282,7 @@ def _with_defaults_in_mix(filled: dict[str, Any], given: Given) -> dict[str, Any
 
 
 def _entries(mix: Any) -> dict[str, Entry]:
-    """Return the entries of a mix. An invalid mix has none, because it is refused later."""
+    """Return the entries of a mix. An invalid mix has no entries, because it is rejected later."""
     try:
         return mix_of(mix)
     except (TypeError, ValueError, RecursionError):
@@ -291,7 +292,7 @@ def _entries(mix: Any) -> dict[str, Entry]:
 class Given:
     """Settings that are given as nested plain data, and the default of each missing key.
 
-    An invalid value counts as not given. The check of its key refuses it later.
+    An invalid value counts as not given. The check of its key rejects it later.
     """
 
     def __init__(self, data: Mapping[str, Any], same_model: Given | None = None) -> None:
@@ -306,7 +307,7 @@ class Given:
         self._same_model = same_model
 
     def __getitem__(self, key: str) -> Any:
-        """Return the value of a dotted key, or of one of the other names in `config.defaults`."""
+        """Return the value of a dotted key, or of a name from `config.defaults` such as `TASKS`."""
         if key == TASKS:
             return frozenset(task["task.name"] for task in self._tasks)
         if key == TEMPLATES:
@@ -332,7 +333,7 @@ class Given:
         return otherwise
 
     def without(self, key: str) -> Given:
-        """Return these settings without a key of a section."""
+        """Return a copy of these settings without one key."""
         section, _, leaf = key.rpartition(".")
         others = {name: value for name, value in self._section_of(key).items() if name != leaf}
         return Given({**self._data, section: others}, same_model=self)
@@ -342,7 +343,7 @@ class Given:
         return key.rpartition(".")[2] in self._section_of(key)
 
     def default_of(self, key: str) -> tuple[Any, str] | None:
-        """Return the default that depends on other settings, and its reason (empty if it has none).
+        """Return the default that depends on other settings, and the reason (may be empty).
 
         The first default that applies counts. If none applies, the key has its general default.
         """

@@ -13,10 +13,10 @@ KINDS = ("CPU", "GPU")
 def room_beside(
     bundles: Iterable[Mapping[str, float]], nodes: Nodes, strategy: str = "PACK"
 ) -> Nodes | None:
-    """Place bundles on nodes as Ray does, and return what the nodes have left.
+    """Place bundles on nodes as Ray does, and return the resources that the nodes have left.
 
-    The rules are those of Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`).
-    The largest bundle is placed first, on the node that keeps the largest share of the bundle's
+    The rules come from Ray 2.60 (`BundlePackSchedulingPolicy`, `BundleSpreadSchedulingPolicy`). The
+    largest bundle is placed first, on the node that keeps the largest share of the bundle's
     resources free. With PACK, all other bundles that fit are placed on the same node. After that,
     the node gets no more bundles. With SPREAD, no node gets a second bundle while another node has
     room.

@@ -67,8 +67,8 @@ class ResourceSettings(Settings):
     elastic: bool = flag(
         False,
         "Continue with the other learners when a learner is lost. This works only for learners on "
-        "CPUs, and only if the lost learner is not the first. Otherwise the loss of a learner "
-        "fails the trial, which continues from its checkpoint.",
+        "CPUs, and only if the lost learner is not the first. Otherwise, the loss of a learner "
+        "makes the trial fail and continue from its checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,
@@ -86,7 +86,7 @@ class ResourceSettings(Settings):
     )
     worker_cpus: float = number(
         0.95,
-        "CPUs that a colocated worker trains with. 1.9 gives the worker a second thread, which "
+        "CPUs of a colocated worker while it trains. 1.9 gives the worker a second thread, which "
         "makes gradient steps of the shipped policy 1.4 to 1.5 times as fast.",
         minimum=0.01,
         read_if=COLOCATED,
@@ -116,9 +116,9 @@ class ResourceSettings(Settings):
     )
     deadline_s: float = number(
         600.0,
-        "Time limit in seconds. An actor that has been called is considered lost if it neither "
-        "answers nor makes progress for this time. Fetching an answer from another machine has "
-        "the same limit.",
+        "Time limit for calls of actors, in seconds. An actor is considered lost if, after a call, "
+        "it neither answers nor makes progress for this time. The same limit applies to fetching "
+        "an answer from another machine.",
         above=0,
     )
 
@@ -198,9 +198,9 @@ def generator_cpus(config: Config) -> float:
     given = config.resources.generator_cpus
     if given is not None:
         return given
-    # Ray rounds to 1e-4, so round down here. With 0.95 / 3 CPUs each, rounded up, three generators
-    # would not fit on two cores beside the 0.1 + 0.95 CPUs of the other processes. A placement
-    # group that does not fit waits forever.
+    # Ray rounds to 1e-4, so round down here. If 0.95 / 3 were rounded up, three generators would
+    # not fit on two cores beside the 0.1 + 0.95 CPUs of the other processes. A placement group that
+    # does not fit waits forever.
     return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
 
 
@@ -221,7 +221,7 @@ OWN_BUNDLE = {"CPU": 0.1}
 
 
 def bundles(config: Config) -> list[dict[str, float]]:
-    """Return the resources of the trial's own process, followed by those of each actor.
+    """Return the resources of the trial's own process, then the resources of each actor.
 
     The actors are the worker, or the learners followed by the generators. Learners that must share
     a node share one bundle, because Ray never divides a bundle between nodes.
@@ -263,7 +263,7 @@ def uses_gpus(config: Config) -> bool:
 def devices(config: Config) -> float:
     """Return the number of devices charged to the trial: GPUs, or CPU cores if it has no GPUs.
 
-    Only the devices of the actors count, not those of the trial's own process.
+    Only the devices of the actors count. The trial's own process does not count.
     """
     _, *actors = bundles(config)
     on_gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)

@@ -59,8 +59,8 @@ class RolloutSettings(Settings):
     )
     unit_prompts: int | None = integer(
         None,
-        "Number of prompts in one call of a generator. `none` shares each round evenly among the "
-        "generators.",
+        "Number of prompts in one call of a generator. `none` divides the prompts of each round "
+        "evenly among the generators.",
         minimum=1,
     )
     slots: int | None = integer(
@@ -115,7 +115,7 @@ class RolloutSettings(Settings):
     )
     temperature: float = number(
         0.8,
-        "Sampling temperature. The learner scores tokens at the same temperature.",
+        "Sampling temperature. The learner computes log-probs at the same temperature.",
         above=0,
         default_by=by_task(math=1.0, control=1.0, guess=1.0, calculator=1.0),
         also_called=(verl("rollout.temperature"),),
@@ -136,25 +136,24 @@ class RolloutSettings(Settings):
     )
     redraws: int = integer(
         8,
-        "Maximum number of times in a row that prompts are drawn to replace those that were left "
-        "out.",
+        "Maximum number of consecutive draws of prompts to replace the prompts that were left out.",
         minimum=1,
         read_if=_RESAMPLED,
         also_called=(verl("algorithm.filter_groups.max_num_gen_batches"),),
     )
     overlong: str = choice(
         ("score", "filter", "penalty", "interrupt"),
-        "Treatment of a response that was cut off or nearly cut off: count it like any other "
-        "(score), leave it out of the loss (filter), lower its reward (penalty), or interrupt it "
-        "in time and ask for its answer (interrupt).",
+        "Treatment of responses that reach or nearly reach the length limit: count them like all "
+        "others (score), leave them out of the loss (filter), lower their reward (penalty), or "
+        "interrupt them before the limit and ask for the answer (interrupt).",
         of_training=True,
         also_called=(trl("mask_truncated_completions", value="filter"),),
     )
     overlong_buffer: int | None = integer(
         None,
-        "Number of tokens before the limit max_new_tokens over which the penalty grows from 0 to "
-        "its full value. With `interrupt`, the interruption and the answer after it share these "
-        "tokens. `none` means a fifth of max_new_tokens.",
+        "Number of tokens just before the limit max_new_tokens. With `penalty`, the penalty grows "
+        "from 0 to its full value over these tokens. With `interrupt`, the inserted text and the "
+        "answer share these tokens. `none` means a fifth of max_new_tokens.",
         minimum=1,
         read_if=one_of("rollout.overlong", "penalty", "interrupt"),
         of_training=True,
@@ -195,7 +194,8 @@ class PoolSettings(Settings):
     enabled: bool = flag(
         False,
         "Draw prompts from three pools (easy, mid, hard) instead of in passes over all prompts. "
-        "The share of correct responses so far decides which pool a prompt belongs to.",
+        "The share of correct responses to a prompt so far decides which pool the prompt belongs "
+        "to.",
     )
     easy: float = number(
         0.1, "Share of prompts drawn from the easy pool.", minimum=0, read_if=_ENABLED
@@ -245,7 +245,7 @@ def _signal_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         left_out and rollout.group_size == 1,
         "rollout.zero_advantage",
-        "must be keep with rollout.group_size=1: a group of one always has equal rewards",
+        "must be keep with rollout.group_size=1: a group of one response always has equal rewards",
     )
     yield (
         schedule.redraws(config) > 0 and schedule.most_drawn(config) == rollout.prompts,

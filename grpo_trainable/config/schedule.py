@@ -24,7 +24,7 @@ def responses_per_round(config: Config) -> int:
 
 
 def max_age(config: Config) -> int:
-    """Return the maximum number of rounds by which a group in training may lag the learner."""
+    """Return the maximum number of rounds by which a trained group may lag behind the learner."""
     given = config.buffer.max_age
     return config.lag + config.buffer_capacity - 1 if given is None else given
 
@@ -62,11 +62,11 @@ def last_collected(config: Config, round_: int) -> int:
     return min(round_ + ahead, config.rounds - 1)
 
 
-# ---- Prompts drawn in place of prompts left out --------------------------------------------------
+# ---- Replacement prompts -------------------------------------------------------------------------
 
 
 def redraws(config: Config) -> int:
-    """Return the maximum number of times in a row that a batch draws replacement prompts."""
+    """Return the maximum number of consecutive draws of replacement prompts for a batch."""
     return config.rollout.redraws if config.rollout.zero_advantage == "resample" else 0
 
 

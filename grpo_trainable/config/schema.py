@@ -1,4 +1,4 @@
-"""All settings of a trial: those at the top level, and those in sections.
+"""All settings of a trial, at the top level and in sections.
 
 Each section has its own file, with its fields and their conflicts. A field declares its default,
 range and meaning, the conditions under which it has an effect, and its names in other libraries.
@@ -69,7 +69,7 @@ class TrialSettings(Settings):
 
     arm: str = text(
         "custom",
-        "Label of the search arm.",
+        "Label of the arm that the trial belongs to.",
         expected="a label of 1 to 64 printable characters without slashes",
         valid=_is_label,
     )
@@ -133,8 +133,8 @@ class TrialSettings(Settings):
     buffer_sampling: str = choice(
         ("auto", "recency", "uniform", "fifo", "mixed"),
         "Groups that a gradient step draws from the buffer: the newest (recency), random ones "
-        "(uniform), the least used (fifo), or fresh groups mixed with random older ones (mixed). "
-        "`auto` chooses mixed if there is replay, and recency otherwise.",
+        "(uniform), the least often used (fifo), or fresh groups mixed with random older ones "
+        "(mixed). `auto` chooses mixed if there is replay, and recency otherwise.",
         read_if=REPLAY,
         harmless=("recency",),
         default_by=where_none(
@@ -162,10 +162,10 @@ class TrialSettings(Settings):
     )
     transport_dtype: str = choice(
         ("float32", "bfloat16"),
-        "Precision of the weights in transit.",
+        "Precision in which weights are sent from the learner to the generators.",
         read_if=one_of("model.dtype", "float32"),
     )
-    seed: int = integer(0, "Seed of every random draw.", minimum=0, maximum=2**32 - 1)
+    seed: int = integer(0, "Seed for all random draws.", minimum=0, maximum=2**32 - 1)
 
     model: ModelSettings = field(default=ModelSettings())
     task: TaskSettings = field(default=TaskSettings())
@@ -279,12 +279,12 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         config.rollout.slots is not None and config.engine != "auto" and not record.queues,
         "rollout.slots",
-        f"must be none with engine={config.engine}; needs engine=torch",
+        f"must be none with engine={config.engine}; other values need engine=torch",
     )
     yield (
         sampler != "float32" and config.engine != "auto" and not record.narrows,
         "model.sampler_dtype",
-        f"must be float32 with engine={config.engine}; needs engine=torch",
+        f"must be float32 with engine={config.engine}; bfloat16 needs engine=torch",
     )
     yield (
         sampler != "float32" and config.importance_cap is None and not config.corrects_itself,
@@ -296,13 +296,13 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
         and config.engine != "auto"
         and not record.interrupts,
         "rollout.overlong",
-        f"does not work with engine={config.engine}, which cannot insert text into a response; "
-        "needs engine=torch or hf",
+        f"does not work with engine={config.engine}, which cannot insert text into a response; use "
+        "engine=torch or hf",
     )
     yield (
         config.eval.top_p < 1 and config.engine != "auto" and not record.top_p,
         "eval.top_p",
-        f"must be 1 with engine={config.engine}; needs engine=torch, hf or vllm",
+        f"must be 1 with engine={config.engine}; lower values need engine=torch, hf or vllm",
     )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]

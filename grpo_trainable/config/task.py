@@ -126,8 +126,8 @@ class CommonTaskSettings(Settings):
     )
     reward_deadline_s: float = number(
         10.0,
-        "Maximum number of seconds for scoring one response in a separate process. A function "
-        "that scores the responses to a prompt together has this time for each of them.",
+        "Maximum number of seconds for scoring one response in a separate process. A function that "
+        "scores the responses to a prompt together has this much time for each response.",
         above=0,
         read_if=(SCORED_APART, NOT_PLAYED),
     )
@@ -140,22 +140,23 @@ class CommonTaskSettings(Settings):
     )
     reward_weights: str | None = text(
         None,
-        "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the "
-        "parts. Built-in rewards have the parts `format` and `answer`, your own reward has the "
-        "parts that it returns, and a list of functions has a part for each function. `none` uses "
-        "the reward itself.",
+        "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the parts. "
+        "Built-in rewards have the parts `format` and `answer`, your own reward has the parts that "
+        "it returns, and a list of functions has one part for each function. `none` uses the "
+        "reward itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )
     normalize_parts: bool = flag(
         False,
-        "Normalise each part within its group, as group_std does, before weighting it.",
+        "Normalise each part of the reward within its group, as loss.advantage=group_std does, "
+        "before the parts are weighted.",
         read_if=given("task.reward_weights"),
         of_training=True,
     )
     length_penalty: float = number(
         0.0,
-        "α, the penalty per token of difference between the length of a response and "
+        "α, the penalty for each token by which the length of a response differs from "
         "length_target.",
         minimum=0,
         of_training=True,
@@ -215,7 +216,7 @@ class TaskSettings(
         return scored_apart(self.reward, self.name, self.equality, self.mix)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings of this task, without those of other tasks."""
+        """Return the settings of this task, without the settings of other tasks."""
         settings = super().to_dict()
         own = dict(settings.pop("own"))
         of_task = {} if self.is_custom else checks_of(TASK_SETTINGS[self.name])

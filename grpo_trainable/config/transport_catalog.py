@@ -29,10 +29,11 @@ class Transport:
     """A way of moving weights, with its requirements, limits and cost.
 
     `grpo_trainable.protocol.weight_transfer` defines the interfaces of the sender and the receiver.
-    Each of them is made in the process that uses it, by a callable that the record gives directly
-    or as `module:name`. The sender is made without arguments. The receiver is made with two
-    arguments: `deadline_s`, the number of seconds within which weights must arrive, and `device`,
-    "cpu" or "cuda", on which its generator computes.
+    The record contains a callable that creates each of them, or names the callable as
+    `module:name`. The callable runs in the process that uses the sender or receiver. The callable
+    for the sender has no arguments. The callable for the receiver has two arguments: `deadline_s`,
+    the number of seconds within which weights must arrive, and `device` ("cpu" or "cuda"), on which
+    the receiver's generator computes.
     """
 
     name: str  # name of the transport in metric rows, traces and errors
@@ -40,16 +41,16 @@ class Transport:
     receiver: str | Callable[[float, str], Any]
     # in_process: one object is both sender and receiver, in a colocated worker. pull: the receiver
     # fetches the snapshot that the sender has prepared. two_sided: the learner and the generators
-    # form one Ray collective group. The group sends when the driver says so, and does not survive
-    # the loss of an actor.
+    # form one Ray collective group. The group transfers weights when the driver requests it, and
+    # does not survive the loss of an actor.
     sidedness: Sidedness = "pull"
     # any: weights may be on GPUs or in main memory. none: weights must be in main memory. shared:
     # all actors share one GPU. own: each actor has its own GPU.
     gpus: GPUs = "any"
     one_machine: bool = False  # True: all actors must be on one machine
-    # True: snapshots are sent to other machines in parts. In this case, the sender takes an
-    # argument, the number of other machines that fetch. The receiver takes a third argument, in
-    # [0, 1): the part to begin with, as a share of all parts.
+    # True: snapshots are sent to other machines in parts. In this case, the callable for the sender
+    # has an argument: the number of other machines that fetch snapshots. The callable for the
+    # receiver has a third argument, in [0, 1): the part to begin with, as a share of all parts.
     in_parts: bool = False
     tensor_transport: bool = False  # True: Ray must know the transport when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
@@ -162,8 +163,8 @@ TRANSPORTS: dict[str, Transport] = {
             tensor_transport=True,
             start="grpo_trainable.transports.rdt:start_nixl",
             missing_library=partial(missing_library, "nixl", INSTALL_NIXL),
-            cost="its agents poll, which costs each process nearly one CPU core in addition to "
-            "those reserved",
+            cost="its agents poll, so each process uses nearly one CPU core in addition to its "
+            "reserved cores",
         ),
         Transport(
             name="gloo",
@@ -195,7 +196,7 @@ TRANSPORTS: dict[str, Transport] = {
 
 
 def transport_named(key: str) -> Transport:
-    """Return the record of a transport: one of TRANSPORTS, or a user's, named as `file.py:NAME`.
+    """Return the record of a transport: one of TRANSPORTS, or a user's record `file.py:NAME`.
 
     Raises:
         PluginError: The user's record cannot be loaded, is not a `Transport`, or its

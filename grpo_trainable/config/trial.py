@@ -89,7 +89,7 @@ class GRPOConfig(TrialSettings):
             object.__setattr__(self, name, value)
         self._put_defaults_in("task")
         self._refuse_unread()
-        self.parts  # noqa: B018  # refuses a mix with a task that is invalid as a trial's only task
+        self.parts  # noqa: B018  # rejects a mix if one of its tasks is invalid alone
         for name in SECTIONS:
             self._put_defaults_in(name)
         for conflicts in CONFLICTS:
@@ -105,7 +105,8 @@ class GRPOConfig(TrialSettings):
     def _defaults_in(self, section: Settings) -> dict[str, Any]:
         """Return the defaults that depend on other settings, for keys with the general default.
 
-        They replace the general defaults, so the files of a trial show the values that it uses.
+        These defaults replace the general defaults, so a trial's files show the values that it
+        uses.
         """
         return {
             key: value
@@ -173,7 +174,7 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """The config of a single-task trial, for each label of the mix.
+        """For each label of the mix, the config of a trial with only that task.
 
         Raises:
             ConfigError: Such a trial is invalid.
@@ -232,7 +233,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def teacher(self) -> ModelSettings | None:
-        """Settings of the teacher, with the trained policy's precision. None without a teacher."""
+        """Model settings of the teacher, with the policy's precision. None without a teacher."""
         if self.loss.teacher is None:
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32
@@ -247,9 +248,9 @@ class GRPOConfig(TrialSettings):
 
     @property
     def adapters_apart(self) -> bool:
-        """Return True if the engine samples with LoRA adapters kept apart from the model.
+        """Return True if the engine keeps LoRA adapters separate from the model.
 
-        The learner also keeps them apart. Merging the adapters into bfloat16 weights would round
+        The learner also keeps them separate. Merging the adapters into bfloat16 weights would round
         off most of a small update. `auto` chooses `hf` for a model with adapters.
         """
         lora = self.model.lora_rank is not None and self.model.dtype == "bfloat16"
@@ -262,7 +263,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def ratio_sees_sampler(self) -> bool:
-        """Return True if the ratio has to show how the sampler differs from the learner.
+        """Return True if the ratio must include the difference between the sampler and the learner.
 
         This is the case if weights are rounded in transit. It is also the case for a loss whose
         ratio measures that difference, unless the engine promises the learner's log-probs.
@@ -292,7 +293,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Tokens before the length limit: penalised, or kept for an interruption and its answer."""
+        """Tokens before the length limit that are penalised, or reserved for an interruption."""
         return self.effective("rollout.overlong_buffer")
 
     @property
@@ -308,7 +309,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def needs_unequal_rewards(self) -> bool:
-        """Return True if a group whose rewards are all equal teaches nothing."""
+        """Return True if a group of equal rewards teaches nothing."""
         return compares_a_group(self.loss.advantage)
 
     @property
@@ -328,14 +329,14 @@ class GRPOConfig(TrialSettings):
 
 
 def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, Any]:
-    """Return a copy of nested plain data with every implicit setting of the user made explicit.
+    """Return a copy of nested settings in which the user's implicit settings are explicit.
 
     Settings below `set` get their own keys, and relative paths become absolute. If `model.path` is
     a directory of LoRA adapters, it becomes `model.adapter`.
 
     Args:
         data: Nested settings, as the user gives them.
-        base_dir: The base of relative paths. None: the directory in which Ray was started.
+        base_dir: Base directory for relative paths. None: the directory in which Ray was started.
 
     Raises:
         ConfigError: `set` or the adapters cannot be used.
@@ -353,9 +354,9 @@ def prepared(
 
     Args:
         data: Nested settings, as the user gives them.
-        base_dir: The base of relative paths. None: the directory in which Ray was started.
-        must_fetch: If the files cannot be downloaded, raise an error. False: go on without them,
-            because another process, on another machine, needs them.
+        base_dir: Base directory for relative paths. None: the directory in which Ray was started.
+        must_fetch: If the files cannot be downloaded, raise an error. False: continue without the
+            files, because they are needed by another process, on another machine.
 
     Raises:
         ConfigError: `set` or the adapters cannot be used, or the files cannot be downloaded.
@@ -383,7 +384,8 @@ def explained_defaults(config: GRPOConfig) -> dict[str, str]:
 
 def defaults_with(task_name: str) -> dict[str, Any]:
     """Return the default of each dotted key in a trial of this task."""
-    # The constructor resolves defaults, like that of `loss.clip`, that depend on other settings.
+    # The constructor resolves defaults that depend on other settings, such as the default of
+    # `loss.clip`.
     resolved = flatten(GRPOConfig().to_dict())
     return {
         key: check.of_tasks.get(task_name, resolved.get(key, check.default))

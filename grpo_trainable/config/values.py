@@ -64,7 +64,7 @@ class Check:
     of_training: bool = False
 
     def unmet(self, settings: Readable) -> list[Condition]:
-        """Return the unmet conditions: those in `read_if` that these settings do not meet."""
+        """Return the conditions in `read_if` that these settings do not meet."""
         return [condition for condition in self.read_if if not condition.met_by(settings)]
 
     def default_at(self, moment: Moment) -> DefaultBy | None:
@@ -78,12 +78,12 @@ class Check:
 
     @property
     def of_models(self) -> list[DefaultBy]:
-        """Defaults for Hugging Face models, which come before those of tasks."""
+        """Defaults for Hugging Face models, which take precedence over defaults for tasks."""
         return [default for default in self.default_by if MODEL in default.keys]
 
     @property
     def of_gpus(self) -> list[DefaultBy]:
-        """Defaults for training on a GPU, which come before those for models."""
+        """Defaults for training on a GPU, which take precedence over defaults for models."""
         return [default for default in self.default_by if default.keys == TRAINING_GPUS]
 
     @property
@@ -505,7 +505,7 @@ def section_expected(section: Any) -> str:
 def shown(value: Any) -> str:
     """Return a value as an error prints it: in one line of at most 80 characters.
 
-    The string "1" looks different from the number 1.
+    The string "1" is printed differently from the number 1.
     """
     if value is None:
         return "none"

@@ -46,7 +46,7 @@ class _Episode(RecordedRow):
     error: str | None = None  # the error that ended the episode
 
     def begin(self, seed: int) -> None:
-        """Reset the environment and keep its first observation."""
+        """Reset the environment and store its first observation."""
         try:
             self.observation = self._seen(self.env.reset(seed=seed)[0])
         except Exception as error:  # a user's environment may raise anything
@@ -87,10 +87,10 @@ class _Episode(RecordedRow):
 
 
 class ControlEngine(LoadedWeights):
-    """An engine that samples episodes of actions. Draws of actions are made like draws of tokens.
+    """An engine that samples episodes of actions. It draws actions as other engines draw tokens.
 
-    On one machine, the same list of requests gives the same bits in every process with the same
-    number of threads, if the environment is deterministic.
+    If the environment is deterministic, the same list of requests gives the same bits in every
+    process with the same number of threads on one machine.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ControlEngine(LoadedWeights):
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Return a group with one reward per action for each request, and a score per episode."""
+        """Return one group per request with a reward per action, and a score for each episode."""
         limits = common_limits(requests)
         episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
         for step in range(limits.max_new_tokens):

@@ -48,7 +48,7 @@ class ControlPolicy(ActingPolicy):
         self._draw(torch.Generator().manual_seed(seed))
 
     def _draw(self, generator: torch.Generator) -> None:
-        """Draw orthogonal weights. A head near 0 makes all actions about equally likely."""
+        """Draw orthogonal weights. Head weights near 0 make all actions about equally likely."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 gain = 0.01 if module is self.head else math.sqrt(2)
@@ -177,7 +177,7 @@ def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normal(uniform: Tensor) -> Tensor:
-    """Convert uniform draws, each at the middle of its bin of width 2^-24, to normal ones."""
+    """Convert uniform draws, each at the middle of its bin of width 2^-24, to normal draws."""
     return torch.special.ndtri(uniform.double() + 2.0**-25).float()
 
 

@@ -78,7 +78,7 @@ def make_environment(name: str) -> Any:
     make = load("model.env", name) if is_reference(name) else functools.partial(_known, name)
     try:
         made = make()
-    except Exception as error:  # a user's code, or a library that renders, may raise anything
+    except Exception as error:  # user code and rendering libraries may raise anything
         raise ValueError(f"{name}: cannot be created: {' '.join(str(error).split())}") from error
     if not isinstance(made, gymnasium.Env):
         raise ValueError(f"{name}: is of type {type(made).__name__}, not a Gymnasium environment")

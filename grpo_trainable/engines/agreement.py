@@ -16,7 +16,7 @@ from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 # the body. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. Weights that
 # have not arrived cause a difference above 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-TOKENS = 8  # per response
+TOKENS = 8  # tokens per response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
@@ -46,7 +46,7 @@ def mean_difference(
 ) -> float:
     """Return the mean absolute difference between the engine's and the policy's log-probs, in nats.
 
-    The mean is over tokens. The engine and the policy must have the same weights.
+    The mean is taken over all sampled tokens. The engine and the policy must have the same weights.
     """
     groups = engine.generate(requests, lambda: None)
     limits = requests[0].limits
@@ -73,7 +73,7 @@ def refuse_disagreement(
     *,
     precision: torch.dtype | None = None,
 ) -> None:
-    """Compare log-probs of `requests` under the engine with those under `policy`.
+    """Check that the engine's log-probs for `requests` agree with the log-probs under `policy`.
 
     Args:
         engine: Engine that samples.

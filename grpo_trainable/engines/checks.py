@@ -13,7 +13,7 @@ from grpo_trainable.models.stop_strings import StopStrings, stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 
-# Fields of a group: those with one entry per token, (G, R), and those with one per response, (G,).
+# Fields of a group with one entry per token, (G, R), or with one entry per response, (G,).
 PER_TOKEN = {
     "response_ids": torch.int64,
     "response_mask": torch.bool,
@@ -22,11 +22,11 @@ PER_TOKEN = {
     "token_rounds": torch.int32,
 }
 PER_RESPONSE = {"rewards": torch.float32, "finished": torch.bool}
-ROUNDED_UP = 1e-4  # rounding can lift the log-prob of a token of probability 1 by this much above 0
+ROUNDED_UP = 1e-4  # rounding can raise the log-prob of a token with probability 1 this far above 0
 
 
 def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
-    """Check that an engine reports the version and round of the weights it was given.
+    """Check that an engine reports the version and round of the weights that it received.
 
     Raises:
         EngineError: The engine reports a different version or round.
@@ -54,7 +54,7 @@ def check_played(
     log-densities of continuous actions and may be above 0.
 
     Raises:
-        EngineError: A group has a mistake, as in `check_groups`.
+        EngineError: A group has one of the mistakes that `check_groups` reports.
     """
     for request, group in zip(requests, groups, strict=True):
         for wrong in _mistakes_in_play(engine, request, group, vocab_size, densities):
@@ -229,8 +229,8 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
 def _first_completed(request: Request, ids: Tensor, stops: StopStrings, start: int) -> int | None:
     """Return the index of the first token, from `start` on, that completes a stop string.
 
-    Return None if no such token exists. A stop string may begin in the response tokens that are
-    part of the prompt.
+    Return None if no such token exists. A stop string may begin in `request.answered`, the start of
+    the response that is already in the prompt.
     """
     answered = torch.tensor(request.answered, dtype=ids.dtype)
     found = stops.first_completed(torch.cat((answered, ids)), start + len(answered))

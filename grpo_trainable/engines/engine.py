@@ -17,7 +17,7 @@ from grpo_trainable.tasks import RewardError, Score
 
 
 class EngineError(RuntimeError):
-    """An engine breaks its contract. The message is one line that begins with `engine=`."""
+    """An engine has broken its contract. The message is one line that begins with `engine=`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Engine(Protocol):
         The tensors have the names of the learner's parameters and may be read-only. These tensors
         stay unchanged until the next weights are loaded, so an engine may use them in place. After
         loading, `grpo_trainable.protocol.checksums.storage_checksum` of the engine's own tensors
-        should equal `weights.checksum`. Raise an error if the weights arrived torn.
+        should equal `weights.checksum`. Raise an error if the checksums differ.
         """
         ...
 
@@ -73,8 +73,8 @@ class Engine(Protocol):
         under `request.limits.temperature`. Measure the log-prob while sampling. The learner
         compares that log-prob with its own at the same temperature, so any other value gives wrong
         gradients. At temperature 0, which only evaluations request, choose the most likely token,
-        and measure its log-prob at temperature 1. A `top_p` below 1 is only requested from engines
-        whose record promises it (`EngineRecord.top_p`).
+        and measure its log-prob at temperature 1. A `top_p` below 1 is requested only if the
+        engine's record declares support for it (`EngineRecord.top_p`).
 
         All tensors are on the CPU. `check_groups` lists everything that is checked. Under the same
         weights, the same requests must give the same tokens, so that a resumed run equals one that
@@ -126,8 +126,8 @@ class PlayingEngine(Protocol):
 
         A token that would end a response ends an action instead. The row then waits until `partner`
         has an observation for it. The observation is fed to the row token by token while other rows
-        continue, so nothing is tokenised or prefilled twice. Fed tokens are a hole in
-        `response_mask`. Fed tokens keep their ids but have no log-prob, version or round.
+        continue, so no token is tokenised or prefilled twice. `response_mask` is False for fed
+        tokens, which have ids but no log-prob, version or round.
 
         `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
         ended the response. Draw t belongs to token t of a response, whether that token is sampled
@@ -138,7 +138,7 @@ class PlayingEngine(Protocol):
 
 @runtime_checkable
 class EarningEngine(Protocol):
-    """An engine whose responses are rewarded by an environment while they are sampled."""
+    """An engine that samples responses while an environment rewards them."""
 
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]

@@ -122,18 +122,18 @@ class EpisodeRows:
         return int(self._ids[row, length - 1]) if length else self._prompts[row][-1]
 
     def sequences(self) -> list[Tensor]:
-        """Return each batch row's prompt and response so far, without the last token."""
+        """Return each batch row's prompt and its response so far, without the last token."""
         return [
             torch.cat((torch.tensor(self._prompts[row]), self._ids[row, : self._length[row]]))[:-1]
             for row in self._rows
         ]
 
     def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
-        """Add one token to every row that does not wait, and return the actions now complete.
+        """Add one token to every row that does not wait, and return the completed actions.
 
         The token comes from the row's observation, or is drawn from `logits` (A, V). `logits` is
-        changed in place. The rows of the returned actions wait from then on. Token t of a response
-        always gets draw t.
+        changed in place. The rows of the returned actions then wait for their environments. Token t
+        of a response always gets draw t.
         """
         at = [min(self._length[row], self._limits.max_new_tokens - 1) for row in self._rows]
         uniform = torch.from_numpy(self._uniforms[self._rows, at]).to(self._device)

@@ -12,7 +12,7 @@ from grpo_trainable.protocol.rollout import PolicyWeights
 
 
 class LoadedWeights:
-    """Loads published weights into a policy, and keeps their version and round."""
+    """Loads published weights into a policy, and records their version and round."""
 
     def __init__(self, policy: NamedWeights) -> None:
         policy.requires_grad_(False)
@@ -40,10 +40,10 @@ class LoadedWeights:
         """Load a snapshot and sample with it from now on.
 
         Tensors that are already in the right memory are not copied. The snapshot must therefore
-        stay unchanged until the next one is loaded.
+        stay unchanged until the next snapshot is loaded.
 
         Raises:
-            RuntimeError: The checksum of the loaded tensors is not that of the snapshot.
+            RuntimeError: The checksum of the loaded tensors differs from the snapshot's checksum.
         """
         source = f"weights version {weights.version}"
         adopt_parameters(self._weights, weights.tensors, source=source)
@@ -52,7 +52,7 @@ class LoadedWeights:
         )
         if arrived != weights.checksum:
             raise RuntimeError(
-                f"{source} arrived torn: checksum {arrived}, published {weights.checksum}"
+                f"{source} arrived corrupted: checksum {arrived}, published {weights.checksum}"
             )
         self._version, self._round = weights.version, weights.round
         self._loads += 1
@@ -60,7 +60,7 @@ class LoadedWeights:
     def _standing(self, name: str, sent: Tensor) -> Tensor:
         """Return the model's tensor, converted to the precision of the sent tensor.
 
-        If loading rounded the tensor, return the sent tensor instead.
+        If loading rounded the tensor, return the sent tensor itself.
         """
         own = self._weights[name]
         return sent if own.dtype.itemsize < sent.dtype.itemsize else own.to(sent.dtype)

@@ -21,7 +21,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimit
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBatch:
-    """The distinct prompts of one call, and the prompt that each row answers."""
+    """The distinct prompts of one call, and the index of each row's prompt."""
 
     prompts: list[Tensor]  # (P,) int64 each
     fan_out: Tensor  # (B,) int64, index of each row's prompt
@@ -148,7 +148,7 @@ class LocalEngine(LoadedWeights, ABC):
         """Return the decoder that computes the logits of one call."""
 
     def _thinking_budget(self, limits: SamplingLimits, rows: int) -> ThinkingBudget | None:
-        """Return the interruptions of a call, or None if its limits have none."""
+        """Return the interruptions of a call, or None if its limits define none."""
         if limits.interruption is None:
             return None
         on_cpu = torch.device("cpu")  # each response is copied to the CPU once
@@ -162,7 +162,7 @@ class LocalEngine(LoadedWeights, ABC):
             raise ValueError("a prompt has no tokens")
         if longest + limits.max_new_tokens > self._policy.context_length:
             raise ValueError(
-                f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit "
+                f"a prompt of {longest} tokens and {limits.max_new_tokens} new tokens do not fit "
                 f"the context of {self._policy.context_length}"
             )
         sizes = torch.tensor([request.group_size for request in requests])

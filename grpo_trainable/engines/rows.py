@@ -19,17 +19,18 @@ from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
-# Drop ended rows from the batch once the share of rows that still run is below this value. Copying
-# the cache costs about as much as sampling two tokens.
+# Drop ended rows from the batch once the share of running rows falls below this value. Copying the
+# cache costs about as much as sampling two tokens.
 COMPACT_BELOW = 0.75
 
 # With a queue, rows leave as soon as they end. Waiting rows enter once this share of the slots is
-# free, because running even a few prompts takes about as long as sampling one token for all rows.
+# free, because running the model on even a few prompts takes about as long as sampling one token
+# for all rows.
 ENTER_ABOVE = 0.125
 
 
 def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
-    """Return the draws (B, R) of every row's tokens. The rows of a group are consecutive."""
+    """Return the draws (B, R) for every row's tokens. The rows of a group are consecutive."""
     return np.stack(
         [
             uniforms(seed, r.stream, r.prompt_index, response, r.limits.max_new_tokens, r.state)
@@ -62,7 +63,7 @@ class Rows:
             stops: Stop strings of the limits, if any.
             device: Device of the logits.
             slots: Maximum number of rows in the batch. None lets all rows enter together.
-            thinking_budget: Interruptions of these rows, if the limits have any.
+            thinking_budget: Interruptions of these rows, if the limits define any.
         """
         self._requests = requests
         self._limits = limits = requests[0].limits
@@ -86,7 +87,7 @@ class Rows:
         self._slots = len(draws) if slots is None else slots
         self._entered = 0  # number of rows that have entered; rows enter in order
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices among B rows
-        self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) tokens of each so far
+        self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) number of tokens
 
     @property
     def running(self) -> int:

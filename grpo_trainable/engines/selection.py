@@ -1,4 +1,4 @@
-"""Selection of a trial's engine: the one that its config names, or one that suits its policy."""
+"""Select a trial's engine: the configured one or, with `auto`, one that suits the policy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
 def policy_kind(model: PolicySettings) -> PolicyKind:
     """Return the kind of policy that a trial starts from.
 
-    A path may be a directory or a hub id. Without a path, the policy is one of this package.
+    A path may be a directory or a hub id. Without a path, the policy belongs to this package.
     """
     path = model.path
     if model.env is not None:

@@ -54,7 +54,7 @@ class ThinkingBudget:
         return due & running, self._ids[step.clamp(0, len(self._ids) - 1)]
 
     def _answering(self, thoughts: Tensor) -> bool:
-        """Return True if these tokens, the start of a response, contain the start of its answer."""
+        """Return True if the answer begins within these first tokens of a response."""
         if not self._answer_ids.isdisjoint(thoughts.tolist()):
             return True
         return self._answers is not None and self._answers.first_completed(thoughts) is not None

@@ -33,7 +33,7 @@ class TorchEngine(LocalEngine):
         recompute: bool = False,
         slots: int | None = None,
     ) -> None:
-        """Build an engine around `model`. The other arguments are those of `LocalEngine`."""
+        """Build an engine around `model`. `LocalEngine` describes the other arguments."""
         super().__init__(model, tokenizer, seed=seed, recompute=recompute, slots=slots)
         self.model = model
 
@@ -142,7 +142,7 @@ class TorchDecoder:
         self._next_column = batch.longest
 
     def enter(self, rows: range) -> Tensor:
-        """Run the prompts and return the logits (B, V) of every row's first token."""
+        """Run the model on the prompts, and return the logits (B, V) of every row's first token."""
         assert len(rows) == len(self._fan_out), "all rows enter at once"
         hidden = self._prefill()
         prompts = torch.arange(len(hidden), device=hidden.device)
@@ -184,7 +184,7 @@ class TorchDecoder:
 
 
 class SlotDecoder:
-    """Computes logits with a `ShelvedCache`, so that rows can enter slots that others leave."""
+    """Computes logits with a `ShelvedCache`, so that rows can enter slots left by other rows."""
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
         self._model = model
@@ -256,7 +256,7 @@ class EpisodeCache:
         self._device = batch.fan_out.device
 
     def first(self) -> Tensor:
-        """Return the logits (B, V) of every row's first token. Run each distinct prompt once."""
+        """Run the model once per distinct prompt; return every row's first logits (B, V)."""
         hidden, lengths = self._prefill(self._batch.prompts, self._batch.fan_out)
         last = hidden[torch.arange(len(hidden), device=self._device), lengths - 1]
         return self._model.head(last)[self._batch.fan_out]

@@ -55,7 +55,7 @@ def _value(node: ast.AST) -> int:
 class Calculator:
     """Environment with a calculator.
 
-    A specification is {"question": EXPRESSION, "answer": VALUE}.
+    An episode's specification is {"question": EXPRESSION, "answer": VALUE}.
     """
 
     def reset(self, spec: JSONValue) -> str:

@@ -32,7 +32,7 @@ class Environment(Protocol):
     """Interface of an environment, which plays one episode after another.
 
     The class of an environment is called without arguments, in a process that may be killed.
-    Several environments share a process and play in turn.
+    Several environments share a process and take turns.
     """
 
     def reset(self, spec: JSONValue) -> str:
@@ -43,7 +43,7 @@ class Environment(Protocol):
         ...
 
     def step(self, action: str) -> Turn:
-        """Respond to the text that the policy wrote."""
+        """Respond to an action, the text that the policy wrote."""
         ...
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ def fields_of(spec: JSONValue, *names: str) -> list[Any]:
 
 
 def as_text(value: Any) -> str:
-    """Check the text of an observation, and make it encodable.
+    """Check that an observation is text, and replace characters that cannot be encoded.
 
     Raises:
         TypeError: If `value` is not text.
@@ -111,7 +111,7 @@ def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def add_info(total: dict[str, float], info: Mapping[str, float]) -> None:
-    """Add the numbers of one turn to those of the episode's earlier turns."""
+    """Add the numbers of one turn to the sums over the episode's earlier turns."""
     for name, number in info.items():
         total[name] = total.get(name, 0.0) + number
 

@@ -12,7 +12,8 @@ GUESSES = 3  # three guesses can find at most seven of the ten digits
 class Guess:
     """Environment with a digit to guess.
 
-    A specification is {"secret": DIGIT}. An action is a single digit. Any other action loses.
+    An episode's specification is {"secret": DIGIT}. An action is a single digit. Any other action
+    loses.
     """
 
     def reset(self, spec: JSONValue) -> str:

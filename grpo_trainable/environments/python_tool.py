@@ -18,8 +18,8 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 class PythonTool:
     """Environment that runs code in a sandbox.
 
-    A specification is {"question": PROMPT, "answer": TEXT}. Set `rollout.stop` to `</python>` and
-    `</answer>`, so these strings end an action.
+    An episode's specification is {"question": PROMPT, "answer": TEXT}. Set `rollout.stop` to
+    `</python>` and `</answer>`, so these strings end an action.
     """
 
     run = staticmethod(run_python)
@@ -31,7 +31,7 @@ class PythonTool:
         return str(question)
 
     def step(self, action: str) -> Turn:
-        """Run the last code in an action. If there is no code, reward 1 for the right answer.
+        """Run the last code block of an action. Without code, reward 1 for the right answer.
 
         The answer is the text in `<answer>` tags, or else the whole action.
         """

@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CPU_S = 1
-LOOK_S = 3.0  # interval of checks; code that sleeps at a check is killed
+LOOK_S = 3.0  # interval of checks; code that is asleep at a check is killed
 MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
 SCRATCH_BYTES = 16 << 20
-MOST_CHARACTERS = 2000  # of the output
+MOST_CHARACTERS = 2000  # in the output
 NOBODY = 65534
 
 OTHER_INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")
@@ -38,8 +38,8 @@ WALLS = (
 )
 READY = b"ready"
 
-# This program runs inside the sandbox, before the code. First it leaves the session keyring,
-# because namespaces share it. Then it sets the limits, reports that it is ready, and replaces
+# This program runs inside the sandbox, before the code. First it leaves the session keyring, which
+# is shared between namespaces. Then it sets the limits, reports that it is ready, and replaces
 # itself with the interpreter that runs the code. The output of the code goes to another file, so
 # the code cannot forge a failed start. If the kernel has no keyrings (ENOSYS) or a container
 # forbids them (EPERM), there is no keyring to leave.

@@ -21,11 +21,11 @@ CLOSE_DEADLINE_S = 5.0
 
 
 class EpisodeError(Exception):
-    """An environment failed in an episode. The message is one line."""
+    """An environment failed during an episode. The message is one line."""
 
 
 class GroupProcess:
-    """The process of a group, and the thread that talks to it.
+    """The process that plays a group's episodes, and the thread that talks to it.
 
     Submitted jobs run one after the other.
     """
@@ -43,7 +43,7 @@ class GroupProcess:
         return self._thread.submit(job)
 
     def start(self) -> None:
-        """Start the process, unless it is alive.
+        """Start the process unless it is already running.
 
         Raises:
             ValueError: The environment cannot be loaded. The message is one line.
@@ -66,7 +66,7 @@ class GroupProcess:
         try:
             reply = self._process.ask(message, deadline_s)
         except EOFError as death:
-            raise EpisodeError(f"its process died, {death}") from None
+            raise EpisodeError(f"its process died ({death})") from None
         except ValueError:
             raise EpisodeError("its process answered with something other than JSON") from None
         if "error" in reply:
@@ -93,7 +93,7 @@ class GroupProcess:
 
 
 class Episode:
-    """One episode, which its group's process plays.
+    """One episode, played by the process of its group.
 
     Call the methods in the thread of the `GroupProcess`. `place` identifies the episode within its
     group.
@@ -107,7 +107,7 @@ class Episode:
         """Begin an episode.
 
         Args:
-            spec: The description of the episode, which the environment receives.
+            spec: The description of the episode. The environment receives it.
             prompt: The text that the episode must begin with.
 
         Raises:
@@ -154,7 +154,7 @@ def start_environment(settings: EnvSettings) -> WorkerProcess:
 
 
 def _reference(settings: EnvSettings) -> str:
-    """Return the reference to an environment's class.
+    """Return the name under which a worker loads the environment's class.
 
     Raises:
         ValueError: The environment runs code that the policy writes, and this machine cannot

@@ -1,17 +1,17 @@
 """The process that plays the episodes of a group: `python -m … REFERENCE LIFELINE_FD`.
 
-Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true}`. If the class cannot be loaded, the first line is `{"error": …}` instead, and the
-process ends. After the first line, each request gets one reply:
+REFERENCE names the environment's class. Standard input and output carry JSON lines, never pickle.
+The first line of output is `{"ready": true}`. If the class cannot be loaded, the first line is
+`{"error": …}` instead, and the process ends. After the first line, each request gets one reply:
 
     {"reset": PLACE, "spec": …}      {"text": …}
     {"step": PLACE, "action": …}     {"text", "reward", "done", "info"}
     {"close": true}                  {"closed": true}
 
-If a request fails, its reply is `{"error": …}`. A PLACE is a number. Each place has a separate
-environment, which plays one episode after the other. The process ends when its parent does, as in
-`score_worker`. If an environment forks and the child process returns to this code, the child ends,
-because two processes would otherwise answer one request.
+If a request fails, its reply is `{"error": …}`. A PLACE is the number of an episode in its group.
+Each place has a separate environment, which plays one episode after another. The process ends when
+its parent ends; `score_worker` describes how. If an environment forks and the child process returns
+to this code, the child ends. Otherwise, two processes would answer one request.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Environments:
             raise PluginError(f"env.name={reference}: has no method {lacking[0]}")
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the reply of an environment to a request.
+        """Return an environment's reply to a request.
 
-        Exceptions of the environment are not caught.
+        Exceptions that the environment raises are not caught.
         """
         if "reset" in request:
             return {"text": as_text(self._at(request["reset"]).reset(request["spec"]))}

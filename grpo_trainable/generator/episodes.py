@@ -23,7 +23,7 @@ from grpo_trainable.tasks.prompts import Prompts
 
 @dataclass(kw_only=True)
 class Played:
-    """An episode, with the results of the turns that have been played so far."""
+    """An episode, and the results of the turns played so far."""
 
     episode: Episode
     process: GroupProcess
@@ -51,7 +51,7 @@ class Played:
 class EpisodePlayer:
     """Plays the episodes that requests ask for.
 
-    Each group has a process, which later groups reuse.
+    Each group of a call has a separate process. Later calls reuse the processes.
     """
 
     def __init__(self, settings: EnvSettings, prompts: Prompts, tokenizer: Tokenizer) -> None:
@@ -78,8 +78,8 @@ class EpisodePlayer:
         """Sample and play the episodes of `requests`.
 
         Returns:
-            One group for each request, and one list of scores for each group, with a score for each
-            episode. The groups contain the rewards of turns but not yet the rewards of responses.
+            One group per request, and one list of scores per group, with one score per episode. The
+            groups contain the rewards of turns, but not yet the rewards of responses.
         """
         episodes = self._begun(requests)
         call = _Call(self._settings, self._prompts.reply, self._tokenizer.decode, episodes)
@@ -154,11 +154,11 @@ class _Group:
 
 
 class _Call:
-    """The `Partner` of an engine during one call: it passes the actions to the environments.
+    """Passes an engine's actions to the environments during one call, as its `Partner`.
 
-    Answers are passed to the engine together, once all awaited answers have arrived, so a repeated
-    call gives the same bits. `patience_s` limits these waits: it is the maximum time that a call
-    spends, in total, on waits during which other rows could continue.
+    The engine gets all awaited answers together, once the last one has arrived, so a repeated call
+    gives the same bits. `patience_s` is the maximum total time that a call spends on waits during
+    which other rows could continue.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class _Call:
         def play() -> None:
             try:
                 self._answers.put(self._answer(action))
-            except BaseException as error:  # raised in the thread that waits for answers
+            except BaseException as error:  # `observations` raises it again
                 self._answers.put(error)
 
         self._episodes[action.row].process.submit(play)

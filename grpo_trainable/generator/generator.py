@@ -75,8 +75,8 @@ class Generator:
             clock=clock,
         )
         self._receiver = receiver
-        # Numbers continue after a reset, so a late `score` call from before the reset cannot get a
-        # newer chunk.
+        # Rollouts that wait for `score` are numbered. The numbers continue after a reset, so a late
+        # `score` call from before the reset cannot get newer rollouts.
         self._numbers = itertools.count()
         self._build(config)
 
@@ -115,7 +115,7 @@ class Generator:
             self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
         elif not isinstance(self.engine, EarningEngine):
             self._scorer = make_scorer(config, task)
-        self._parts = tuple(config.task.part_weights)  # names of reward parts in the groups
+        self._parts = tuple(config.task.part_weights)  # names of the reward parts in the groups
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
         """Fetch published weights and load them into the engine, which verifies them.
@@ -134,7 +134,7 @@ class Generator:
         """Fetch published weights and put them into a mailbox.
 
         The sampling loop checks the mailbox before every token. This method runs in a separate
-        thread, concurrently with any other call. The arguments are those of `load`.
+        thread, concurrently with any other call. The arguments are the same as for `load`.
         """
         mailbox = self._mailbox  # `reset` replaces the attribute
         called = now()
@@ -178,9 +178,9 @@ class Generator:
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         """Sample responses to requests of one stream, and score them if scoring is quick.
 
-        A reward that may take long is computed by `score`, while the next requests are sampled. In
-        that case, the result is a `Sampled`. Episodes are rewarded while they are played. In an
-        evaluation, both sampling and scoring count as the stage `eval`.
+        If scoring is slow, the result is a `Sampled`, and `score` computes the rewards while the
+        next requests are sampled. Episodes are rewarded while they are played. In an evaluation,
+        both sampling and scoring count as the stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():
@@ -209,13 +209,13 @@ class Generator:
         return self._scorer is not None and not self._scorer.is_inline
 
     def score(self, number: int) -> Scored:
-        """Score what `generate` has sampled.
+        """Score the responses that `generate` sampled.
 
-        This runs in a separate thread, concurrently with any other call. The answer to `generate`
+        This runs in a separate thread, concurrently with any other call. The result of `generate`
         already lists the weights that were loaded during sampling.
 
         Args:
-            number: The number in the `Sampled` that `generate` has returned.
+            number: The number in the `Sampled` that `generate` returned.
         """
         rollouts = self._to_score.pop(number)
         start = now()
@@ -243,7 +243,7 @@ class Generator:
     def _completions(
         self, requests: Sequence[Request], groups: Sequence[RolloutGroup]
     ) -> list[Completions]:
-        """Return completions of each group's states; empty if none are needed."""
+        """Return completions of each group's states, or an empty list if none are needed."""
         if self._completer is None or requests[0].stream == "eval":
             return []
         with self._context.clock("vine"):
@@ -351,7 +351,7 @@ class Generator:
 
 
 def _scoring_stage(stream: str) -> str:
-    """Return the stage to which the scoring of a stream belongs."""
+    """Return the stage as which the scoring of a stream is timed."""
     return "eval" if stream == "eval" else "reward"
 
 

@@ -2,19 +2,20 @@
 
 REFERENCE names a reward function in any of the accepted forms
 (`grpo_trainable/tasks/reward_function.py`). TASK is a JSON object with `settings` and `seed`. If
-TASK is given, REFERENCE names a task instead: a built-in one or a user's class. In that case, the
+TASK is given, REFERENCE names a task instead: a built-in task or a user's class. In that case, the
 function is the task's method `reward`.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true, …}` with the other fields of `RewardFunction`. If the function cannot be used, the
-first line is `{"error": …}` instead, and the process ends. After the first line, each request, an
-object with the fields of `Responses` that the function reads, gets one reply: a list with an entry
-for each response. An entry is `{"reward", "format_reward", …}` with the fields of a `Score`, or
-`{"message", …}` with the fields of a `RewardError`.
+`{"ready": true, …}`. It contains all fields of `RewardFunction` except `score`. If the function
+cannot be used, the first line is `{"error": …}` instead, and the process ends. After the first
+line, each request gets one reply. A request is an object with the fields of `Responses` that the
+function reads. The reply is a list with one entry per response. An entry is
+`{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the fields
+of a `RewardError`.
 
-The process ends when its parent does. An idle process sees the end of standard input. A busy
+The process ends when its parent ends. An idle process sees the end of standard input. A busy
 process gets SIGIO when the parent's end of the LIFELINE_FD pipe closes. The signal ends the process
-even if a function never returns.
+even if the reward function never returns.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def _built_in(name: str, settings: dict[str, Any]) -> Any:
 def answers(reward: RewardFunction, given: Responses) -> list[Score | RewardError]:
     """Return one answer for each response.
 
-    If the call fails, no response has a score. If a single result is wrong, only the response with
-    that result has none.
+    If the call fails, no response gets a score. If a single result is invalid, only its response
+    gets no score.
     """
     try:
         results = reward.score(given)
@@ -86,7 +87,7 @@ def _answer(result: Any) -> Score | RewardError:
         return RewardError("the reward function returned None", is_failure=False)
     try:
         return as_score(result)
-    except (Exception, SystemExit) as error:  # an object of the user becomes a number
+    except (Exception, SystemExit) as error:  # conversion to a number may run user code
         return _failure(error)
 
 
@@ -98,10 +99,10 @@ def _may_pass(error: BaseException) -> bool:
     """Return True if a failed call may succeed later, because a service or a file may come back.
 
     This is the case for an OSError, and for an error whose class is not built in, such as the
-    errors of a client for a service. The errors that led to `error` count as well.
+    errors that a service's client library raises. The errors that led to `error` are checked too.
     """
     reached: list[BaseException] = [error]
-    for one in reached:  # the list grows
+    for one in reached:  # the loop extends the list
         if isinstance(one, OSError) or type(one).__module__ != "builtins":
             return True
         # An exception group lists its errors in `exceptions`.

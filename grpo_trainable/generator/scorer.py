@@ -63,10 +63,10 @@ class ProcessScorer:
     """Scores with a function that may hang, in `workers` parallel processes that can be killed.
 
     `reward` is `module:function` or `path/to/file.py:function`. The module or file is looked up in
-    `directory` (None: the current one) and on this process's `sys.path`. `RewardFunction` describes
-    the forms that the function may have. If `task` is given, `reward` names a task instead: a
-    built-in one or a user's class. In that case, `task` contains the task's `settings` and `seed`,
-    and the function is the task's method `reward`.
+    `directory` (None: the current directory) and on this process's `sys.path`. `RewardFunction`
+    describes the forms that the function may have. If `task` is given, `reward` names a task
+    instead: a built-in task or a user's class. In that case, `task` contains the task's `settings`
+    and `seed`, and the function is the task's method `reward`.
 
     A call scores one response or, if the function scores groups, consecutive requests for the same
     example. Three kinds of failure give all responses of a call a `RewardError`: an exception, no
@@ -105,16 +105,16 @@ class ProcessScorer:
             deadline_s: Seconds for each response of a call, after which the answer counts as
                 missing.
             workers: Number of processes that score at the same time, not counting the spare.
-            directory: The directory for relative paths; None: the current one.
+            directory: The directory for relative paths. None: the current directory.
             task: The task's `settings` and `seed`. None: `reward` names a function.
             unverified: Returns the score of a response without an answer. None: a missing answer is
                 an error.
-            weights: If `reward` is a list of functions, its reward is the sum of these weights
-                times the parts that they name. None: the sum of all functions.
+            weights: Weights of the parts, if `reward` is a list of functions. The reward is the
+                weighted sum of the parts. None: the sum of all parts.
 
         Raises:
-            ValueError: The function cannot be imported, has no accepted form, or is a list without
-                a function that has a weight.
+            ValueError: The function cannot be imported or has no accepted form, or `weights` names
+                a function that the list lacks.
         """
         self._start = functools.partial(_worker, reward, directory, task)
         self._deadline_s = deadline_s
@@ -153,7 +153,7 @@ class ProcessScorer:
                 return self._without_answer(group, f"no reward within {deadline_s:g} s")
             except EOFError as death:
                 hung.extend(group if self._unverified is not None else [])
-                return self._without_answer(group, f"the reward process died, {death}")
+                return self._without_answer(group, f"the reward process died ({death})")
             finally:
                 for _ in group:
                     advance()
@@ -194,7 +194,7 @@ class ProcessScorer:
         return replace(answer, reward=total, answer_reward=total)
 
     def _ask(self, group: Sequence[ScoreRequest], deadline_s: float) -> list[Score | RewardError]:
-        """Return the answers of a free process. If any of them is a failure, ask a second time.
+        """Return the answers of a free process. If any of them is a failure, ask once more.
 
         Raises:
             TimeoutError: The answers did not come in time.
@@ -222,7 +222,7 @@ class ProcessScorer:
         return [self._unverified(request.response) for request in group]
 
     def _spare_for(self, ended: WorkerProcess) -> WorkerProcess:
-        """Return the spare in place of a process that has ended, and start another spare.
+        """Return the spare, which replaces a process that has ended, and start another spare.
 
         Raises:
             EOFError: The scorer is closed.
@@ -242,7 +242,7 @@ class ProcessScorer:
 
 
 def _message(group: Sequence[ScoreRequest], reads: Collection[str]) -> dict[str, Any]:
-    """Return the fields of the `Responses` for requests to the same example.
+    """Return the fields of the `Responses` for requests that share an example.
 
     Args:
         group: The requests.
@@ -268,7 +268,7 @@ def _answers(replies: Sequence[Mapping[str, Any]]) -> list[Score | RewardError]:
 
 
 def _confirmed(first: Score | RewardError, second: Score | RewardError) -> Score | RewardError:
-    """Return the answer to a request that was made twice. A failure repeats if both are equal."""
+    """Combine the two answers to a repeated request. A failure repeats if both are equal."""
     if not has_failed(first):
         return first
     if isinstance(second, Score) or second == first:
@@ -349,7 +349,7 @@ def _scorer_of_one(config: GRPOConfig, task: Task) -> Scorer:
 
 
 def reward_apart(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
-    """Return the arguments `reward` and `task` of a trial's `ProcessScorer`."""
+    """Return the arguments `reward` and `task` for a trial's `ProcessScorer`."""
     task = config.task
     if task.reward is not None:
         return task.reward, None
@@ -367,18 +367,18 @@ def check_reward(
 ) -> None:
     """Check, before Ray starts, that a `ProcessScorer` can start and suits the data.
 
-    This imports the function in a separate process but does not call it.
+    The function is imported in a separate process but is not called.
 
     Args:
         reward: See `ProcessScorer`.
         task: See `ProcessScorer`.
         directory: See `ProcessScorer`.
-        examples: Examples. Each must have every column that the function needs.
+        examples: Examples that must have every column that the function needs.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
-        ValueError: The function cannot be imported, has no accepted form, needs a column that an
-            example lacks, or is a list without a function that has a weight. The message is one
+        ValueError: The function cannot be imported, has no accepted form or needs a column that an
+            example lacks, or `weighted` names a function that the list lacks. The message is one
             line that names the setting.
     """
     worker = _worker(reward, directory, task)
@@ -394,16 +394,16 @@ def check_reward(
 
 
 def _refuse_other_parts(named: str, functions: Sequence[str], weighted: Collection[str]) -> None:
-    """Check that the weights of a list of functions name only functions of the list.
+    """Check that the weights for a list of functions name only functions of the list.
 
     Args:
         named: The setting that names the list.
-        functions: Names of the functions in the list. Empty: the setting names no list, so the
-            returned value of its function decides the parts of the rewards.
+        functions: Names of the functions in the list. Empty: the setting does not name a list, so
+            the function's return value decides the parts of the reward.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
-        ConfigError: A weight names something else.
+        ConfigError: A weight names something that is not in the list.
     """
     unknown = set(weighted) - set(functions)
     if functions and unknown:

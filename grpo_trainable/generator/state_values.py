@@ -43,7 +43,7 @@ class Completer:
         """Create a completer.
 
         Args:
-            settings: The states to estimate, and the number of completions of each.
+            settings: The states to estimate, and the number of completions per state.
             decode: Converts tokens to text.
             sample: Samples the responses to requests that have the same limits.
         """
@@ -160,7 +160,7 @@ def state_values(group: RolloutGroup, completions: Completions, rewards: Sequenc
 def _completed(
     group: RolloutGroup, response: int, tokens: int, sampled: RolloutGroup
 ) -> Iterator[list[int]]:
-    """Yield whole responses: the tokens of the state, followed by those of each completion."""
+    """Yield whole responses: the tokens of the state, followed by a completion."""
     prefix = _sampled(group, response)[:tokens]
     for row in range(len(sampled.response_ids)):
         yield [*prefix, *_sampled(sampled, row)]

@@ -21,7 +21,7 @@ from typing import IO, Any
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.telemetry.progress import advance
 
-WAIT_S = 0.5  # each interval of a wait counts as progress
+WAIT_S = 0.5  # longest part of a wait; each part counts as progress
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
 # This environment variable marks every process that a worker has started, even one that has left
 # the process group.
@@ -39,7 +39,7 @@ class WorkerProcess:
         """Start `python -m MODULE FIRST LIFELINE_FD REST…` in `directory`.
 
         Args:
-            name: The setting to blame if the process cannot start, such as
+            name: The setting that an error names if the process cannot start, such as
                 `task.reward=my.py:score`.
             module: The module to run.
             arguments: FIRST and REST.
@@ -92,7 +92,7 @@ class WorkerProcess:
         except TimeoutError:
             reason = f"not imported within {START_DEADLINE_S:g} s"
         except EOFError as death:
-            reason = f"importing it ended the process, {death}"
+            reason = f"importing it ended the process ({death})"
         else:
             if "error" not in reply:
                 return reply
@@ -126,7 +126,7 @@ class WorkerProcess:
             self._signal_group()
 
     def started(self) -> list[int]:
-        """Return the ids of running processes that this process has started."""
+        """Return the ids of running processes that the worker process has started."""
         mark = f"{MARK}={self._mark}".encode()
         return [pid for pid in _processes_with(mark) if pid != self._process.pid]
 
@@ -155,7 +155,7 @@ class WorkerProcess:
         A process that hides its environment is not found.
         """
         mark = f"{MARK}={self._mark}".encode()
-        for _ in range(MOST_SWEEPS):  # before a stray is killed, it may start another process
+        for _ in range(MOST_SWEEPS):  # a stray may start another process before it is killed
             strays = list(_processes_with(mark))
             if not strays:
                 return
@@ -209,13 +209,12 @@ class WorkerProcess:
     def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
         """Wait until `pipe` is ready or closed at the other end.
 
-        A wait that ends at a deadline is not a hang, so each interval of the wait counts as
-        progress.
+        A wait that ends at a deadline is not a hang, so each part of the wait counts as progress.
 
         Raises:
             TimeoutError: The deadline has passed.
         """
-        poller = select.poll()  # select.select() refuses file descriptors above 1023
+        poller = select.poll()  # select.select() rejects file descriptors above 1023
         poller.register(pipe, event)
         while not poller.poll(min(WAIT_S, max(0.0, deadline - time.monotonic())) * 1000):
             if time.monotonic() >= deadline:
@@ -224,10 +223,10 @@ class WorkerProcess:
 
 
 def _processes_with(mark: bytes) -> Iterator[int]:
-    """Yield the ids of running processes whose environment contains a variable."""
+    """Yield the ids of running processes whose environment contains the entry `mark`."""
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        # The process may end meanwhile or belong to another user. After its end, its environment is
-        # empty.
+        # The process may have ended, or may belong to another user. An ended process has an empty
+        # environment.
         with contextlib.suppress(OSError):
             if mark in environment.read_bytes().split(b"\0"):
                 yield int(environment.parent.name)

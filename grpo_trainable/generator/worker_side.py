@@ -1,4 +1,4 @@
-"""Set-up of a worker process, which takes the standard streams and ends when its parent ends."""
+"""Set-up of a worker process: it takes the standard streams and ends when its parent ends."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def take_standard_streams() -> tuple[TextIO, TextIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    sys.stdout = os.fdopen(1, "w", buffering=1)  # line by line: a killed process flushes nothing
+    sys.stdout = os.fdopen(1, "w", buffering=1)  # by line: a killed process does not flush
     return requests, replies

@@ -1,8 +1,8 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101) without `torch.optim.Optimizer`.
 
 The constructor of `torch.optim.Optimizer` imports torch's compiler, which nothing here needs. The
-import takes more than a second of CPU time in every process that trains. The results equal those of
-`torch.optim.AdamW`, because this code calls the same fused kernel on the same state.
+import takes more than a second of CPU time in every process that trains. The results are the same
+as with `torch.optim.AdamW`, because this code calls the same fused kernel on the same state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ParameterGroup:
 
 
 class AdamW:
-    """AdamW over groups of parameters, all of a floating-point type."""
+    """AdamW for groups of floating-point parameters."""
 
     def __init__(
         self, groups: Iterable[ParameterGroup], *, betas: tuple[float, float], weight_decay: float
@@ -55,7 +55,7 @@ class AdamW:
             [each.grad for each in parameters if each.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],  # maxima of `exp_avg_sq`, which only AMSGrad has
+            [],  # maxima of `exp_avg_sq`, used only by AMSGrad
             [state["step"] for state in states],
             fused=True,
             amsgrad=False,

@@ -42,7 +42,7 @@ class CriticTargets:
 
     values: list[Tensor]  # values of the states, computed before the round's first step
     returns: list[Tensor]  # value + advantage, the targets of the values
-    earned: list[Tensor]  # discounted sum of the rewards that follow, without any value
+    earned: list[Tensor]  # discounted sum of the rewards that follow, without the critic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Estimated:
     def of_responses(self, groups: Groups) -> Tensor:
         """Return the advantages of the responses, (N,).
 
-        If tokens have their own advantages, return their mean over each response.
+        If each token has an advantage, return the mean over each response.
         """
         rows = [
             advantages if advantages.ndim == 1 else masked_row_mean(advantages, group.response_mask)
@@ -146,7 +146,7 @@ def _whitened(
 def critic_figures(
     batches: Sequence[Groups], estimates: Sequence[Estimated]
 ) -> CriticFigures | None:
-    """Return a summary of the critic's predictions in a round, or None without a critic."""
+    """Summarise the critic's predictions in a round. Return None without a critic."""
     values, returns = [], []
     for groups, estimated in zip(batches, estimates, strict=True):
         if estimated.critic is None:

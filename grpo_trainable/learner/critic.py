@@ -88,7 +88,7 @@ class Critic:
 
     @property
     def shares_body(self) -> bool:
-        """True if the critic has no body apart from the policy's."""
+        """True if the critic uses the policy's body."""
         return self._own is None
 
     # ---- Values ------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Critic:
         return states_of(body, batch)
 
     def of_states(self, states: Tensor, batch: TrainBatch) -> Tensor:
-        """Return the values (B, S) of a batch from its `states`."""
+        """Return the values (B, S) of a batch from its hidden `states`."""
         values = torch.zeros_like(batch.behaviour_log_probs)
         return values.masked_scatter(batch.response_mask, self._head(states))
 
@@ -139,17 +139,17 @@ class Critic:
     def weight(self) -> float:
         """Weight of the value loss relative to the policy loss.
 
-        With a separate body, the weight is 1. Another weight would change nothing there: only the
-        critic gets this gradient, and AdamW's steps do not depend on the gradient's scale.
+        With a separate body, the weight is 1. A different weight would have no effect, because only
+        the critic gets this gradient, and AdamW's steps do not depend on the gradient's scale.
         """
         return self._config.critic.coef if self.shares_body else 1.0
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def load_state(self, state: Mapping[str, Tensor]) -> bool:
-        """Continue from a state if it contains a matching critic, and return True if it does.
+        """Restore the critic and return True, if the state contains a matching critic.
 
-        Otherwise the critic starts afresh, for example after PBT has changed the advantage.
+        Otherwise, the critic starts from scratch, for example if PBT has changed the advantage.
         """
         if not self.parameters.keys() <= state.keys():
             return False
@@ -159,7 +159,7 @@ class Critic:
 
 
 class CriticStatistics:
-    """Sums over one gradient step of a critic, from which a `CriticStep` is made."""
+    """Sums over one gradient step of a critic, which become a `CriticStep`."""
 
     def __init__(self) -> None:
         self.loss = 0.0

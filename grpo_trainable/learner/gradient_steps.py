@@ -79,7 +79,7 @@ class GradientSteps:
 
         Raises:
             RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
-                gradient that is not finite.
+                gradient that was not finite.
         """
         config, critic = self._config, self._state.critic
         denominator = loss_denominator(
@@ -138,7 +138,7 @@ class GradientSteps:
     def forward(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return log-probs, entropy and the critic's values, (B, S) each.
 
-        Without a critic, values are None.
+        Without a critic, the values are None.
         """
         policy, critic = self._state.policy, self._state.critic
         if critic is None:
@@ -152,12 +152,12 @@ class GradientSteps:
     def _old_log_probs(self, batch: BatchWithLogProbs, present: Tensor) -> Tensor:
         """Return the log-probs (B, S) of the policy in the ratio's denominator.
 
-        With importance weights, that policy is the one before the round. Otherwise, it is the
-        policy that sampled the token. For a token that the policy before the round sampled, the
-        learner's log-prob under that policy replaces the sampler's, unless the ratio must show the
-        difference between sampler and learner (`ratio_sees_sampler`). The two log-probs differ
-        because an engine may round differently than the learner, and the rounding error of a
-        bfloat16 body exceeds the clip range of some losses.
+        With importance weights, this is the policy before the round. Otherwise, it is the policy
+        that sampled the token. If the policy before the round sampled the token, the learner's
+        log-prob replaces the sampler's, unless the ratio must show the difference between sampler
+        and learner (`ratio_sees_sampler`). The two log-probs differ because an engine may round
+        differently from the learner. With a bfloat16 body, the rounding error exceeds the clip
+        range of some losses.
 
         Args:
             batch: The rows.
@@ -195,7 +195,7 @@ class GradientSteps:
         )
 
     def _with_selected(self, batch: BatchWithLogProbs) -> BatchWithLogProbs:
-        """In a gradient step, mark the tokens that the loss treats differently from the others.
+        """Mark the tokens that the loss treats differently from the others in this gradient step.
 
         A loss that selects tokens needs a forward pass over the whole step before the step is split
         into microbatches. For other losses, return the batch unchanged.
@@ -221,7 +221,7 @@ class GradientSteps:
 
 
 class StepStatistics:
-    """Sums over one gradient step, from which a `GradientStep` is made."""
+    """Sums over one gradient step, which become a `GradientStep`."""
 
     def __init__(self) -> None:
         self.loss = 0.0
@@ -265,7 +265,7 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Replace the sums by sums over all ranks."""
-        # One entry per rank, so that a sum collects the maxima of all ranks. A sum keeps NaN.
+        # Each rank fills one entry, so the sum collects the maxima of all ranks. It keeps NaN.
         largest = torch.zeros(ranks.size, dtype=torch.float64)
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()

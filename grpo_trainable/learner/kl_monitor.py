@@ -1,7 +1,7 @@
 """KL from the policy to three other policies, and the reference NLL, on the round's responses.
 
-These values are not part of any loss. They need passes without gradients, so a sample of the
-responses, the *watched* ones, stands for all of them.
+These values are not part of any loss. They need passes without gradients, so they are estimated
+from a sample of the responses, which are called the *watched* responses.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.protocol.messages import Drift
 from grpo_trainable.protocol.rollout import TrainBatch, stack_rows
 
-MONITOR = 4  # last element of the key of the draw
+MONITOR = 4  # last element of the key for the random draw
 
 # ---- The sample ----------------------------------------------------------------------------------
 
 
 def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw responses without replacement, and return a mask of them, bool (N,).
+    """Draw responses without replacement, and return their mask, bool (N,).
 
     This is a systematic sample: the groups and the responses of each group are put in random order,
     and responses at equal distances are drawn. Each response is equally likely to be drawn. The
     groups are strata: if they have equal sizes, their numbers of drawn responses differ by at most
-    one. So no group gives a second response before every group has given one.
+    one. So no second response is drawn from a group before every group has one drawn response.
 
     Args:
         sizes: Number of responses in each group, N in all.
@@ -40,8 +40,8 @@ def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.n
     firsts = np.cumsum([0, *sizes])
     order = [firsts[g] + rng.permutation(sizes[g]) for g in rng.permutation(len(sizes))]
     mask = np.zeros(firsts[-1], dtype=bool)
-    # Integers, because rounding would change the odds. Distances alternate between two whole
-    # numbers if N / `responses` is not whole.
+    # Only integers are used, because rounding would change the odds. If N / `responses` is not an
+    # integer, the distances alternate between two integers.
     places = (rng.integers(len(mask)) + np.arange(responses) * len(mask)) // responses
     mask[np.concatenate(order)[places]] = True
     return mask
@@ -55,12 +55,12 @@ def watched_rows(
     seed: int,
     round_: int,
 ) -> list[Tensor | None]:
-    """Return a mask (B,) of the watched rows of each batch, or None for a batch watched as a whole.
+    """For each batch, return a mask (B,) of the watched rows, or None if all rows are watched.
 
     Args:
         batches: The round's batches.
         sizes: Number of consecutive rows of each group, over all batches.
-        responses: Number of rows to watch in all batches together. None: all.
+        responses: Number of rows to watch in all batches together. None: all rows.
         seed: Seed of the trial.
         round_: Number of rounds before this one.
     """
@@ -100,22 +100,23 @@ def on_watched_rows(
 
 
 class Estimate(NamedTuple):
-    """A figure of all responses of a round, estimated from the watched ones."""
+    """A figure for all responses of a round, estimated from the watched responses."""
 
     value: float
-    # Standard error of `value` as an estimate of the figure of all responses. 0 if all are watched.
+    # Standard error of `value` as an estimate for all responses. 0 if all responses are watched.
     se: float
 
 
 def estimate(watched: Tensor, responses: int, divisor: float, known: float = 0.0) -> Estimate:
     """Estimate (`known` + the sum over all responses) / `divisor`, without bias.
 
-    Each response is equally likely to be watched, so the sum is N times the mean y̅ over the n
-    watched responses, of N in all. The standard error is N √((1 − n/N) s²/n) / `divisor`, where s²
-    is the sample variance. This formula, for simple random sampling, ignores the strata (Cochran
-    1977, Sampling Techniques, equation 2.20). One response per group does not suffice to estimate
-    the variance within groups. The standard error is too large if responses to one prompt are more
-    alike than responses to different prompts.
+    Each response is equally likely to be watched. So the sum over all N responses is estimated as N
+    times the mean y̅ of the n watched responses. The standard error is
+    N √((1 − n/N) s²/n) / `divisor`, where s² is the sample variance. This is the formula for simple
+    random sampling, which ignores the strata (Cochran 1977, Sampling Techniques, equation 2.20).
+    One watched response per group is not enough to estimate the variance within groups. The
+    standard error is too large if responses to one prompt are more alike than responses to
+    different prompts.
 
     Args:
         watched: The quantity of each watched response, (n,).
@@ -152,11 +153,11 @@ def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dic
 
 
 def drift_before_step(seen: Tensor, batch: BatchWithLogProbs) -> dict[str, Drift]:
-    """Return the KL from the policy before a gradient step to the policies of `drift`.
+    """Return the KL from the policy before a gradient step to the three policies of `drift`.
 
     The step itself computes the log-probs of the policy. The log-probs of "behaviour" are already
-    known, so the KL to "behaviour" is measured on all rows. The KL to the other two is measured on
-    the watched rows, and is missing if the step has none.
+    known, so the KL to "behaviour" is measured on all rows. The KL to the other two policies is
+    measured on the watched rows, and is missing if the step has no watched rows.
 
     Args:
         seen: Log-probs of the policy, (B, S).
@@ -172,8 +173,8 @@ def drift_before_step(seen: Tensor, batch: BatchWithLogProbs) -> dict[str, Drift
 def reference_nll(batches: Sequence[BatchWithLogProbs]) -> Estimate | None:
     """Return the reference's mean NLL per response token in nats, or None without a reference.
 
-    The sampler's log-probs are known for all responses. So only the difference between sampler and
-    reference is estimated, which varies far less than the NLL (a difference estimator).
+    This is a difference estimator. The sampler's log-probs are known for all responses. So only the
+    difference between sampler and reference is estimated, and it varies far less than the NLL.
     """
     known, tokens, differences, rows = 0.0, 0, [], 0
     for batch in batches:
@@ -192,8 +193,8 @@ def sampler_mismatch(batches: Sequence[BatchWithLogProbs]) -> float | None:
     """Return the KL (k3) from sampler to learner on tokens for which both used the same weights.
 
     These tokens were sampled with the weights from before the round, so only the computation
-    differs. The KL is in nats, summed over a response and averaged over the responses with such
-    tokens. Return None if there are no such tokens.
+    differs. The KL is in nats, summed over a response and averaged over the responses that
+    contain such tokens. Return None if there are no such tokens.
     """
     own = [batch.own_tokens for batch in batches]
     if not any(bool(mask.any()) for mask in own):

@@ -166,7 +166,7 @@ class Learner:
                 micro = with_observations(micro, self.policy)
             micro = micro.to(self._context.device)
             # In a pass that the ranks share, every rank needs a microbatch. If the policy is
-            # divided among the ranks, the other ranks would wait for a rank without a microbatch.
+            # divided among the ranks, they would otherwise wait for a rank without a microbatch.
             shared = micro.select(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
                 self.reference.log_probs(shared)
@@ -185,11 +185,11 @@ class Learner:
 
         A round has one batch, or k batches with `k_mode=fresh_batches`. Batches without groups have
         been left out. If no batch is left, the weights stay unchanged. Advantages are computed once
-        per rollout batch, before any split. Behaviour log-probs are those of the sampler.
+        per rollout batch, before the batch is split. Behaviour log-probs come from the sampler.
 
         Raises:
             RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
-                gradient that is not finite.
+                gradient that was not finite.
         """
         beta = self._state.kl_coefficient.value  # β of this round; `_train` may set the next one
         with self._context.call():
@@ -226,7 +226,7 @@ class Learner:
         if self._teacher is not None:
             with clock("reference"):
                 made, teacher_nats = self._batches.taught(self._teacher, made)
-        # These log-probs are those of the policy before the round, so compute them before the first
+        # These log-probs belong to the policy before the round, so compute them before the first
         # gradient step. With k > 1, the later steps reuse them.
         with clock("reference"):
             batches = self._batches.with_log_probs(made, plan)
@@ -276,7 +276,7 @@ class Learner:
 
         Args:
             batches: The round's batches.
-            plan: The index of a batch and its rows, for each step.
+            plan: For each step, the index of a batch and the rows to train on.
         """
         (b, rows), *later = plan
         batches = list(batches)
@@ -290,7 +290,7 @@ class Learner:
         return steps, batches
 
     def _with_kl(self, step: GradientStep, batch: BatchWithLogProbs, seen: Tensor) -> GradientStep:
-        """If the KL is monitored, add to the step the KL of the policy before the step.
+        """If the KL is monitored, add the KL of the policy before the step to the step's figures.
 
         Args:
             step: The step.
@@ -307,8 +307,8 @@ class Learner:
         """Hand the weights to the transport, which takes a snapshot of them.
 
         Args:
-            needed_from: Snapshots of rounds before this one are released. Later ones may still be
-                in use or in transit.
+            needed_from: Snapshots of rounds before this round are released. The other snapshots may
+                still be in use or in transit.
         """
         with self._context.call():
             with self._context.clock("sync"):
@@ -325,7 +325,7 @@ class Learner:
         )
 
     def staged(self, round_: int) -> list[Tensor]:
-        """Return a round's published snapshot, for transports in which the learner sends it."""
+        """Return a round's published snapshot, for transports that send it from the learner."""
         return cast("StagingSender", self._sender).staged(round_)
 
     def _weights(self) -> LiveWeights:
@@ -384,9 +384,9 @@ class Learner:
 def _response_sums(
     log_probs: Sequence[Tensor | None], batches: Sequence[BatchWithLogProbs]
 ) -> np.ndarray | None:
-    """Return the sum of log-probs over each watched response, NaN for the others, (N,).
+    """Return each response's sum of log-probs, (N,); NaN for responses that are not watched.
 
-    Log-probs are 0 off the mask. Return None if there are none.
+    Log-probs are 0 off the mask. Return None if a batch has no log-probs.
     """
     sums = []
     for values, batch in zip(log_probs, batches, strict=True):

@@ -21,10 +21,10 @@ from grpo_trainable.telemetry.progress import steps_done
 
 
 class LearnerRank:
-    """A learner that joins other learners. After `join` it has the methods of `Learner`.
+    """A learner that joins other learners. After `join`, it has the methods of `Learner`.
 
     All ranks get the same calls in the same order. The first rank publishes the weights, and only
-    its answers contain tensors.
+    its results contain tensors.
     """
 
     CONCURRENT = ("progress",)
@@ -34,7 +34,7 @@ class LearnerRank:
 
         Args:
             config: The trial's settings.
-            sender: Publishes the weights; None in all ranks but the first.
+            sender: Publishes the weights. None on all ranks except the first.
         """
         r = config.resources
         self._config = config
@@ -47,7 +47,7 @@ class LearnerRank:
         self._before: LearnerState | None = None  # state before the round, in an elastic group
 
     def host(self, address: str = "") -> tuple[str, int]:
-        """Create, in this process, the ranks' meeting point, and return its address and port.
+        """Open a meeting point for the ranks in this process, and return its address and port.
 
         Args:
             address: The address by which the other ranks reach this process. Empty: the address of
@@ -63,7 +63,7 @@ class LearnerRank:
         Args:
             rank: Index of this rank.
             size: Number of ranks.
-            place: The result of `host` in the first rank.
+            place: The result of `host` on the first rank.
         """
         self._group.join(rank, size, place, self._rendezvous)
         self._learner = Learner(self._config, self._sender, ranks=self._ranks())
@@ -76,12 +76,12 @@ class LearnerRank:
         return Shards(self._group)
 
     def leave(self) -> None:
-        """Leave the group. Ranks that still wait for this one fail immediately."""
+        """Leave the group. Ranks that still wait for this rank fail immediately."""
         gc.collect()
         self._group.leave()
 
     def rejoin(self, rank: int, size: int, place: tuple[str, int]) -> None:
-        """Join a group of other ranks, and return to the start of the last round."""
+        """Join a new group of ranks, and return to the state before the last round."""
         assert self._before is not None, "only an elastic group keeps the state before a round"
         self._group.join(rank, size, place, self._rendezvous)
         self.learner.rewind(self._before)
@@ -93,7 +93,7 @@ class LearnerRank:
         return self._learner
 
     def reset(self, config: GRPOConfig) -> None:
-        """Start over with another config."""
+        """Start over with a different config."""
         self._config, self._before = config, None
         self.learner.reset(config)
 
@@ -102,7 +102,7 @@ class LearnerRank:
         self.learner.warm_up(prompt_tokens)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        """Train for a round, as `Learner.update` does.
+        """Train for one round, as `Learner.update` does.
 
         In an elastic group, keep a copy of the state before the round.
         """
@@ -115,7 +115,7 @@ class LearnerRank:
             reason = f"{type(error).__name__}: {error}"
         # Raise a new error. The frames of the caught error refer to the group. While these frames
         # exist, `leave` cannot close the group's connections, and the other ranks might wait for
-        # this rank instead of the lost one.
+        # this rank instead of the lost rank.
         raise RuntimeError(reason)
 
     def publish(self, needed_from: int = 0) -> Published:

@@ -94,13 +94,13 @@ class BatchWithLogProbs:
     train_batch: TrainBatch
     # Mask of the tokens that were sampled with the weights from before the round, bool (B, S).
     own_tokens: Tensor
-    # Mask of the rows on which the KL is measured, bool (B,). None if it is measured on all.
+    # Mask of the rows on which the KL is measured, bool (B,). None if it covers all rows.
     watched: Tensor | None = None
     # Log-probs under the frozen first policy, valid in the watched rows. None if no setting needs
     # them.
     reference: Tensor | None = None
     # Log-probs under the policy before the round. None if the round's first gradient step computes
-    # them. If only the KL needs them, they are valid in the watched rows.
+    # them. If only the KL needs them, they are valid only in the watched rows.
     start: Tensor | None = None
     # Mask of the response tokens that the loss counts, bool (B, S). None if the loss counts all.
     counted: Tensor | None = None
@@ -153,9 +153,9 @@ class BatchWithLogProbs:
 
 
 class Reference:
-    """A policy that is never trained and computes log-probs of sampled tokens.
+    """A frozen policy that computes log-probs of sampled tokens.
 
-    This is the policy that the config starts from, unless another policy is passed in.
+    This is the policy that the trial starts from, unless a different policy is passed in.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Reference:
             config: The trial's settings.
             tokenizer: The tokenizer of the policy in training.
             device: The device of the policy.
-            policy: A policy on the device. None: build the policy that the config starts from.
+            policy: A policy on the device. None: build the policy that the trial starts from.
             ranks: The ranks that hold the policy and share the work of its passes.
         """
         if policy is None:

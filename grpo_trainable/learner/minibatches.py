@@ -20,7 +20,7 @@ from grpo_trainable.telemetry.progress import advance
 def step_rows(
     config: GRPOConfig, round_: int, batches: Sequence[TrainBatch]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield, for each gradient step, a batch's index and the rows of this batch to train on.
+    """For each gradient step, yield the index of a batch and the rows of this batch to train on.
 
     `k_mode` decides how the rows are chosen. With `k_mode=minibatches`, the groups of the batch are
     shuffled and split into parts. No group is split. If there are fewer groups than parts, the
@@ -57,7 +57,7 @@ def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) ->
     and share the prompt.
 
     If there are several `ranks`, each rank gets different microbatches. Together, the microbatches
-    of all ranks contain every row once.
+    of all ranks contain every row exactly once.
     """
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
@@ -79,7 +79,7 @@ def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) ->
 def largest_microbatch(
     config: GRPOConfig, prompt_tokens: int, end_ids: Collection[int]
 ) -> TrainBatch:
-    """Return a made-up microbatch with the largest shape that this config allows.
+    """Return an artificial microbatch with the largest shape that this config allows.
 
     Each row repeats one token that is not in `end_ids`, because no response may begin with an end
     id. Adjacent rows have different tokens, so packing finds nothing to share.
@@ -111,7 +111,7 @@ def largest_microbatch(
 
 
 def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
-    """Turn a made-up batch into a batch for an acting policy. Observations and actions are 0."""
+    """Adapt an artificial batch to an acting policy. Observations and actions are 0."""
     shape, numbers = batch.input_ids.shape, policy.action_numbers
     return replace(
         batch,

@@ -24,7 +24,7 @@ class StepTaken(NamedTuple):
 
 
 class PolicyOptimizer:
-    """Takes gradient steps, and skips those whose loss or gradient is not finite."""
+    """Takes gradient steps, and skips steps whose loss or gradient is not finite."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class PolicyOptimizer:
         return self._scheduled(self._config.optim.lr)
 
     def _scheduled(self, lr: float) -> float:
-        """Return the rate after a linear warm-up, and after the decay that follows it.
+        """Apply the linear warm-up, and the decay that follows it, to a learning rate.
 
-        The first of w warm-up steps has the rate lr / (w + 1), and the first step after them has
-        the rate lr.
+        The first of w warm-up steps has the rate lr / (w + 1), and the first step after the warm-up
+        has the rate lr.
         """
         k, optim = self._config.k, self._config.optim
         warmup, total = optim.warmup_rounds * k, self._config.rounds * k
@@ -88,7 +88,7 @@ class PolicyOptimizer:
 
         Raises:
             RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
-                gradient that is not finite.
+                gradient that was not finite.
         """
         lr = self.learning_rate
         rates = (lr, self._scheduled(self._config.critic_lr))
@@ -112,7 +112,7 @@ class PolicyOptimizer:
     def _limited(self, parameters: Sequence[Tensor]) -> float:
         """Clip the gradient norm of some parameters.
 
-        Return the norm before clipping; 0 without parameters.
+        Return the norm before clipping, or 0 without parameters.
         """
         if not parameters:
             return 0.0
@@ -128,7 +128,7 @@ class PolicyOptimizer:
         if self._skipped_in_a_row > allowed:
             raise RuntimeError(
                 f"{self._skipped_in_a_row} gradient steps in a row had a loss or gradient that "
-                f"is not finite (optim.max_skipped_steps={allowed}); "
+                f"was not finite (optim.max_skipped_steps={allowed}); "
                 "lower optim.lr or check the rewards"
             )
 
@@ -136,8 +136,8 @@ class PolicyOptimizer:
         """Run clipping and a step of AdamW once, then drop the gradients.
 
         All existing gradients are clipped. A second AdamW, whose only parameter is a single scalar,
-        takes the step. So the warm-up makes no copy of a large policy and no moments for it. The
-        first real step still allocates the policy's moments.
+        takes the step. So the warm-up neither copies a large policy nor allocates moments for it.
+        The first real step still allocates the policy's moments.
         """
         self._limited(self._policy)
         self._limited(self._critic)
@@ -149,7 +149,7 @@ class PolicyOptimizer:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return AdamW's moments and counters, and the master weights, keyed by parameter/name.
+        """Return AdamW's moments and counters, and the master weights, keyed by PARAMETER/NAME.
 
         The result contains the live tensors, not copies.
         """
@@ -203,7 +203,7 @@ def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-MASTER = "master"  # the name of a master weight in a checkpoint; the other names are AdamW's
+MASTER = "master"  # the name of a master weight in a checkpoint; the other names are from AdamW
 
 
 class MasterWeights:
@@ -237,7 +237,7 @@ class MasterWeights:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the copies, keyed by parameter/master."""
+        """Return the copies, keyed by PARAMETER/master."""
         return {f"{name}/{MASTER}": copy for name, copy in self.copies.items()}
 
     @torch.no_grad()

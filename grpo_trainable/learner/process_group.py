@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Maximum time that a rank waits for another in a sum, as a multiple of `resources.deadline_s`. The
-# pipeline gives up on a silent actor after one deadline, which must happen before the sum fails. In
-# an elastic group, a rank must give up on a lost rank well before the deadline, because other ranks
-# may be waiting for it.
+# pipeline gives up on a silent actor after one deadline. This must happen before the sum fails. In
+# an elastic group, a rank that waits for a lost rank must give up well before the deadline, because
+# other ranks may in turn be waiting for the rank that gives up.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 
@@ -46,13 +46,13 @@ class ProcessGroup:
     size: int
 
     def __init__(self, device: torch.device, deadline_s: float, *, elastic: bool = False) -> None:
-        """Prepare the group, which `join` creates.
+        """Prepare to create the group in `join`.
 
         Args:
             device: The device of the tensors.
             deadline_s: Maximum number of seconds that a rank waits for the others to join. The
                 maximum wait in a sum is a multiple of `deadline_s`.
-            elastic: True if the group may lose ranks and continue.
+            elastic: True if the trial may continue after the group has lost ranks.
         """
         self.device = device
         self._deadline_s = deadline_s

@@ -75,9 +75,9 @@ class Ranks(Protocol):
         ...
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole tensors, one after the other, on the first rank; yield nothing elsewhere.
+        """Yield the whole tensors, one by one, on the first rank. Yield nothing on other ranks.
 
-        Only the first rank publishes and answers. Collective.
+        Only the first rank publishes weights and returns tensors. Collective.
         """
         ...
 
@@ -99,7 +99,7 @@ class Ranks(Protocol):
     def settle(self) -> None:
         """Release the parameters that a pass has gathered, so the next pass gathers them again.
 
-        This is necessary after anything but a gradient step has changed parameters.
+        This is necessary if anything other than a gradient step has changed parameters.
         """
         ...
 
@@ -157,7 +157,7 @@ class Replicas(ConnectedRanks):
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
         """Yield the policy's weights on the first rank."""
-        if self.rank == 0:  # merging adapters would copy the weights on every rank
+        if self.rank == 0:  # elsewhere, merging adapters would only copy weights
             yield from policy.weights().items()
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -193,7 +193,7 @@ class Replicas(ConnectedRanks):
 
 
 def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield runs of parameters of one type, each at most `MESSAGE_BYTES` in size.
+    """Yield lists of parameters of one type. A list has at most `MESSAGE_BYTES` in total.
 
     A larger parameter is yielded alone.
     """
@@ -241,9 +241,9 @@ def deal(
 ) -> list[list[Tensor]]:
     """Distribute microbatches over ranks, an equal number to each rank.
 
-    The largest microbatches are dealt first, each to the least loaded rank that has not yet got its
-    full number (longest processing time first, Graham 1969). Each rank keeps its microbatches in
-    their original order.
+    The largest microbatches are dealt first, each to the least loaded rank that does not yet have
+    its full number (longest processing time first, Graham 1969). Each rank keeps its microbatches
+    in their original order.
 
     If the number of microbatches is not a multiple of the number of ranks, the largest microbatches
     are cut in two until the number is a multiple. If only single rows are left to cut, some ranks

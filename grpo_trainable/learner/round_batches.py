@@ -69,7 +69,7 @@ class RoundBatches:
     def batch(self, groups: Groups) -> RoundBatch:
         """Return a rollout batch with its rows.
 
-        The batch's advantages are computed only here, before any split.
+        The batch's advantages are computed only here, before the batch is split.
         """
         estimated = self.estimate(groups)
         train_batch = self.collate(groups, estimated.advantages)
@@ -92,7 +92,7 @@ class RoundBatches:
     def taught(
         self, teacher: Reference, batches: Sequence[RoundBatch]
     ) -> tuple[list[RoundBatch], float]:
-        """Add the teacher's advantages to the tokens of the batches.
+        """Add the teacher's advantages to the advantages of the batches' tokens.
 
         Returns:
             The batches, and the KL from the sampler to the teacher, in nats per response.
@@ -159,10 +159,11 @@ class RoundBatches:
         return self._log_probs.without_gradient(self._state.policy, batch)
 
     def _start_is_read(self, batches: Sequence[BatchWithLogProbs]) -> bool:
-        """Return True if all rows need log-probs of the policy before the round.
+        """Return True if all rows need log-probs under the policy before the round.
 
-        The loss may need them, and so does the KL between sampler and learner, which is measured on
-        every token that both computed with the same weights. The other KLs need the watched rows.
+        The loss may need them. The KL between sampler and learner also needs them, because it is
+        measured on every token that both computed with the same weights. The other KLs need them
+        only for the watched rows.
         """
         config = self._config
         watches_all = config.loss.kl_monitor and all(batch.watched is None for batch in batches)
@@ -208,9 +209,9 @@ class RoundBatches:
     def _own_tokens(self, groups: Groups) -> Tensor:
         """Return a mask (B, S) of the tokens sampled with the learner's current weights.
 
-        With `weight_update=in_flight`, a row that was begun with older weights continues with the
-        key-value cache of these older weights. So no token of such a row counts, not even those
-        that were sampled with the current weights.
+        With `weight_update=in_flight`, a row that began with older weights continues with the
+        key-value cache of these weights. So no token of that row counts, not even a token that was
+        sampled with the current weights.
         """
         own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":

@@ -39,9 +39,9 @@ def build_teacher(
 
 
 def check_teacher(config: GRPOConfig) -> int | None:
-    """Return the teacher's context length in tokens, or None without a teacher.
+    """Check the teacher, and return its context length in tokens, or None without a teacher.
 
-    First, check everything about the teacher that can be checked before the trial starts.
+    The checks cover everything that can be known before the trial starts.
 
     Raises:
         ValueError: As in `build_teacher`.

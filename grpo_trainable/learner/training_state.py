@@ -134,7 +134,7 @@ class TrainingState:
         """Continue from a state, with the settings of this learner.
 
         Raises:
-            ValueError: The state belongs to another model, or was trained against another
+            ValueError: The state belongs to a different model, or was trained against a different
                 reference.
         """
         self._take(dict(state.policy), dict(state.optimizer), state.counters)
@@ -144,7 +144,7 @@ class TrainingState:
     ) -> None:
         """Continue from these tensors, and empty both dictionaries.
 
-        Moments are copied one after the other, so memory need not hold all of them twice.
+        Moments are copied one by one, so memory need not hold all of them twice.
         """
         expected = counters["reference_checksum"]
         if expected != self._reference_checksum:
@@ -192,9 +192,9 @@ class TrainingState:
     def _load_critic(self, stored: dict[str, Tensor]) -> None:
         """Restore the critic from `stored`.
 
-        If `stored` has no matching critic, the critic starts afresh. In that case, the critic's
-        tensors in `stored` are replaced by the optimizer's current ones, so that the moments of the
-        critic start afresh too.
+        If `stored` has no matching critic, the critic starts from scratch. In that case, the
+        optimizer's current tensors of the critic replace the critic's tensors in `stored`, so that
+        the critic's moments start from scratch too.
         """
         if self.critic is not None and self.critic.load_state(stored):
             return
@@ -220,7 +220,7 @@ class KLCoefficient:
 
     @property
     def is_steered(self) -> bool:
-        """True if β follows a target."""
+        """True if `loss.kl_target` controls β."""
         return self._settings.kl_target is not None
 
     @property
@@ -241,11 +241,11 @@ class KLCoefficient:
             self.value = steered_coefficient(self.value, kl, target, self._settings.kl_gain)
 
     def counters(self) -> dict[str, float]:
-        """Return β for a checkpoint, or {} if β follows no target."""
+        """Return β for a checkpoint, or {} if `loss.kl_target` does not control β."""
         return {"kl_coef": self.value} if self.is_steered else {}
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Continue from a state. If the state has no β, keep the current one."""
+        """Restore β from a checkpoint. If the checkpoint has no β, keep the current β."""
         if self.is_steered:
             self.value = counters.get("kl_coef", self.value)
 

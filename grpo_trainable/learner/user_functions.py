@@ -50,7 +50,7 @@ def configured_loss(settings: LossSettings, device: torch.device) -> TokenLoss:
 
 
 def configured_selection(settings: LossSettings) -> Selection | None:
-    """Return the function that selects the tokens that the loss treats differently, or None."""
+    """Return the function that selects tokens for the loss, or None if the loss selects none."""
     select = SELECTIONS.get(settings.type)
     return None if select is None else partial(select, **_own_settings(select, settings))
 
@@ -58,7 +58,7 @@ def configured_selection(settings: LossSettings) -> Selection | None:
 def _own_settings(function: Callable[..., Any], settings: LossSettings) -> dict[str, Any]:
     """Return the settings that a built-in function takes as keyword arguments.
 
-    The clip range is left out, because every loss gets it.
+    The clip range is left out, because it is passed to every loss.
     """
     return {
         name: getattr(settings, name)
@@ -80,7 +80,7 @@ def advantage_function(advantage: str, group_size: int) -> Advantage:
 
 
 class UserLoss:
-    """A user-defined loss, with the signature and the two results of a built-in one."""
+    """A user-defined loss, with the signature and the two results of a built-in loss."""
 
     def __init__(self, reference: str, device: torch.device) -> None:
         self._function = _UserFunction("loss.type", reference, like=LOSSES["no_baseline"])
@@ -138,7 +138,7 @@ class UserLoss:
 
 
 class UserAdvantage:
-    """A user-defined advantage, with the signature of a built-in one."""
+    """A user-defined advantage, with the signature of a built-in advantage."""
 
     def __init__(self, reference: str, group_size: int) -> None:
         self._function = _UserFunction("loss.advantage", reference, like=ADVANTAGES["group_std"])
@@ -157,7 +157,7 @@ class UserAdvantage:
         return advantages
 
     def _try(self, group_size: int) -> None:
-        """Check that advantages are finite, for different rewards and for equal ones."""
+        """Check that advantages are finite, both for different rewards and for equal rewards."""
         rewards = torch.stack([torch.linspace(0, 1, group_size), torch.full((group_size,), 0.5)])
         advantages = self(rewards.clone(), eps=1e-8)
         if not advantages.isfinite().all():
@@ -200,7 +200,7 @@ class _UserFunction:
             raise self.error(f"raised {one_line(error)}{self._line_of(error)}") from error
 
     def require(self, value: Any, like: Tensor, what: str) -> None:
-        """Refuse a value that is not a tensor with the shape, type and device of `like`."""
+        """Raise an error unless `value` is a tensor with the shape, type and device of `like`."""
         if _described(value) != _described(like):
             raise self.error(f"{what} must be {_described(like)}, but it is {_described(value)}")
 
@@ -209,7 +209,7 @@ class _UserFunction:
         return PluginError(f"{self._key}={self._reference}: {reason}")
 
     def _line_of(self, error: Exception) -> str:
-        """Return the line of the user's file that raised an error; empty if unknown."""
+        """Name the line of the user's file that raised an error, or return "" if it is unknown."""
         source = os.path.realpath(source_of(self._reference) or "")
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             if os.path.realpath(frame.filename) == source:

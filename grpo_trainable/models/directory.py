@@ -91,7 +91,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     """Read the shape of the policy in `directory`.
 
     Raises:
-        ValueError: There is no policy. The message is one line.
+        ValueError: The directory contains no policy. The message is one line.
     """
     config_file = Path(directory) / "config.json"
     try:
@@ -99,7 +99,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     except OSError as error:
         adapters = (Path(directory) / ADAPTER_CONFIG).is_file()
         what = "LoRA adapters, not a whole policy" if adapters else "no policy"
-        raise ValueError(f"{directory}: {what} here (cannot read config.json)") from error
+        raise ValueError(f"{directory}: holds {what} (cannot read config.json)") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"{config_file}: not the config of a policy ({error})") from error
 
@@ -210,5 +210,5 @@ def refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> N
     for key, is_asked in asked.items():
         if is_asked:
             raise ValueError(
-                f"{directory}: {key} is only for Hugging Face models, and this is not one"
+                f"{directory}: {key} is only for Hugging Face models, but this directory has none"
             )

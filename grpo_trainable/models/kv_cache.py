@@ -18,15 +18,15 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_trainable.models.transformer import TransformerLM, rotate
 
 # The number of columns laid out grows in steps of this size. Columns are laid out contiguously,
-# because a batched product over contiguous matrices is three times as fast as one over slices of
-# longer matrices. The steps are small, because computing with empty columns takes time.
+# because a batched product over contiguous matrices is three times as fast as a product over slices
+# of longer matrices. The steps are small, because computing with empty columns takes time.
 STEP = 16
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see `run_tokens`
 
 
 class KVCache:
-    """Keys and values of every layer and row. Columns fill from left to right.
+    """Keys and values of every layer and row. Columns are filled from left to right.
 
     The storage of each layer has room for all `columns` from the start. Only the columns in use,
     rounded up to a multiple of `STEP`, are laid out contiguously in that storage. `bias` hides
@@ -57,7 +57,7 @@ class KVCache:
         self._layers = used.view(len(used), *shape)  # (layers, 2, B, N, C, H)
 
     def reserve(self, columns: int) -> None:
-        """Lay out at least `columns` columns, and keep the content of those already laid out."""
+        """Lay out at least `columns` columns, and keep the content of existing columns."""
         held = self.bias.shape[-1]
         if columns <= held:
             return
@@ -147,13 +147,12 @@ def decode(
 ) -> Tensor:
     """Return the hidden states (B, T, D) after T more tokens per row.
 
-    The cache receives these tokens from `column` on.
+    The tokens are written to the cache from `column` on.
 
     Args:
         model: The policy.
         tokens: Token ids, (B, T).
-        positions: Positions of the tokens, (B, T), counted among a row's own tokens, without
-            padding.
+        positions: Positions of the tokens in their rows, (B, T). Padding does not count.
         cache: The cache.
         column: First column to write, the same for all rows. In every row, the first columns are
             reserved for the prompt. Their number is the length of the longest prompt.
@@ -180,8 +179,8 @@ def decode_in_place(
     """Return the hidden states (B, D) after one more token per row, `tokens` (B,).
 
     Each token is written to the column that equals its position (B,), and may overwrite an earlier
-    token. Rows may have different numbers of tokens: a row sees the columns that it has written and
-    those of its prompt.
+    token. Rows may have different numbers of tokens: a row sees the columns of its prompt and the
+    columns that it has written.
     """
     rows = torch.arange(len(tokens), device=tokens.device)
     cache.reserve(int(positions.max()) + 1)
@@ -220,14 +219,14 @@ def run_tokens(model: TransformerLM, tokens: Tensor, positions: Tensor, attend: 
     """Return the hidden states (B, T, D) of tokens (B, T) at their positions.
 
     `attend` receives a layer's index, its scaled queries (B, N, T, H), and the keys and values of
-    the tokens (B, T, N, H). `attend` stores these keys and values with the earlier ones, and
-    returns the attention (B, N, T, H).
+    the tokens (B, T, N, H). `attend` stores these keys and values together with earlier keys
+    and values, and returns the attention (B, N, T, H).
     """
     config = model.config
     rows, count = tokens.shape
     scale = 1 / math.sqrt(config.head_dim)
     cos, sin = model.cos[positions][:, :, None, None], model.sin[positions][:, :, None, None]
-    # Flattened to (B T, D), because on a CPU a plain matrix product is faster than a batched one.
+    # Flattened to (B T, D), because on a CPU a plain product is faster than a batched product.
     x = model.embedding(tokens.flatten())
     for layer, block in enumerate(model.blocks):
         qkv = block.attention.qkv(block.attention_norm(x))

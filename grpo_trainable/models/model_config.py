@@ -110,7 +110,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def match_shapes(
     expected: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]], source: str
 ) -> None:
-    """Compare the names and shapes of a model's parameters with those of tensors.
+    """Compare a model's parameters with tensors, by name and shape.
 
     Raises:
         ValueError: Names or shapes differ. The message is one line that begins with `source`.

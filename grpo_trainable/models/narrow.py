@@ -1,6 +1,6 @@
 """bfloat16 matrices around float32 states, for a policy of this package that only samples.
 
-A CPU with AVX512-BF16 or AMX multiplies bfloat16 matrices in half the time of float32 matrices, and
+A CPU with AVX512-BF16 or AMX multiplies bfloat16 matrices twice as fast as float32 matrices, and
 accumulates in float32. The result of each matrix product is rounded to bfloat16. Norms, attention,
 additions to the residual stream, softmax and log-probs stay in float32.
 """
@@ -17,7 +17,7 @@ class NarrowLinear(nn.Linear):
     """Maps x (..., in) to (..., out) with a bfloat16 matrix."""
 
     def __init__(self, linear: nn.Linear, *, widens: bool) -> None:
-        """Copy `linear`. With `widens`, convert the product to float32 after its rounding."""
+        """Copy `linear`. With `widens`, convert the rounded product to float32."""
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = nn.Parameter(linear.weight.detach().bfloat16(), requires_grad=False)
         self._widens = widens
@@ -41,7 +41,7 @@ class NarrowEmbedding(nn.Embedding):
 
 
 def narrow(model: TransformerLM) -> None:
-    """Replace the model's matrices with bfloat16 ones. Names and tied weights stay as they are."""
+    """Convert the model's matrices to bfloat16. Names and tied weights stay as they are."""
     tied = model.head.weight is model.embedding.weight
     model.embedding = NarrowEmbedding(model.embedding)
     model.head = NarrowLinear(model.head, widens=True)

@@ -1,8 +1,8 @@
 """Packing of rows, so that each distinct token of a microbatch is computed once.
 
-The hidden state of a token depends only on the token and those before it. Rows with the same prompt
-therefore share the states of the prompt. Positions after the last wanted state of a row need no
-state.
+The hidden state of a token depends only on this token and the tokens before it. Rows with the same
+prompt therefore share the states of the prompt. Positions after the last wanted state of a row need
+no state.
 
 B rows, S positions, T distinct tokens, D width.
 """
@@ -64,7 +64,7 @@ def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     own = there.clone()
     own[1:] &= ~alike.cumprod(dim=1).bool()
     number = torch.where(own.flatten(), own.flatten().cumsum(dim=0) - 1, 0).view_as(own)
-    # Numbers increase from row to row, so the number of a shared token is the largest one above it.
+    # Numbers increase from row to row, so a shared token has the largest number seen in its column.
     token_at = torch.where(there, number.cummax(dim=0).values, 0)
     home = own.flatten().nonzero()[:, 0]
     return Packing(

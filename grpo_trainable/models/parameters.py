@@ -7,8 +7,8 @@ from torch import Tensor
 
 from grpo_trainable.models.model_config import match_shapes
 
-# Alignment of torch's own tensors, in bytes. Products of tensors with another alignment may differ
-# in their last bits.
+# Alignment of torch's own tensors, in bytes. Products of tensors with a different alignment may
+# differ in their last bits.
 ALIGNMENT = 64
 
 

@@ -57,9 +57,9 @@ class NamedWeights(nn.Module, ABC):
         return [name for name, tensor in self.weights().items() if not tensor.requires_grad]
 
     def untrained(self) -> NamedWeights | None:
-        """Return the policy before any training, or None if training overwrites it.
+        """Return the untrained policy, or None if training overwrites it.
 
-        The returned policy shares the memory of this one.
+        The untrained policy shares memory with this policy.
         """
         return None
 
@@ -67,7 +67,7 @@ class NamedWeights(nn.Module, ABC):
 class Policy(NamedWeights):
     """A causal language model with a linear head: its logits are hidden states times the head.
 
-    Rows are padded on the right. No position sees a later one, so padding needs no mask.
+    Rows are padded on the right. No position sees a later position, so padding needs no mask.
     """
 
     context_length: int  # maximum tokens of a prompt plus its response
@@ -147,8 +147,8 @@ class ActingPolicy(NamedWeights):
     ) -> tuple[Tensor, Tensor]:
         """Return log-probs of the actions taken, (T,), and entropies, (T,), both in nats.
 
-        Discrete actions are (T,) int64, continuous ones (T, `action_numbers`). The entropy carries
-        no gradient.
+        Discrete actions are (T,) int64, and continuous actions are (T, `action_numbers`). The
+        entropy carries no gradient.
         """
 
 

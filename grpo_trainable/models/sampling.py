@@ -21,11 +21,10 @@ def uniforms(
 ) -> np.ndarray:
     """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
-    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). For responses
-    that continue an earlier one, `state` also sets the start of Philox's counter. `state`
-    consists of the index of the earlier response in its group, and the number of its tokens before
-    the continuation. A draw depends on nothing else: not on the batch, the number of generators or
-    earlier samples.
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). If the
+    response continues an earlier response, `state` also sets the start of Philox's counter. `state`
+    is (index of the earlier response in its group, number of its tokens before the continuation).
+    A draw depends on nothing else: not on the batch, the number of generators or earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # Every value of 24 bits is exact in float32 and below 1.
@@ -35,7 +34,7 @@ def uniforms(
 def response_seed(
     seed: int, stream: str, prompt_index: int, response: int, state: tuple[int, int] | None = None
 ) -> int:
-    """Return a 63-bit seed from the key of `uniforms`, for engines that draw numbers themselves."""
+    """Return a 63-bit seed from the key of `uniforms`, for engines with their own random draws."""
     return int(_philox(seed, stream, prompt_index, response, state).random_raw()) >> 1
 
 
@@ -57,10 +56,10 @@ def draw_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
-    `logits` are overwritten. At temperature 0, each token is the most likely one (the first in case
-    of a tie), and `uniform` (B,) is ignored. Log-probs are then computed at temperature 1, because
-    they would all be 0 at temperature 0. With `top_p` below 1, tokens are drawn from the nucleus,
-    and log-probs are those within the nucleus.
+    `logits` are overwritten. At temperature 0, each drawn token is the most likely token (the first
+    in case of a tie), and `uniform` (B,) is ignored. Log-probs are then computed at temperature 1,
+    because they would all be 0 at temperature 0. With `top_p` below 1, tokens are drawn from the
+    nucleus, and log-probs are computed within the nucleus.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
@@ -75,7 +74,7 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> None:
     """Set `logits` (B, V) outside the nucleus to -inf, in place.
 
     The nucleus is the smallest set of most likely tokens whose probabilities add up to at least
-    `top_p` (Holtzman et al., arXiv 1904.09751). The first of equally likely tokens enters first.
+    `top_p` (Holtzman et al., arXiv 1904.09751). Of equally likely tokens, the first enters first.
     """
     probs, order = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     outside = probs.cumsum(dim=-1) - probs >= top_p
@@ -104,8 +103,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Find the item of `weights` (B, W) into which `uniform` (B,), in [0, 1), falls.
 
-    Also return how far into the item `uniform` falls, as a fraction of the item's weight. The
-    weight is never zero: an item of weight zero leaves the cumulative sum unchanged, and the target
+    Also return how far into the item `uniform` falls, as a fraction of the item's weight. An item
+    of weight zero is never found, because it leaves the cumulative sum unchanged, and the target
     stays strictly below the total.
     """
     cumulative = weights.cumsum(dim=-1)

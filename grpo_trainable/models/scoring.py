@@ -15,7 +15,7 @@ from grpo_trainable.models.policy import Policy, widened
 from grpo_trainable.models.shape import HELD
 
 # Number of rows of logits that are turned into probabilities together: 64 x 4096 float32 numbers
-# fit into the second-level cache of a core.
+# fit into the L2 cache of a core.
 CHUNK = 64
 
 
@@ -24,7 +24,7 @@ class _Law(NamedTuple):
 
     temperature: float
     end_ids: Sequence[int]
-    early_T: Tensor | None  # True for rows that must not end yet; None if all may end
+    early_T: Tensor | None  # True for rows that must not end yet; None if all rows may end
 
     def of(self, rows: slice) -> _Law:
         return self if self.early_T is None else self._replace(early_T=self.early_T[rows])
@@ -173,7 +173,7 @@ def state_log_probs(
     min_new_tokens: int,
     end_ids: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of `response_log_probs`, from the `response_states` of the input."""
+    """Return the same as `response_log_probs`, given the `response_states` of the input."""
     hidden_TD, weight_VD = model.head_operands(hidden_TD)
     early_T = None
     if min_new_tokens > 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 # Maximum number of probabilities that scoring keeps in memory, 256 MiB in float32. If there are
-# more, scoring computes all of them twice.
+# more probabilities, scoring computes all of them twice.
 HELD = 1 << 26
 
 
@@ -53,7 +53,7 @@ class PolicySettings(Protocol):
 
     @property
     def adapter(self) -> str | None:
-        """Directory of the adapters to start from; None to start without."""
+        """Directory of the adapters to start from; None to start without adapters."""
         ...
 
     @property

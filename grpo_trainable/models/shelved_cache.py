@@ -1,10 +1,10 @@
 """A key-value cache for rows that come and go at different times.
 
-A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token t of a row,
+Shapes: L layers, A rows in the batch, N heads, H head size, C columns of a shelf. Token t of a row,
 counting prompt and response together, is in column t.
 
-A batched product over C columns costs as much for a short row as for a long one. Rows are therefore
-grouped by length on shelves. The last shelf has as many columns as a row can have tokens, the one
+A batched product over C columns costs as much for a short row as for a long row. Rows are therefore
+grouped by length on shelves. The last shelf has as many columns as a row can have tokens, the shelf
 before it has half as many, and so on. A row that has filled its shelf moves to the next shelf. At
 least half of the columns of a row therefore contain tokens, except in the shortest rows.
 """
@@ -21,7 +21,7 @@ from grpo_trainable.models.kv_cache import attention, run_prompts, run_tokens
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.transformer import TransformerLM
 
-SHORTEST = 32  # fewest columns of a shelf, unless rows are limited to fewer tokens
+SHORTEST = 32  # minimum columns of a shelf, unless rows are limited to fewer tokens
 
 
 def shelf_columns(most: int) -> list[int]:
@@ -34,7 +34,7 @@ def shelf_columns(most: int) -> list[int]:
 
 
 class Shelf:
-    """Keys and values of rows that have at most `columns` tokens, one row after the other."""
+    """Keys and values of rows that have at most `columns` tokens, stored row by row."""
 
     def __init__(
         self, config: ModelConfig, columns: int, places: int, device: torch.device
@@ -101,7 +101,7 @@ class Shelf:
 
 
 class ShelvedCache:
-    """The keys and values of the A rows in a batch. A is at most `places`."""
+    """The keys and values of the rows in a batch. The number of rows, A, is at most `places`."""
 
     def __init__(self, config: ModelConfig, columns: int, places: int, device: torch.device):
         """Set up a cache for at most `places` rows of at most `columns` tokens."""

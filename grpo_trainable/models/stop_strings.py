@@ -1,8 +1,8 @@
 """Search for the sampled token that completes a stop string.
 
 A token can complete a string only if the string ends inside the token. Such a token contains the
-string, or begins with one of the string's suffixes. Few tokens do, and they are known beforehand,
-so only rows that have just sampled such a token are searched.
+string, or begins with one of the string's suffixes. Few tokens do, and these tokens are known
+beforehand. So only rows that have just sampled such a token are searched.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StopStrings:
                 break
             before = self._token_bytes[index] + before
         text = before + last
-        # A string that ends before the last token was completed earlier.
+        # Ignore strings that end before the last token. An earlier token completed them.
         return any(
             text.find(string, max(0, len(before) - len(string) + 1)) >= 0
             for string in self._strings
@@ -82,6 +82,6 @@ def stops_of(
     """Return the stop strings of a request's limits, or None if there are none.
 
     Raises:
-        ValueError: The bytes of a token of the tokenizer depend on other tokens.
+        ValueError: The bytes of a token depend on other tokens.
     """
     return StopStrings(strings, tokenizer.token_bytes, vocab_size, device) if strings else None

@@ -48,7 +48,7 @@ def save_policy(
     tokenizer: Tokenizer,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Write the three files of a policy, in precision `dtype`. A tied head is stored only once."""
+    """Write the three files of a policy, with weights in `dtype`. A tied head is stored once."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -102,9 +102,10 @@ def _build_acting(model: PolicySettings, seed: int) -> tuple[ActingPolicy, Token
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     """Build the untrained language model that `config.model` names, on the CPU.
 
-    The weights are read from a directory, or from a shipped policy if the preset has one. Otherwise
-    the weights are drawn from `seed`, and the tokenizer is that of the shipped story policy.
-    Adapters to start from are merged into the weights. Engines and the reference use this policy.
+    The weights are read from a directory, or from a shipped policy if the preset has one.
+    Otherwise, the weights are drawn from `seed`, and the shipped story policy provides the
+    tokenizer. Adapters to start from are merged into the weights. Engines and the reference use
+    this policy.
 
     Raises:
         ValueError: The directory cannot be used. The message is one line that begins with the
@@ -140,7 +141,7 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        tokenizer = hf_directory.read_tokenizer(directory)  # first, because it fails fast
+        tokenizer = hf_directory.read_tokenizer(directory)  # first, because it is fast
         return _load_hf(model, directory), tokenizer
     refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
@@ -164,9 +165,9 @@ def build_trained_policy(
 ) -> tuple[Policy, Tokenizer]:
     """Build the learner's version of the policy that `build_policy` builds.
 
-    The policy has adapters and gradient checkpointing if the settings request them. Its `weights`
-    have the same names and shapes as those of `build_policy`, or, with `adapters_apart`, as those
-    of `build_adapted_policy`.
+    The policy has adapters and gradient checkpointing if the settings request them. The names
+    and shapes of its `weights` match the policy of `build_policy`. With `adapters_apart`, they
+    match the policy of `build_adapted_policy`.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.

@@ -21,8 +21,8 @@ PAD = "<|pad|>"
 class Tokenizer:
     """A tokenizer with ids that end a response and an id for padding.
 
-    Special tokens are only ever added by id. If a text spells one out, its characters are encoded
-    like any others.
+    Special tokens are only ever added by id. If a text spells out a special token, the characters
+    are encoded like any other text.
     """
 
     eos_id: int  # the first of `end_ids`
@@ -47,9 +47,10 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train a byte-level BPE of at most `vocab_size` tokens.
 
-        The tokens are 256 bytes, end-of-text, padding, and merges learned from `texts`. Any text
-        survives `decode(encode(text))`. A newline is always a separate token, so the ids of a
-        prompt that ends in a newline are a prefix of the ids of prompt + response.
+        The tokens are 256 bytes, end-of-text, padding, and merges learned from `texts`. For any
+        text, `decode(encode(text))` returns the text unchanged. A newline is always a separate
+        token, so the ids of a prompt that ends in a newline are a prefix of the ids of prompt +
+        response.
 
         Args:
             texts: Texts to learn the merges from.
@@ -115,7 +116,7 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of `text` after the ids that the tokenizer puts before every text.
+        """Return the ids that the tokenizer puts before every text, followed by the ids of `text`.
 
         Llama's tokenizer, for example, puts a beginning-of-text token before every text.
         """
@@ -130,7 +131,7 @@ class Tokenizer:
             self._backend.encode_special_tokens = True
 
     def end_ids_with(self, stop: Sequence[str] | None) -> tuple[int, ...]:
-        """Return `end_ids` and the ids of special tokens spelled out by `stop`, without repeats."""
+        """Return `end_ids` and the ids of special tokens that `stop` spells out, each id once."""
         asked = (self.special_tokens.get(text) for text in stop or ())
         ids = (*self.end_ids, *(index for index in asked if index is not None))
         return tuple(dict.fromkeys(ids))
@@ -234,7 +235,8 @@ def _reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
     if kinds and _SENTENCE_PIECE.issuperset(kinds):
         return _sentence_piece(parts)
     raise ValueError(
-        f"its decoder ({' + '.join(kinds) or 'none'}) is neither byte-level nor SentencePiece's"
+        f"its decoder ({' + '.join(kinds) or 'none'}) is neither a byte-level nor a "
+        "SentencePiece decoder"
     )
 
 
@@ -257,7 +259,7 @@ def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
 def _byte_of_character() -> dict[str, int]:
     """Return GPT-2's spelling of bytes, as character -> byte.
 
-    Printable bytes are spelled as themselves, and the others as the characters from 256 on.
+    Printable bytes are spelled as themselves, and all other bytes as the characters from 256 on.
     """
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]

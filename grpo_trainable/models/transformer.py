@@ -132,7 +132,7 @@ class Block(nn.Module):
 
 
 def _checkpointed(block: Block, *inputs: Tensor | Packing | None) -> Tensor:
-    """Return the output of a block that recomputes its activations in the backward pass."""
+    """Run a block. Its activations are recomputed in the backward pass."""
     from torch.utils.checkpoint import checkpoint  # loads much of torch that is otherwise unused
 
     return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
@@ -141,9 +141,9 @@ def _checkpointed(block: Block, *inputs: Tensor | Packing | None) -> Tensor:
 class TransformerLM(Policy):
     """A causal language model.
 
-    Weights are drawn from `seed` alone. With `seed=None`, the caller fills them in. `hidden_states`
-    and `head_weight` are separate so that a caller can project only the positions it needs, because
-    the head is the largest matrix of a small policy.
+    Weights are drawn from `seed` alone. With `seed=None`, the caller fills in the weights.
+    `hidden_states` and `head_weight` are separate so that a caller can project only the positions
+    that it needs. The head is the largest matrix of a small policy.
     """
 
     cos: Tensor

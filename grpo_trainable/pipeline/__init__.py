@@ -2,8 +2,8 @@
 
 The pipeline decides which prompts are sampled, when, by which generator and with which weights.
 
-`loop` runs the rounds. `ledger` assigns prompts to rollout batches. `fleet` gives work and weights
-to the generators. `open_calls` waits for the answers of the actors.
+`loop` runs the rounds. `ledger` assigns prompts to rollout batches. `fleet` sends work and weights
+to the generators. `open_calls` waits for the actors' answers.
 """
 
 from grpo_trainable.pipeline.evaluation import Evaluation

@@ -11,7 +11,7 @@ from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.tasks.mix import mixture_of
 
-# Name in `task/<label>/<name>` -> the metric that reports the same quantity over all tasks.
+# Name in `task/<label>/<name>` -> the metric that measures the same quantity over all tasks.
 OF_A_ROUND = {
     "reward_mean": "reward/train_mean",
     "length_mean": "response/length_mean",
@@ -21,21 +21,21 @@ OF_A_ROUND = {
 
 
 class ByTask:
-    """Computes metrics for each task of a mix. Without a mix there are no tasks and no metrics."""
+    """Computes metrics for each task of a mix. Without a mix, there are no such metrics."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self._mixture = mixture_of(config)
         self.labels = () if self._mixture is None else self._mixture.labels
 
     def drawn(self, prompt_indices: Iterable[int]) -> dict[str, float]:
-        """Count, for each task, the prompts that were drawn for a round."""
+        """For each task, count the prompts that were drawn for a round."""
         counts = Counter(self._label("train", index) for index in prompt_indices)
         return {f"task/{label}/drawn": float(counts[label]) for label in self.labels}
 
     def trained(self, groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
-        """Return metrics of the groups that a round trained on, for each task.
+        """For each task, return metrics of the groups that a round trained on.
 
-        For a task without a group, only the number of groups is returned.
+        If a task has no groups, its only metric is the number of groups.
 
         Args:
             groups: The groups of all tasks.
@@ -61,7 +61,7 @@ class ByTask:
         unscored: Sequence[int],
         before: Mapping[str, Mapping[str, float]],
     ) -> dict[str, dict[str, float]]:
-        """Return the figures of an evaluation, by the label of the task.
+        """Return the figures of each task in an evaluation, keyed by the task's label.
 
         The figures of a task are:
 

@@ -21,8 +21,8 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
 
-# Last element of the key for the replay buffer's random draws. Numpy pads shorter keys with zeros,
-# but this element is not zero. So no other draw has the same key.
+# Last element of the key that seeds the replay buffer's random draws. Numpy pads shorter keys with
+# zeros. Because this element is not zero, no other draw has the same key.
 REPLAY = 1
 
 
@@ -114,10 +114,10 @@ class Collector:
     # ---- Training ----------------------------------------------------------------------------
 
     def make_batches(self, round_: int) -> list[list[RolloutGroup]]:
-        """Return the rollout batches that a round trains on. The gate judges each group once more.
+        """Return the rollout batches that a round trains on. The gate checks each group once more.
 
         Batches without groups are left out, so the result may be empty. An empty result does not
-        end the trial; only a high share of failed rewards does.
+        end the trial. Only a high share of failed rewards ends it.
         """
         batch_ids = self.ledger.batches_of(round_)
         self._close_draws([self.ledger.batch(batch_id) for batch_id in batch_ids])
@@ -167,11 +167,11 @@ class Collector:
         )
 
     def _note_missing(self, batches: int, planned: int) -> None:
-        """Add a note that rollout batches had no group to train on.
+        """Add a note that one or more rollout batches had no group to train on.
 
         Args:
             batches: Number of the round's rollout batches that have a group.
-            planned: Number of rollout batches in a round.
+            planned: Number of rollout batches that a round should have.
         """
         why = "had no group left to train on (rewards failed or were equal, or groups were stale)"
         if batches:
@@ -190,7 +190,7 @@ class Collector:
     # ---- The report --------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Return the collector's metrics of the round."""
+        """Return the collector's metrics for the round."""
         return {
             **self.counts.metrics(),
             "count/waiting": float(self.buffer.waiting),
@@ -219,9 +219,9 @@ class Collector:
         Args:
             state: The result of `state`, with the learner's round.
             groups: The buffer's groups.
-            same_sampling: False if the state's settings lead to other rollouts than the current
-                settings. In that case, all prompts that were not trained on are dropped and
-                counted, and new prompts are requested.
+            same_sampling: False if the settings in `state` lead to different rollouts than the
+                current settings. In that case, all prompts that were not trained on are dropped
+                and counted, and new prompts are requested.
         """
         self.counts = Counts(**state["counts"])
         if same_sampling:
@@ -251,13 +251,13 @@ class Collector:
 
 
 class DrawnRewards:
-    """The rewards of scored groups, kept until the round that drew their prompts reports them."""
+    """Keeps the rewards of scored groups until the round that drew the prompts reports them."""
 
     def __init__(self, planned: int) -> None:
         """Create an empty record.
 
         Args:
-            planned: Number of prompts that a rollout batch draws at first.
+            planned: Number of prompts that a rollout batch draws before any redraws.
         """
         self._planned = planned
         # Prompt index -> mean reward and mean answer reward of its group.
@@ -300,7 +300,7 @@ class DrawnRewards:
 
 
 class DrawnLengths:
-    """The lengths of sampled responses, kept until the round that drew their prompts reports them.
+    """Keeps the lengths of sampled responses until the round that drew the prompts reports them.
 
     Unlike `DrawnRewards`, this record includes prompts whose rewards failed.
     """
@@ -315,7 +315,7 @@ class DrawnLengths:
         self._tokens: dict[int, int] = {}  # prompt index -> tokens of all responses to the prompt
 
     def add(self, scored: Scored) -> None:
-        """Record the lengths of the responses in the results of a chunk."""
+        """Record the lengths of a chunk's responses."""
         self._tokens |= {group.prompt_index: group.num_tokens for group in scored.groups}
         self._tokens |= {prompt.prompt_index: prompt.tokens for prompt in scored.failed}
 

@@ -58,8 +58,9 @@ def held_out_chunks(
 
     Args:
         config: The trial's settings.
-        responses: Maximum number of responses in a chunk, by default that of the largest training
-            chunk. The responses to one prompt are sampled together, even if they are more.
+        responses: Maximum number of responses in a chunk. The default is the number of responses
+            in the largest training chunk. All responses to a prompt belong to the same chunk, even
+            if they exceed the maximum.
         final: True for the last evaluation of a trial.
     """
     if responses is None:
@@ -120,7 +121,7 @@ def _check_rewards(
     Args:
         config: The trial's settings.
         prompts: Number of prompts of the evaluation.
-        errors: Number of responses on which the reward failed.
+        errors: Number of responses on which the reward function failed.
         failed: The prompts that could not be scored.
     """
     if not failed:

@@ -17,9 +17,9 @@ from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.text import plural
 
 # Maximum number of chunks per generator that are submitted but not yet scored. While one chunk is
-# sampled, another waits or is scored, so the generator is never idle. A third chunk would only be
-# sampled with older weights than necessary. If scoring takes longer than sampling, generators wait
-# for the scores.
+# sampled, another waits or is scored, so the generator is never idle. If a third chunk were
+# submitted this early, it would only be sampled with older weights than necessary. If scoring takes
+# longer than sampling, generators wait for the scores.
 CHUNKS_AHEAD = 2
 
 # Maximum number of times in a row that a generator is replaced without finishing a chunk. If that
@@ -30,7 +30,7 @@ _BUSYNESS = operator.attrgetter("chunks")
 
 
 class Spawn(Protocol):
-    """Starts a generator in place of a killed one of the same name."""
+    """Starts a new generator in place of a killed generator with the same name."""
 
     def __call__(self, name: str, patience_s: float) -> Actor | None:
         """Return the new actor, or None if no machine has room for it within `patience_s`."""
@@ -77,7 +77,7 @@ class FleetGenerator:
     actor: Actor
     chunks: int = 0  # number of chunks submitted but not yet scored
     version: int = 0  # version of the weights that the generator last reported
-    weights_round: int = 0  # a chunk submitted now starts with weights of this round or newer
+    weights_round: int = 0  # a chunk submitted now starts with weights of this round or a later one
     fetching: int = 0  # number of loads and deposits submitted but not yet answered
     needs_from: int = 0  # round of the oldest weights that the generator may still use or fetch
     replaced: int = 0  # number of replacements since the generator's last chunk came back
@@ -89,14 +89,14 @@ class FleetGenerator:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A call that fetches published weights, after the generator's earlier calls."""
+    """A call that fetches published weights. It runs after the generator's earlier calls."""
 
     generator: FleetGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
-    """A call that fetches published weights for the next token, concurrently with other calls."""
+    """A concurrent call that fetches published weights, for use from the next token on."""
 
     generator: FleetGenerator
 
@@ -111,7 +111,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A call that scores sampled responses, concurrently with other calls."""
+    """A concurrent call that scores sampled responses."""
 
     generator: FleetGenerator
     work: Work
@@ -147,14 +147,14 @@ class Fleet:
         # Lost generators that have not been replaced yet, because no machine has room.
         self.absent: list[FleetGenerator] = []
         self._deadline_s = config.resources.deadline_s
-        self.has_first_weights = False  # an actor that fails at the start is not replaced
+        self.has_first_weights = False  # while this is False, a lost generator is not replaced
         self._mid_batch = config.in_mid_batch
         self._requests = requests
         self._calls = calls
         self._recorder = recorder
         self._spawn = spawn
         self._published: Published | None = None  # the newest weights
-        # Round of each snapshot still in use -> seconds that publishing it took.
+        # Round of each snapshot that is still in use -> seconds that its publication took.
         self._publish_s: dict[int, float] = {}
 
     # ---- Weights -----------------------------------------------------------------------------
@@ -181,9 +181,10 @@ class Fleet:
         """Send new weights to every generator.
 
         A generator switches to the new weights after its current chunk or, with a mid-batch
-        `weight_update`, between two tokens. A joining generator has no chunk, so it always loads
-        the weights with an ordinary call. The next call of a joining generator starts with the new
-        weights, but the pipeline does not wait for the load.
+        `weight_update`, between two tokens. A joining generator (a replacement that has not
+        answered yet) has no chunk, so it always loads the weights with an ordinary call. The
+        generator's next call starts with the new weights, but the pipeline does not wait until the
+        weights are loaded.
         """
         self._publish_s = {r: s for r, s in self._publish_s.items() if r >= self.needs_from}
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
@@ -198,7 +199,7 @@ class Fleet:
     def forget_weights(self) -> None:
         """Release the published weights.
 
-        A transport may keep the snapshot in memory for as long as this object refers to it.
+        A transport may keep the snapshot in memory for as long as the fleet refers to it.
         """
         self._published = None
 
@@ -256,7 +257,7 @@ class Fleet:
 
     @staticmethod
     def _update_needs(generator: FleetGenerator) -> None:
-        """Set `needs_from` of an idle generator to the round of the weights for its next chunk."""
+        """If the generator is idle, set `needs_from` to the round of the weights to use next."""
         if not generator.chunks and not generator.fetching:
             generator.needs_from = generator.weights_round
 
@@ -275,8 +276,8 @@ class Fleet:
         """Return the least busy generator that may sample another chunk, or None.
 
         Args:
-            gate: Decides if a generator's weights are recent enough.
-            rounds_ahead: Number of rounds of training before the one that uses the chunk.
+            gate: Decides whether a generator's weights are recent enough.
+            rounds_ahead: Number of rounds still to be run before the round that uses the chunk.
         """
         free = (
             generator
@@ -288,7 +289,7 @@ class Fleet:
         return min(free, key=_BUSYNESS, default=None)
 
     def sample(self, generator: FleetGenerator, work: Work) -> None:
-        """Submit prompts to a generator. The prompts count as its work until they are scored."""
+        """Submit a chunk to a generator. The chunk is the generator's work until it is scored."""
         generator.chunks += 1
         indices = work.prompt_indices
         requests = [
@@ -299,7 +300,7 @@ class Fleet:
         self._calls.add(call, Sample(generator, work))
 
     def sampled(self, generator: FleetGenerator, work: Work, sampled: Sampled) -> None:
-        """Submit the scoring of the responses that a generator has sampled."""
+        """Submit a call that scores the responses that a generator has sampled."""
         self._answered(generator, sampled)
         call = generator.actor.submit("reward", "score", sampled.number)
         self._calls.add(call, Score(generator, work))
@@ -321,8 +322,8 @@ class Fleet:
     def replace(self, generator: FleetGenerator, lost: ActorLost) -> list[Work]:
         """Replace a generator, and return the work that the lost actor had not finished.
 
-        The new actor loads the newest weights before anything else. If no machine has room for it
-        but other generators are left, the generator is absent until there is room.
+        The new actor loads the newest weights before anything else. If no machine has room for the
+        new actor, but other generators are left, the lost generator is absent until there is room.
 
         Args:
             generator: The generator whose actor was lost.
@@ -364,7 +365,7 @@ class Fleet:
         )
 
     def fill(self) -> None:
-        """Start actors for absent generators if machines have room by now."""
+        """Start actors for absent generators if machines now have room for them."""
         back = [generator for generator in self.absent if self._join(generator, 0.0)]
         self.absent = [generator for generator in self.absent if generator not in back]
         self.generators += back
@@ -379,7 +380,7 @@ class Fleet:
     def _join(self, generator: FleetGenerator, patience_s: float) -> bool:
         """Start an actor for a generator, and have the actor load the newest weights.
 
-        Return False if no machine has room for it within `patience_s`.
+        Return False if no machine has room for the actor within `patience_s`.
         """
         assert self._spawn is not None
         assert self._published is not None

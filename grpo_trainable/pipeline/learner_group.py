@@ -15,8 +15,8 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.storage.checkpointing import LearnerFiles, read_part, write_messages
 from grpo_trainable.text import plural
 
-# Seconds to wait for news that a learner has died. When a learner dies, the other learners can fail
-# before the death is known.
+# Seconds to wait for the news that a learner has died. When a learner dies, the other learners may
+# fail before its death is known.
 LOOK_FOR_LOST_S = 5.0
 
 
@@ -42,8 +42,8 @@ class LearnerGroup:
         Args:
             actors: The learners, in the order of their ranks.
             runtime: Waits for calls.
-            deadline_s: Maximum number of seconds that a learner with an unanswered call may be
-                silent.
+            deadline_s: Maximum number of seconds for which a learner with an unanswered call may
+                be silent.
             staged: Returns a reference to a round's published tensors. Used only by transports in
                 which the learner sends the tensors.
             elastic: True if the trial continues after the loss of a learner other than the first.
@@ -67,7 +67,7 @@ class LearnerGroup:
         return self._submit("optimize", "update", self._shared(rollout_batches))
 
     def agreed(self, answers: dict[Actor, Updated]) -> Updated:
-        """Return the first learner's answer to `update`, after comparing the answers of all.
+        """Return the first learner's answer to `update`, after comparing all learners' answers.
 
         Raises:
             ActorFailed: Two learners have taken different steps.
@@ -88,8 +88,8 @@ class LearnerGroup:
             A note for the user.
 
         Raises:
-            ActorFailed: `failure`, if the group is not elastic, no learner is lost, or the first
-                learner is lost.
+            ActorFailed: The group is not elastic, no learner is lost, or the first learner is lost.
+                The exception is `failure`.
         """
         if not self._elastic:
             raise failure
@@ -113,7 +113,7 @@ class LearnerGroup:
         return f"continuing without {names} ({failure}); {plural(size, 'learner')} left"
 
     def publish(self, needed_from: int) -> Published:
-        """Publish a snapshot of the current weights, and return the handle to fetch it with.
+        """Publish a snapshot of the current weights, and return the handle for fetching it.
 
         Args:
             needed_from: Snapshots of rounds before this one are no longer needed.
@@ -139,7 +139,8 @@ class LearnerGroup:
             seen_by: A file in the directory. A learner that finds this file can see the directory.
 
         Raises:
-            OSError: This process cannot write, or an elastic group has lost a learner and its part.
+            OSError: This process cannot write, or an elastic group has lost a learner and, with it,
+                the learner's part of the checkpoint.
         """
         try:
             found = self._await_all("checkpoint", "write", directory, seen_by)
@@ -183,12 +184,12 @@ class LearnerGroup:
         self.load_state(LearnerState(policy=policy, optimizer=optimizer, counters=counters))
 
     def load_state(self, state: LearnerState) -> None:
-        """Have the learners continue from `state`, written by a group of any size."""
+        """Have the learners continue from `state`, which a group of any size may have returned."""
         self._await("restore", "load_state", self._shared(state))
 
     @contextmanager
     def naming_the_lost(self, stage: str) -> Iterator[None]:
-        """If a learner failed because another one died, raise the dead one's `ActorLost` instead.
+        """If a learner failed because another learner died, raise an `ActorLost` for the dead one.
 
         Raises:
             ActorLost: A learner died while another one failed in this stage.
@@ -229,8 +230,8 @@ class LearnerGroup:
     def _await(self, stage: str, method: str, *args: Any) -> Any:
         """Return the first learner's answer, once all have answered.
 
-        In an elastic group, a lost learner other than the first is ignored here. The loss is
-        noticed in the next round at the latest, and the group can repeat that round.
+        In an elastic group, this method ignores the loss of a learner other than the first. The
+        loss is noticed in the next round at the latest, and the group can repeat that round.
         """
         with self.naming_the_lost(stage):
             first, *others = self._submit(stage, method, *args)

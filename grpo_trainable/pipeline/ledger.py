@@ -36,9 +36,10 @@ class BatchRule:
     """The rule that decides how many prompts of the stream a rollout batch takes.
 
     A batch first draws `size` prompts, some of which may be left out of training. The batch then
-    draws one new prompt for each prompt that was left out, then one for each new prompt that was
-    left out, and so on. It draws again at most `redraws` times and takes at most `most` prompts in
-    all. With `redraws` = 0, it takes exactly `size` prompts, even if some are left out.
+    draws one new prompt to replace each prompt that was left out. New prompts that are left out are
+    replaced in the same way. A batch draws replacements at most `redraws` times, and takes at most
+    `most` prompts in all. With `redraws` = 0, it takes exactly `size` prompts, even if some are
+    left out.
     """
 
     size: int
@@ -180,7 +181,7 @@ class Ledger:
     # ---- Answers ------------------------------------------------------------------------------
 
     def settle(self, chunk: Chunk, accepted: Iterable[int]) -> None:
-        """Record that a chunk came back.
+        """Record that a chunk has come back.
 
         Prompts in `accepted` are trained on; the chunk's other prompts are left out.
         """
@@ -210,7 +211,7 @@ class Ledger:
         return BatchId(*divmod(round_ * a_round + place + count, a_round))
 
     def _ends(self) -> list[int]:
-        """Return, for each batch that has begun but is not filled, the index after its last prompt.
+        """For each batch that has begun but is not filled, return the index after its last prompt.
 
         These indices may still increase, because prompts that have not come back count as accepted.
         """
@@ -225,7 +226,7 @@ class Ledger:
     def _fill(self) -> None:
         """Fill the next batches whose prompts have all come back."""
         waited_for = [indices[0][0] for indices in (self._in_flight, self._lost) if indices]
-        settled = min(waited_for, default=self._next_prompt)  # all earlier prompts came back
+        settled = min(waited_for, default=self._next_prompt)  # all earlier prompts have come back
         for end in self._ends():
             if end > settled:
                 return
@@ -261,7 +262,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of all kept batches with the same place in earlier rounds."""
+        """Return the accepted prompts of the kept batches at the same place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()
@@ -298,7 +299,7 @@ class Ledger:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state`, which a ledger with equal settings has returned.
+        """Continue from a state that a ledger with equal settings has returned.
 
         Chunks that were in flight count as lost.
         """

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import Actor, ActorLost, Call, Runtime, no_answer
 
-# Number of times per deadline that an actor is asked about its progress. An actor that answers its
-# call within `deadline / QUESTIONS` is never asked.
+# Number of times that an actor is asked about its progress within the deadline. An actor that
+# answers its call within `deadline / QUESTIONS` is never asked.
 QUESTIONS = 4
 
 
@@ -26,10 +26,10 @@ class _Silence:
 class Watch:
     """Waits for calls and detects silent actors.
 
-    An actor is heard from when it answers a call or when its progress has changed. An actor is
-    silent if a call to it is unanswered and it has not been heard from for `deadline_s`, regardless
-    of other actors. Only time spent waiting for the actor counts, because nothing is received
-    between two rounds.
+    The pipeline hears from an actor when the actor answers a call or reports new progress. An actor
+    counts as silent if it owes an answer and has not been heard from for `deadline_s` seconds,
+    regardless of other actors. Only time spent waiting for the actor counts, because the pipeline
+    receives nothing between two rounds.
     """
 
     def __init__(self, runtime: Runtime, deadline_s: float) -> None:
@@ -84,7 +84,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait for a call for at most the shortest `_due_s`, and add the time to every silence."""
+        """Wait for a call, for at most the shortest `_due_s`, and add the time to every silence."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()
@@ -97,7 +97,7 @@ class Watch:
         return done
 
     def _due_s(self, silence: _Silence) -> float:
-        """Return the seconds until the actor must be asked or counts as silent."""
+        """Return the seconds until the actor must be asked for its progress or counts as silent."""
         at_s = self._deadline_s
         if silence.question is None:
             at_s = min(at_s, silence.ask_at_s)

@@ -3,8 +3,8 @@
 A trial with `lag = 0` is synchronous: the gate admits the rollouts of a round only when the
 generators have the weights that the previous round produced. With `lag >= 1`, generators sample the
 rollouts of later rounds while the learner trains, and continue between calls of `run_round`. With
-`lag_mode = exact`, every round is synchronous, but it collects the rollouts that a later round will
-train on: `lag` rounds later.
+`lag_mode = exact`, every round is synchronous, but the rollouts that it collects are trained on
+`lag` rounds later.
 
 This module does not import Ray. Actors, runtime and clock are passed in as arguments.
 """
@@ -105,7 +105,7 @@ class Pipeline:
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
         self.evaluation: Evaluation | None = None
         # Actor -> number of seconds by which the clock of its machine is ahead of this machine's.
-        # An actor without an entry counts as 0.
+        # For an actor without an entry, the value is 0.
         self.clock_offsets: dict[str, float] = {}
         self._recorder = Recorder(self.clock_offsets)
         self._by_task = ByTask(config)
@@ -117,14 +117,14 @@ class Pipeline:
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
         self._clock = clock
-        self._first_sync_s = 0.0  # seconds that the first sync took, transport set-up included
+        self._first_sync_s = 0.0  # seconds that the first sync took, including transport set-up
         self._version = 0  # version of the newest weights
         self._dispatching = False  # True: submit more work after every answer
         self._last_due = -1  # the last round whose chunks may be submitted
         self._updated: dict[Actor, Updated] = {}  # the learners' answers in this round
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
-        self._info_names: set[str] = set()  # numbers that environments have reported in `info`
+        self._info_names: set[str] = set()  # names of numbers that environments report in `info`
         # While rollouts are collected: the checkpoint of the last finished round.
         self._last_finished: Checkpoint | None = None
 
@@ -141,8 +141,8 @@ class Pipeline:
     def abandon(self) -> None:
         """Forget all calls in flight, because another pipeline takes over the actors.
 
-        This waits only for calls that run concurrently with others, because such calls could end
-        after the actor's next calls.
+        Only calls that run concurrently with others are waited for, because these calls could
+        otherwise end after the actor's next calls.
         """
         self._calls.abandon(lambda call: isinstance(call, Deposit | Score))
         self._fleet.forget_weights()
@@ -164,7 +164,7 @@ class Pipeline:
         self._finish_everything()
         syncs = [change.sync for change in self._recorder.versions if change.sync is not None]
         self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
-        # The first round reports the first weights, but its time does not include their transfer.
+        # The first round reports the first weights, but not the time of their transfer.
         self._recorder.forget_transfers()
         self._fleet.has_first_weights = True
 
@@ -172,9 +172,9 @@ class Pipeline:
         """Run a round: collect rollouts, take k gradient steps, publish weights, evaluate if due.
 
         Args:
-            training_begins: Called before the gradient steps. An exception that it raises abandons
-                the round: `checkpoint` still returns the state of the last finished round, and the
-                pipeline runs no further round.
+            training_begins: Called before the gradient steps. If it raises an exception, the round
+                is abandoned: `checkpoint` still returns the state of the last finished round, and
+                the pipeline runs no further round.
 
         Raises:
             ActorFailed: An actor died, raised an exception or did not answer in time.
@@ -203,7 +203,7 @@ class Pipeline:
         self._collector.evict()
         self._publish()
         # If sampling and training take turns, there are no calls in flight between two rounds. In
-        # every run, an evaluation is submitted before further rollouts.
+        # any case, an evaluation is submitted before further rollouts.
         self._dispatching = False
         if self.config.in_turns:
             self._finish_everything()
@@ -406,7 +406,7 @@ class Pipeline:
         *,
         last: bool,
     ) -> RoundReport:
-        """Complete the round's metrics and return its report.
+        """Complete the round's metrics, and return the round's report.
 
         Args:
             start: When the round began, in seconds since 1970.
@@ -458,9 +458,9 @@ class Pipeline:
 
         Prompts that were in flight are requested again.
 
-        The state's settings may lead to other rollouts than the current settings, for example after
-        PBT has changed `k`. In that case, groups that waited or were in flight are dropped and
-        counted, and new prompts are requested.
+        The settings in `state` may lead to different rollouts than the current settings, for
+        example after PBT has changed `k`. In that case, groups that waited or were in flight are
+        dropped and counted, and new prompts are requested.
 
         Args:
             state: The result of `state`.

@@ -20,7 +20,7 @@ class OpenCalls(Generic[Record]):
 
         Args:
             runtime: Waits for calls.
-            deadline_s: Maximum number of seconds that an actor with an unanswered call may be
+            deadline_s: Maximum number of seconds for which an actor with an unanswered call may be
                 silent.
         """
         self._runtime = runtime

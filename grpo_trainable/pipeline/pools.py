@@ -9,8 +9,8 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Last element of the key for draws from the pools. Numpy pads shorter keys with zeros. This key is
-# longer than all other keys and does not end with a zero, so no other draw has the same key.
+# Last element of the key that seeds draws from the pools. Numpy pads shorter keys with zeros. This
+# key is longer than all other keys and does not end with a zero, so no other draw has the same key.
 POOLS = 3
 
 NAMES = ("easy", "mid", "hard")
@@ -26,15 +26,15 @@ class Pick(NamedTuple):
 class DifficultyPools:
     """Three pools of training examples, grouped by their running pass rate: easy, mid and hard.
 
-    An example that has never been scored is in the mid pool. For each prompt, one of the pools that
-    are not empty is drawn, with the shares in the settings as weights. Then an example is drawn
-    from those in the pool that have been picked least often. The random numbers are a function of
-    (seed, prompt index). Rates change only once per round, before the gradient steps, so at lag 0
-    the picks do not depend on timing.
+    An example that has never been scored is in the mid pool. For each prompt, one of the non-empty
+    pools is drawn, with the shares in the settings as weights. Then an example is drawn at random
+    from the examples of this pool that have been picked least often. The random numbers are a
+    function of (seed, prompt index). Pass rates change only once per round, before the gradient
+    steps, so at lag 0 the picks do not depend on timing.
 
-    The rate of an example starts as the mean answer reward of its first group. Each further group,
-    with mean answer reward r, updates the rate: rate ← memory · rate + (1 − memory) · r, where
-    memory is `pools.memory`.
+    The pass rate of an example starts as the mean answer reward of its first group. Each further
+    group, with mean answer reward r, updates the rate: rate ← memory · rate + (1 − memory) · r,
+    where memory is `pools.memory`.
     """
 
     def __init__(self, config: GRPOConfig, size: int) -> None:
@@ -62,7 +62,7 @@ class DifficultyPools:
         rng = np.random.default_rng((self._seed, prompt_index, 0, 0, 0, POOLS))
         members = {pool: examples for pool in NAMES if len(examples := self._members(pool))}
         shares = np.array([self._shares[pool] for pool in members])
-        if not shares.any():  # every pool with a share is empty
+        if not shares.any():  # every pool with a share above 0 is empty
             shares = np.ones(len(members))
         pool = list(members)[rng.choice(len(members), p=shares / shares.sum())]
         times = self._times_picked[members[pool]]
@@ -84,7 +84,7 @@ class DifficultyPools:
     # ---- Learning ----------------------------------------------------------------------------
 
     def settle(self, drawn: Sequence[int], answers: Mapping[int, float]) -> dict[str, float]:
-        """Update the rates with the results of a round's prompts, and return the pools' metrics.
+        """Update pass rates with the results of a round's prompts, and return the pools' metrics.
 
         The metrics count the prompts drawn from each pool, the examples in each pool after the
         update, and the examples that have never been scored.

@@ -20,17 +20,18 @@ class ReplaySample:
 
     groups: Groups  # sorted by prompt index; `uses` includes this use
     first_used: int  # number of groups used for the first time
-    stale: int  # number of groups that the gate refused and that were never trained on
+    stale: int  # number of groups that the gate rejected before they were ever trained on
 
 
 class ReplayBuffer:
     """Scored groups, stored by prompt index.
 
-    `sample` considers the round's fresh rollout batch and the older batches that are kept. The gate
-    first judges each group of these batches once more. A group that the gate refuses is removed. If
-    that group was never trained on, it is counted as stale. From the remaining groups, `sample`
-    selects up to `count` groups without replacement, as `buffer_sampling` says. If only one rollout
-    batch of `count` groups is kept, the sample is that batch, so nothing is replayed.
+    `sample` considers the round's fresh rollout batch and the older batches that are kept. First,
+    the gate checks each group of these batches once more, and groups that it rejects are removed. A
+    removed group counts as stale if it was never trained on. From the remaining groups, `sample`
+    selects up to `count` groups without replacement, by the rule that `buffer_sampling` names. If
+    only one rollout batch of `count` groups is kept, the sample is that batch, so nothing is
+    replayed.
     """
 
     def __init__(self, sampling: str = "recency", fresh_fraction: float = 0.5) -> None:
@@ -60,13 +61,13 @@ class ReplayBuffer:
         gate: StalenessGate,
         rng: np.random.Generator,
     ) -> ReplaySample:
-        """Select groups to train on, and increase each group's number of uses by one.
+        """Select groups to train on, and increase `uses` of each selected group by one.
 
         Args:
             fresh: Prompt indices of the fresh rollout batch.
             older: Prompt indices of older batches.
             count: Maximum number of groups to take.
-            gate: Judges each group before it is used.
+            gate: Checks each group before it is used.
             rng: Source of the random draws.
         """
         stale = self._remove_not_admitted([*older, *fresh], gate)
@@ -84,7 +85,7 @@ class ReplayBuffer:
 
         Args:
             closed: Prompt indices of the batches that are no longer kept.
-            gate: Judges the remaining groups. A group that the gate refuses for the next round is
+            gate: Checks the remaining groups. A group that the gate rejects for the next round is
                 removed as well.
         """
         removed = [self._groups.pop(index) for index in closed if index in self._groups]
@@ -99,7 +100,7 @@ class ReplayBuffer:
         return [self._groups[i] for i in sorted(prompt_indices) if i in self._groups]
 
     def _remove_not_admitted(self, prompt_indices: Sequence[int], gate: StalenessGate) -> int:
-        """Remove the groups that the gate refuses for the next round.
+        """Remove the groups that the gate rejects for the next round.
 
         Return how many of the removed groups were never trained on.
         """
@@ -126,23 +127,23 @@ def newest(
 def least_used_then_oldest(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """Return the least used groups; among equally used ones, the oldest."""
+    """Return the least used groups. Among equally used groups, prefer the oldest."""
     return sorted([*older, *fresh], key=lambda group: (group.uses, group.prompt_index))[:count]
 
 
 def uniform(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """Return groups drawn uniformly from the fresh and the older ones together."""
+    """Return groups drawn uniformly from all groups, fresh and older."""
     return _some([*older, *fresh], count, rng)
 
 
 def fresh_and_older(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """Draw ceil(fraction · count) groups from the fresh ones, and the rest from the older ones.
+    """Draw ceil(fraction · count) of the fresh groups, and the rest from the older groups.
 
-    Both draws are uniform. If there are too few groups of one kind, draw more of the other.
+    Both draws are uniform. If there are too few groups of one kind, draw more of the other kind.
     """
     wanted = max(fresh_wanted(fraction, count), count - len(older))
     some_fresh = _some(fresh, wanted, rng)

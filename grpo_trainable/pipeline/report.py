@@ -83,15 +83,15 @@ class RoundReport:
 class Recorder:
     """Collects spans, version changes, evaluations and notes until the round reports them.
 
-    All times are those of the clock in the trial's process.
+    All times are given by the clock of the trial's process.
     """
 
     def __init__(self, offsets: Mapping[str, float] | None = None) -> None:
         """Create an empty record.
 
         Args:
-            offsets: Actor -> number of seconds by which its clock is ahead of the trial's. An actor
-                without an entry counts as 0.
+            offsets: Actor -> number of seconds by which its clock is ahead of the trial's. For an
+                actor without an entry, the value is 0.
         """
         self._offsets = {} if offsets is None else offsets
         self._begin()
@@ -206,7 +206,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Return metrics of the learner and of the `groups` that it trained on.
 
-    A round without groups has no gradient step and so no metrics of gradient steps.
+    A round without groups has no gradient steps, and so no metrics of gradient steps.
     """
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
@@ -255,8 +255,8 @@ def _critic_metrics(updated: Updated) -> dict[str, float]:
 def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
     """Return metrics of a round's gradient steps.
 
-    The metrics are means over the steps, with three exceptions: the ratio is the maximum, the
-    number of bounded tokens is the sum, and the learning rate is that of the last step.
+    The metrics are means over the steps, with three exceptions: the ratio is the maximum over the
+    steps, the number of bounded tokens is the sum, and the learning rate is the last step's.
     """
     return {
         "loss/policy": _mean([step.loss for step in steps]),
@@ -274,7 +274,7 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
 def time_metrics(
     spans: Sequence[ActorSpan], sync_bytes: int, start: float, end: float
 ) -> dict[str, float]:
-    """Return seconds and shares of each stage of a round, and the size and speed of transfers.
+    """Return the seconds and share of each stage of a round, and the size and speed of transfers.
 
     Args:
         spans: The spans of all actors.

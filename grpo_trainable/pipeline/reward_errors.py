@@ -26,11 +26,11 @@ def refuse_reward_errors(
 
     Args:
         config: The trial's settings.
-        told: The start of the message, with the number of failed rewards and of responses.
+        told: The start of the message, with the numbers of failed rewards and responses.
         errors: Number of responses on which the reward function failed.
         responses: Number of responses to divide `errors` by; at least the number of responses to
             `JUDGED_PROMPTS` prompts.
-        failed: Prompts without rewards since the last check.
+        failed: Prompts that could not be scored since the last check.
 
     Raises:
         ActorFailed: The limit is exceeded. The message names the limit and the first failed prompt.

@@ -10,7 +10,7 @@ import torch
 
 from grpo_trainable.protocol.rollout import RolloutGroup, extents
 
-RUN_TOKENS = 4  # length of the runs of tokens that a response may repeat
+RUN_TOKENS = 4  # length of the token runs in which repetitions are counted
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
@@ -45,7 +45,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 def repeated_fraction(groups: Sequence[RolloutGroup]) -> float:
     """Return the mean share of a response's four-token runs that repeat an earlier run.
 
-    The mean is over the responses with at least four tokens; 0 if there are none.
+    The mean is over the responses with at least four tokens. Without such responses, it is 0.
     """
     runs = [
         [tuple(ids[i : i + RUN_TOKENS]) for i in range(len(ids) - RUN_TOKENS + 1)]
@@ -69,8 +69,8 @@ def info_means(groups: Sequence[RolloutGroup], names: Iterable[str]) -> dict[str
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
     """Return the share of responses into which tokens were inserted.
 
-    Such a response has a hole in its mask. The groups must not contain episodes, because their
-    masks have holes too.
+    These responses have a hole in their mask. The groups must not contain episodes, whose masks
+    have holes too.
     """
     masks = [group.response_mask for group in groups]
     holes = torch.cat([extents(mask) > mask.sum(dim=1) for mask in masks])
@@ -78,7 +78,7 @@ def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
 
 
 def _turns(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return the mean number of actions that an environment answered, or {} without episodes."""
+    """Return the mean number of answered actions per episode, or {} if there are no episodes."""
     played = [group.turn_rewards for group in groups if group.turn_rewards is not None]
     if not played:
         return {}

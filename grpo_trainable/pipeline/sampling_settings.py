@@ -1,6 +1,6 @@
 """The settings that decide what a trial samples.
 
-Trials in which these settings differ must not use the rollouts in each other's checkpoints.
+If these settings differ between two trials, neither may use the rollouts in the other's checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
 def sampling_settings(config: GRPOConfig) -> dict[str, Any]:
     """Return, as plain data, the settings that decide what a trial samples.
 
-    They decide which prompts a round trains on, and how the responses are sampled.
+    These settings decide which prompts a round trains on, and how the responses are sampled.
     """
     settings = config.to_dict()
     return {
@@ -55,7 +55,7 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `work` that influence sampling, under dotted keys.
 
     Settings that only training reads are left out. Settings at their default are left out too,
-    because the state of an earlier version may lack them.
+    because a state that an earlier version wrote may lack them.
     """
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"

@@ -35,9 +35,9 @@ class DeliveryFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
-    """Tensors that bypass the object store. In a call, each instance becomes three arguments."""
+    """Tensors that bypass the object store. A call passes the three fields as three arguments."""
 
-    described: Any  # a description of the tensors, which the receiver needs
+    described: Any  # a description of the tensors, for the receiver
     ref: Any  # the reference with which the receiver gets the tensors
     sent_at: float  # earliest time at which the tensors could be sent, in seconds since 1970
 
@@ -93,7 +93,7 @@ class Runtime(Protocol):
         ...
 
     def share(self, value: Any) -> Any:
-        """Store a value once, and return an argument for calls to several actors."""
+        """Store a value once, and return an argument that can be passed to several actors."""
         ...
 
     def result(self, call: Any) -> Any:
@@ -112,7 +112,7 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
     Raises:
         ActorLost: The call took longer than `deadline_s`. The message names the stage and the
             actor.
-        ActorFailed: `Runtime.result` raised it.
+        ActorFailed: `Runtime.result` raised this error.
     """
     if not runtime.wait([call], deadline_s):
         raise no_answer([call], deadline_s)

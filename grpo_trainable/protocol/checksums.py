@@ -13,15 +13,15 @@ from torch import Tensor
 
 BLOCK_BYTES = 4096  # bytes covered by one partial sum
 # Number of bytes that are summed and then copied while they are in the CPU's cache; a multiple of
-# BLOCK_BYTES. With smaller pieces, the calls cost more than the cache saves.
+# BLOCK_BYTES. With smaller pieces, the function calls cost more time than the cache saves.
 PIECE_BYTES = 4 << 20
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return the CRC-32 of names, shapes, types and bytes, in name order, as 8 hexadecimal digits.
 
-    The checksum detects torn and mixed-up weights, but not forged ones. Checkpoints use SHA-256
-    instead.
+    The checksum detects torn weights (parts of several snapshots) and mixed-up weights, but not
+    forged ones. Checkpoints use SHA-256 instead.
     """
     crc = 0
     for name in sorted(tensors):
@@ -35,10 +35,10 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return a checksum of weights, computed at memory speed, as 16 hexadecimal digits.
 
     The first eight digits are the CRC-32 of names, shapes, types and the order in which dimensions
-    are stored. The last eight digits are the CRC-32 of sums. Each block of 4 KiB, in storage order,
-    is summed as 64-bit integers on the device of the tensors. In the CRC-32, the bytes left over at
-    the end of each tensor follow the sums. The checksum does not detect a changed order of the
-    64-bit words within a block.
+    are stored. The last eight digits are the CRC-32 of all block sums, followed by the bytes left
+    over at the end of each tensor. A block has 4 KiB in storage order. It is summed as 64-bit
+    integers on the device of its tensor. If 64-bit words within a block change places, the checksum
+    stays the same.
     """
     return copy_with_checksum(tensors, {})
 
@@ -47,9 +47,9 @@ def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tenso
     """Copy the tensors that have a destination, and return the `storage_checksum` of all tensors.
 
     If a copy has the same memory layout as its tensor, without gaps, each piece is summed and then
-    copied while the piece is in the CPU's cache. Summing and copying takes little longer than
-    copying alone. If another thread writes to a tensor meanwhile, sum and copy still agree, so the
-    checksum does not detect the write. The caller must prevent such writes.
+    copied while the piece is in the CPU's cache. Summing and copying then takes little longer than
+    copying alone. If another thread writes to a tensor meanwhile, the sum and the copy still agree,
+    so the checksum does not detect the write. The caller must prevent such writes.
 
     Args:
         tensors: the weights, by name.
@@ -77,8 +77,9 @@ def _storage(
     """Describe a tensor and its layout in memory.
 
     Returns:
-        The description for the checksum; the order of the dimensions in memory, the slowest first;
-        and True if the elements follow each other without gaps in that order.
+        The description for the checksum; the order of the dimensions in memory, beginning with the
+        one that varies slowest; and True if the elements follow each other in that order without
+        gaps.
     """
     order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
     told = [d for d in order if shape[d] > 1]
@@ -88,7 +89,7 @@ def _storage(
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor without gaps, (bytes,) uint8, in the order of storage."""
+    """Return the bytes, (bytes,) uint8, of a tensor without gaps, in storage order."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -97,14 +98,14 @@ def _pieces(memory: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 class _Sums:
-    """Collects the left-over bytes and the sums of blocks, to copy all from the device together."""
+    """Collects block sums and left-over bytes, so that all are copied from the device together."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # (blocks,) int64 each
         self._rests: list[Tensor] = []  # (bytes,) uint8 each
 
     def add(self, stored: Tensor, room: Tensor | None) -> None:
-        """Add `stored`, (bytes,) uint8; copy each piece to `room` after it has been summed."""
+        """Add `stored`, (bytes,) uint8, and copy each piece to `room` after summing it."""
         if stored.data_ptr() % 8 or stored.storage_offset() % 8:
             stored = stored.clone()  # a clone is aligned to 8 bytes
         size = PIECE_BYTES if stored.device.type == "cpu" else stored.numel()

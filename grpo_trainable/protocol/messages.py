@@ -1,4 +1,4 @@
-"""The messages with which the actors of a trial answer its pipeline's calls.
+"""The messages with which the actors of a trial answer the pipeline's calls.
 
 The pipeline learns about actors only from these answers. Points in time are in seconds since 1970.
 """
@@ -80,8 +80,9 @@ class Scored:
 class Drift:
     """KL from the policy to another policy, estimated on responses that were trained on.
 
-    Values are in nats, summed over a response and averaged over the responses. A standard error is
-    that of the estimate from a sample of the responses, and 0 if all responses are measured.
+    Values are in nats, summed over a response and averaged over the responses. If the KL is
+    measured on a sample of the responses, `k1_se` and `k3_se` are the standard errors of the
+    estimates. If it is measured on all responses, they are 0.
     """
 
     k1: float  # an estimate that can be negative
@@ -104,7 +105,7 @@ class CriticFigures:
     """Summary of the critic's values, computed before the round's first gradient step."""
 
     value_mean: float
-    return_mean: float  # mean discounted sum of the rewards that followed a state
+    return_mean: float  # discounted sum of the rewards after a state, averaged over the states
     # Share of the returns' variance that the values explain. None if all returns are equal.
     explained_variance: float | None
 
@@ -124,8 +125,9 @@ class GradientStep:
     lr: float
     # Effective sample size of the importance weights, as a fraction of the number of responses.
     ess_fraction: float
-    skipped: bool  # loss or gradient was not finite, so the step changed nothing
-    # KL of the policy before the step, on the rows of the step; empty if not monitored.
+    skipped: bool  # True if the step changed nothing, because its loss or gradient was not finite
+    # KL from the policy before the step to other policies, on the rows of the step. Empty if the KL
+    # is not monitored.
     kl: dict[str, Drift]
     critic: CriticStep | None = None  # None without a critic
 
@@ -134,9 +136,9 @@ class GradientStep:
 class ResponseFigures:
     """Figures of each response that was trained on: (N,) float32 arrays for N responses.
 
-    The entries are in the order of the groups and of the responses in each group. Log-probs are
-    sums over a response's tokens, in nats. They are NaN for responses on which the KL was not
-    measured. The arrays of log-probs are None if no setting needs them.
+    The entries are in the order of the groups, and of the responses in each group. Log-probs are
+    sums over a response's tokens, in nats, and NaN for responses on which the KL was not measured.
+    The arrays of log-probs are None if no setting needs them.
     """
 
     advantages: np.ndarray
@@ -156,8 +158,8 @@ class Updated:
     reference_nll_se: float = 0.0  # see `Drift`
     kl: dict[str, Drift]  # KL to "reference", "previous", "behaviour"; empty if not monitored
     responses: ResponseFigures
-    # KL (k3) from sampler to learner on tokens for which both have the same weights. None without
-    # such tokens.
+    # KL (k3) from sampler to learner on tokens for which both have the same weights. None if there
+    # are no such tokens.
     sampler_mismatch_nats: float | None = None
     # KL from the sampler to the teacher, in nats per response. None without a teacher.
     teacher_nats: float | None = None
@@ -171,7 +173,7 @@ class Updated:
 class Published:
     """The learner has published a snapshot."""
 
-    handle: Any  # receivers of the transport use it to fetch the snapshot
+    handle: Any  # the transport's receivers use the handle to fetch the snapshot
     version: int
     round: int
     spans: list[Span]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-# The functions that create tensors import torch in their bodies. The command line creates requests
-# but no tensors, so it need not load torch.
+# Functions that create tensors import torch in their bodies. The command line creates requests but
+# no tensors, so it need not load torch.
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """The tokens that are inserted into a response that has thought for too long.
+    """The tokens that are inserted into a response if its reasoning is too long.
 
     A response is interrupted if, after `after_tokens` tokens, it has not ended and contains none of
     `answer_ids` and `answer_strings`. An interruption inserts the tokens `ids`. The inserted tokens
-    are not sampled, so they are a hole in the response's mask.
+    are not sampled, so they form a hole in the response's mask.
     """
 
     after_tokens: int
@@ -62,7 +62,7 @@ class StateOf(NamedTuple):
     """A state within a response, for which completions are sampled to estimate its value."""
 
     response: int  # index in its group; 0 if the state is the prompt itself
-    # Number of response tokens in the state, which are the last tokens of the request's prompt_ids.
+    # Number of response tokens in the state. They are the last tokens of the request's prompt_ids.
     tokens: int
 
 
@@ -73,7 +73,7 @@ class Request:
     (stream, prompt_index) identifies the prompt. Together with the seed, this pair is the key of
     every random draw for the responses, so a repeated request gives the same tokens under the same
     weights. If there is a `state`, the state is part of the key, and `limits` apply to the tokens
-    that follow it.
+    that follow the state.
     """
 
     stream: str  # "train", "eval" or, with a state, "vine"
@@ -99,7 +99,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """G responses to one prompt, with the weights that sampled each token.
+    """G responses to one prompt, with the version of the weights that sampled each token.
 
     The engine leaves `rewards` at NaN. The scorer sets each reward once, and nothing changes it
     later.
@@ -109,8 +109,8 @@ class RolloutGroup:
     prompt_ids: Tensor  # (P,) int64
     # (G, R) int64. Holes contain the inserted tokens. Padding follows the last sampled token.
     response_ids: Tensor
-    # (G, R) bool: the sampled tokens, including the one that ended the response. Holes are tokens
-    # that the policy read within its response but did not sample.
+    # (G, R) bool: True for sampled tokens, including the token that ended the response. Holes are
+    # tokens that the policy read within its response but did not sample.
     response_mask: Tensor
     behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
     rewards: Tensor  # (G,) float32
@@ -125,8 +125,9 @@ class RolloutGroup:
     # (G, K) float32: the reward parts that `task.reward_weights` names, in the order of that
     # setting. None if `task.reward_weights` is not set.
     reward_parts: Tensor | None = None
-    # (G,) float64 each: two parts of the reward, unchanged. The format reward is NaN if the reward
-    # does not judge the format. None until the scorer has set them.
+    # (G,) float64 each: two parts of the reward, exactly as the task returned them. The format
+    # reward is NaN if the reward does not judge the format. Both are None until the scorer has set
+    # them.
     format_rewards: Tensor | None = None
     answer_rewards: Tensor | None = None
     # (G, R) float32: the value of the state before each token, estimated from completions of that
@@ -143,7 +144,7 @@ class RolloutGroup:
     # for text.
     observations: Tensor | None = None
     actions: Tensor | None = None
-    uses: int = 0  # number of batches for gradient steps that contained the group
+    uses: int = 0  # number of training batches that have contained the group
     example_index: int | None = None  # see `Request`
 
     @classmethod
@@ -158,7 +159,7 @@ class RolloutGroup:
         token_versions: Tensor,
         token_rounds: Tensor,
     ) -> RolloutGroup:
-        """Return, on the CPU, the unscored group that an engine sampled for a request."""
+        """Return an unscored group on the CPU, from the tensors that an engine has sampled."""
         import torch
 
         return cls(
@@ -221,8 +222,8 @@ class RolloutGroup:
         return bool((self.rewards != self.rewards[0]).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A group travels between actors as numpy arrays. Pickling its tensors one by one would take
-        # a tenth of a round.
+        # Groups are sent between actors as numpy arrays. Pickling their tensors one by one would
+        # take a tenth of a round.
         from torch import Tensor
 
         values = (getattr(self, item.name) for item in fields(self))
@@ -300,7 +301,7 @@ class TrainBatch:
 class LiveWeights:
     """The learner's tensors, from which a snapshot is taken. The next gradient step changes them.
 
-    That step must not begin before the snapshot is complete. No checksum would detect a step that
+    This step must not begin before the snapshot is complete. No checksum would detect that the step
     began too early.
     """
 
@@ -401,7 +402,7 @@ def stack_rows(batches: Sequence[TrainBatch]) -> TrainBatch:
 def _as_known_rows(
     groups: Sequence[RolloutGroup], values: Sequence[Tensor | None]
 ) -> Tensor | None:
-    """Return the values as `as_rows` does, or None if the groups have none."""
+    """Return the values as `as_rows` does, or None if no group has values."""
     known = [value for value in values if value is not None]
     return as_rows(groups, known) if known else None
 
@@ -437,7 +438,7 @@ def by_group(groups: Sequence[RolloutGroup], rows: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The position of a response in a batch; the positions `here` predict its tokens."""
+    """The place of a response in a batch. The positions `here` predict the response's tokens."""
 
     group: int
     response: int

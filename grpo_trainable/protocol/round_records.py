@@ -33,7 +33,7 @@ _RESPONSE = {
     "round": pa.int32(),
     "cursor": pa.int64(),  # index of the prompt in its stream
     "response_index": pa.int32(),  # index among the responses to one prompt
-    "task": pa.string(),  # task of the prompt, if the trial mixes several
+    "task": pa.string(),  # task of the prompt, if the trial mixes several tasks
     "prompt": pa.string(),
     "response": pa.string(),
     "ground_truth": pa.string(),  # the true answer, as JSON
@@ -53,7 +53,7 @@ SCHEMAS = {
         {
             **_RESPONSE,
             "advantage": pa.float32(),
-            "uses": pa.int32(),  # number of times the group was trained on, this time included
+            "uses": pa.int32(),  # number of times the group was trained on, including this time
             "version": pa.int32(),  # version of the weights that sampled the oldest token
             "weights_round": pa.int32(),  # round of those weights
             "lag": pa.int32(),  # number of rounds before this one, minus weights_round
@@ -71,7 +71,7 @@ SCHEMAS = {
             "round": pa.int32(),
             "step": pa.int32(),  # number of the step within the round, from 1
             "version": pa.int32(),  # version of the policy before the step
-            "skipped": pa.bool_(),  # loss or gradient was not finite
+            "skipped": pa.bool_(),  # True if the loss or the gradient was not finite
             "loss": pa.float32(),
             "grad_norm": pa.float32(),
             "entropy_nats": pa.float32(),
@@ -80,10 +80,11 @@ SCHEMAS = {
             "ratio_max": pa.float32(),
             "bounded_tokens": pa.int64(),  # tokens whose ratio was bounded at e^20
             "lr": pa.float32(),
-            # The critic's figures, if there is a critic. The loss is not multiplied by critic.coef.
+            # The critic's figures, if there is one. Its loss is not multiplied by critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
-            # KL of the policy before the step, summed over each response that the step trains on.
-            # The KL to "reference" and "previous" covers only the responses of the round's sample.
+            # KL from the policy before the step, in nats per response, on the responses that the
+            # step trains on. For "reference" and "previous", only responses in the round's KL
+            # sample are measured.
             **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
         }
     ),
@@ -95,7 +96,7 @@ SCHEMAS = {
             "actor": pa.string(),
             "version": pa.int32(),
             "weights_round": pa.int32(),
-            # How the weights reached a generator; null in the learner, which made them.
+            # How the weights reached a generator. Null for the learner, which produced them.
             "transport": pa.string(),
             "bytes": pa.int64(),
             "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
@@ -107,7 +108,7 @@ SCHEMAS = {
 
 
 def table(kind: str, columns: Columns) -> pa.Table:
-    """Return columns as the content of a file in the directory `kind`.
+    """Return columns as a table for a file in the directory `kind`.
 
     Raises:
         KeyError: A column is missing.
@@ -123,7 +124,8 @@ class RoundDetails:
     """The details of one round."""
 
     round: int  # number of rounds finished so far
-    # All settings of the trial. Its config in Tune may lack defaults and have relative paths.
+    # All settings of the trial. The trial's config in Tune, in contrast, may lack defaults and
+    # contain relative paths.
     config: Mapping[str, Any]
     rollouts: Columns  # the responses that the round trained on
     evaluations: Columns  # held-out responses of the evaluations within the round; often empty
@@ -139,8 +141,8 @@ class RoundDetails:
 class Row(dict[str, Any]):
     """The row of a round, together with the details of the round.
 
-    The details are an attribute, not an entry. So Tune's schedulers and loggers, and callbacks of
-    a user, see only plain entries. A copy of a row is a plain dictionary without details.
+    The details are an attribute, not an entry. So Tune's schedulers and loggers, and a user's
+    callbacks, see only plain entries. A copy of a row is a plain dictionary without details.
     """
 
     details: RoundDetails | None = None
@@ -159,12 +161,12 @@ class Row(dict[str, Any]):
 
 
 def details_of(row: Mapping[str, Any]) -> RoundDetails | None:
-    """Return the details of a row, or None if it has none."""
+    """Return the details of a row, or None if the row has no details."""
     return row.details if isinstance(row, Row) else None
 
 
 # Example -> the text of its prompt, its task in the mix (None without a mix), and its true answer
-# as a value for JSON.
+# as a JSON value.
 Prompt = Callable[[int], "tuple[str, str | None, Any]"]
 Decode = Callable[[list[int]], str]
 
@@ -187,8 +189,8 @@ def rollout_columns(
         prompt: returns the prompt, task and true answer of an example.
         decode: returns the text of tokens.
         advantages: (N,), in the order of the responses.
-        policy_log_probs: (N,), sums over each response, in nats; NaN for a response that was not
-            measured; None if none was.
+        policy_log_probs: (N,), sums over each response, in nats. NaN for a response that was not
+            measured. None if no response was measured.
         reference_log_probs: (N,), the same sums under the reference.
     """
     columns = response_columns(groups, learner_round + 1, prompt, decode)
@@ -221,7 +223,7 @@ def rollout_columns(
 def response_columns(
     groups: Sequence[RolloutGroup], round_: int, prompt: Prompt, decode: Decode
 ) -> Columns:
-    """Return the columns that responses for training and for evaluation share.
+    """Return the columns that training responses and held-out responses have in common.
 
     Args:
         groups: the groups of responses.
@@ -312,8 +314,8 @@ def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[i
 def step_columns(updated: Updated) -> Columns:
     """Return columns with an entry for each gradient step of a round.
 
-    `version` and KL are those of the policy before the step. KL is measured on the rows that the
-    step trains on. If the KL is not monitored, its columns contain None.
+    `version` and the KL refer to the policy before the step. The KL is measured on the rows that
+    the step trains on. If the KL is not monitored, its columns contain None.
     """
     steps = updated.steps
     taken = [not step.skipped for step in steps]

@@ -1,4 +1,4 @@
-"""A request that a trial stop: its effect on the round in progress, and the trial's answers."""
+"""Requests to stop a trial: their effect on the round in progress, and the trial's answers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Protocol
 
 from grpo_trainable.telemetry.timers import now
 
-MEASURED_ROUNDS = 4  # the estimate is the mean duration of this many latest rounds
+MEASURED_ROUNDS = 4  # number of latest rounds whose mean duration is the estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finishing:
-    """A trial's answer during the gradient steps of a round: the trial finishes the round first."""
+    """A trial's answer during the gradient steps of a round: the round will be finished first."""
 
     round: int
-    # Estimated seconds until the round ends. 0: earlier rounds took less time than this one already
-    # has. None: there is no earlier round.
+    # Estimated seconds until the round ends. 0 if this round has already taken longer than earlier
+    # rounds did. None if there is no earlier round.
     left_s: float | None
 
 
@@ -35,7 +35,7 @@ class Stopped:
 
 
 class StopRequest(Protocol):
-    """A request that a trial stop, as the trial sees it."""
+    """A request to stop a trial, as the trial sees the request."""
 
     @property
     def made(self) -> bool:
@@ -48,7 +48,7 @@ class StopRequest(Protocol):
 
 
 class RoundAbandoned(Exception):
-    """Raised in a round that a request to stop ends before the round's gradient steps.
+    """Raised if a request to stop ends a round before the round's gradient steps.
 
     The learner has not changed since the last finished round.
     """
@@ -61,9 +61,9 @@ class RoundAbandoned(Exception):
 class StoppableRounds:
     """Decides how a request to stop affects the round in progress.
 
-    Before the gradient steps of the round, the request raises `RoundAbandoned`. Once the steps have
-    begun, the round ends as usual, and the answer to the request estimates the time left. A request
-    that comes between two rounds abandons the next one at its start.
+    If the gradient steps of the round have not begun, `RoundAbandoned` is raised. Once the steps
+    have begun, the round ends as usual, and the answer to the request estimates the time left. If
+    the request comes between two rounds, the next round is abandoned at its start.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class StoppableRounds:
         self._start = 0.0
         self._training_since: float | None = None
         self._evaluates = False  # True if an evaluation follows the round's gradient steps
-        self._answered = False  # True if the trial has said that it finishes the round
-        # From the start of the gradient steps to the round's end, in seconds, without evaluation.
+        self._answered = False  # True if the trial has answered that it will finish the round
+        # Seconds from the start of the gradient steps to the round's end, without the evaluation.
         self._training_s: deque[float] = deque(maxlen=MEASURED_ROUNDS)
         self._evaluation_s = 0.0  # seconds of the latest evaluation
 
     @contextmanager
     def round(self, number: int) -> Iterator[None]:
-        """Surround a round.
+        """Run the block as a round.
 
         Raises:
             RoundAbandoned: A stop has already been requested.
@@ -103,7 +103,7 @@ class StoppableRounds:
             self._round = None
 
     def look(self) -> None:
-        """Obey a request. Call this often while a round waits for its actors.
+        """Obey a request, if there is one. Call this often while a round waits for its actors.
 
         Raises:
             RoundAbandoned: A stop has been requested, and the gradient steps have not begun.
@@ -120,20 +120,20 @@ class StoppableRounds:
         """Record that the gradient steps of the round begin.
 
         Args:
-            evaluates: True if an evaluation follows them in the same round.
+            evaluates: True if an evaluation follows the steps in the same round.
 
         Raises:
-            RoundAbandoned: A stop is requested.
+            RoundAbandoned: A stop has been requested.
         """
         self.look()
         self._training_since, self._evaluates = self._clock(), evaluates
 
     def training_ended(self, evaluations: int, eval_s: float) -> None:
-        """Record how long the rest of the round took since its gradient steps began.
+        """Record how long the round took from the start of its gradient steps to its end.
 
         Args:
             evaluations: Number of evaluations in the round, including one before the steps.
-            eval_s: Seconds that all of them took.
+            eval_s: Seconds that all these evaluations took.
         """
         assert self._training_since is not None
         seconds = self._clock() - self._training_since

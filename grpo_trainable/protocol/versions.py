@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class StalenessGate:
-    """Decides which groups may be generated and trained on.
+    """Decides which groups may be generated, and which may be trained on.
 
     A group must be trained on for the first time within `lag` rounds of the weights that sampled
     it, and for the last time within `max_age` rounds. `learner_round` is the number of rounds
@@ -69,4 +69,4 @@ class VersionChange:
     actor: str
     version: int
     weights_round: int
-    sync: Sync | None = None  # None for the learner, which made the weights
+    sync: Sync | None = None  # None for the learner, which produced the weights

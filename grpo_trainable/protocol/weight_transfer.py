@@ -16,8 +16,8 @@ class WeightSender(Protocol):
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
         """Take a snapshot with its checksum, and return the handle with which receivers fetch it.
 
-        A published snapshot does not change before it is released. The handle is small and travels
-        through actor calls.
+        A published snapshot does not change before it is released. The handle is small and is
+        passed as an argument of actor calls.
 
         Args:
             weights: the learner's own tensors, which do not change during this call. The next
@@ -30,8 +30,8 @@ class WeightSender(Protocol):
     def release(self, before_round: int) -> None:
         """Release the snapshots of all rounds before `before_round`.
 
-        When this is called, nobody fetches these snapshots any more, and nobody uses weights that
-        were fetched from them.
+        This method is called once no receiver fetches these snapshots any more, and no generator
+        uses weights that were fetched from them.
         """
         ...
 
@@ -55,8 +55,8 @@ class WeightReceiver(Protocol):
     def name(self) -> str:
         """Name of the transport.
 
-        The transport's record in the table provides the name, so a user's receiver need not define
-        this property.
+        The transport's record (`config/transport_catalog.py`) also contains the name, so a user's
+        receiver need not define this property.
         """
         ...
 
@@ -65,12 +65,12 @@ class WeightReceiver(Protocol):
 
         The snapshot's tensors may be read-only and shared with other processes. The tensors do not
         change before the snapshot is released, and a snapshot is not released while a generator
-        uses it. So nobody needs to copy the tensors.
+        uses it. So the caller need not copy the tensors.
 
         Args:
             handle: the value that `publish` returned.
-            received: the data that arrived with the handle. Only a transport whose learner sends
-                the weights, rather than letting the generator fetch them, has such data.
+            received: the data that arrived with the handle. There is such data only if the learner
+                sends the weights, rather than the generator fetching them.
         """
         ...
 

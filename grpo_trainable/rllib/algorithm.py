@@ -36,7 +36,7 @@ from grpo_trainable.telemetry.metrics import is_info_metric
 from grpo_trainable.trial import Trial, resolved
 
 NAME = "GRPO-RLlib"
-TRIAL = "grpo"  # our part of RLlib's checkpoint
+TRIAL = "grpo"  # name of our part of RLlib's checkpoint
 
 # RLlib's name -> our name for the same metric, in addition to `metrics.RLLIB_NAMES`.
 RLLIB_NAMES = {
@@ -53,8 +53,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
     """RLlib's config for GRPO.
 
     Use `training(grpo={…})` for settings that have no name in RLlib. With 0 env runners, one
-    process samples and trains. With 1 or more env runners, each is a generator, separate from the
-    learner.
+    process samples and trains. With 1 or more env runners, each env runner is a generator, separate
+    from the learner.
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -68,8 +68,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         """Set training options.
 
         Args:
-            grpo: Nested settings of a trial (docs/config.md), merged with those of earlier calls.
-                Relative paths in `grpo` are relative to the current directory.
+            grpo: Nested settings of a trial (docs/config.md), merged with the settings from earlier
+                calls. Relative paths in `grpo` are relative to the current directory.
             settings: RLlib's settings. GRPO reads only `lr` and `grad_clip`.
 
         Raises:
@@ -104,7 +104,7 @@ class GRPO(Algorithm):
 
     trial: Trial | None = None
     _report: RoundReport | None = None
-    _invalid: Exception | None = None  # reason why the first step fails
+    _invalid: Exception | None = None  # the error that the first step will raise
 
     def __init__(self, config: Any = None, env: Any = None, **options: Any) -> None:
         """Start the trial.
@@ -117,7 +117,8 @@ class GRPO(Algorithm):
         Raises:
             ConfigError: The config is invalid. Under Tune, the first step raises this error. An
                 error in the constructor would look like the death of the trial's process.
-            PluginError: The user's task cannot be loaded. Under Tune as above.
+            PluginError: The user's task cannot be loaded. Under Tune, the first step raises this
+                error.
         """
         try:
             super().__init__(config, env, **options)
@@ -139,10 +140,10 @@ class GRPO(Algorithm):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Request a bundle for the process of the algorithm, and one for each actor.
+        """Request one bundle for the algorithm's process, and one for each actor.
 
-        If the config is invalid, request only the first of these bundles. The trial then fails at
-        its first step.
+        If the config is invalid, request only the bundle for the algorithm's process. The trial
+        then fails at its first step.
         """
 
         def settings() -> GRPOConfig:
@@ -191,7 +192,7 @@ class GRPO(Algorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Return the mean reward on the held-out prompts under the current weights.
 
-        If the last round ended with an evaluation, return that result without sampling again.
+        If the last round ended with an evaluation, return its result without sampling again.
         """
         assert self.trial is not None
         self._call_back("on_evaluate_start")
@@ -251,7 +252,7 @@ class GRPO(Algorithm):
     def get_state(
         self, components: Any = None, *, not_components: Any = None, **options: Any
     ) -> dict[str, Any]:
-        """Return RLlib's counters. Only `save_to_path` writes the state of the trial, as files."""
+        """Return RLlib's counters. Only `save_to_path` saves the state of the trial, in files."""
         state: dict[str, Any] = {
             COMPONENT_METRICS_LOGGER: self.metrics.get_state(),
             TRAINING_ITERATION: self.training_iteration,
@@ -309,7 +310,7 @@ class SavedTrial(Checkpointable):
     def restore_from_path(
         self, path: Any, *, component: Any = None, filesystem: FileSystem | None = None, **_: Any
     ) -> None:
-        """Load the trial; raise the errors of `Trial.load`."""
+        """Load the trial. This method raises the same errors as `Trial.load`."""
         with Checkpoint(Path(path).as_posix(), filesystem).as_directory() as directory:
             self._trial.load(directory)
 

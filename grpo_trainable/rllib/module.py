@@ -20,14 +20,14 @@ from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.store import build_trained_policy
 
-NO_TOKEN = -1  # fills a row after its last token
+NO_TOKEN = -1  # fills the rest of a row after its last token
 
 
 def token_spaces(shape: PolicyShape) -> tuple[Box, Discrete]:
     """Return the observation space and the action space.
 
-    An observation is (context_length,) int32: the ids of prompt and response so far, then NO_TOKEN.
-    An action is the id of the next token.
+    An observation is (context_length,) int32: the token ids of the prompt and of the response so
+    far, then NO_TOKEN. An action is the id of the next token.
     """
     observations = Box(NO_TOKEN, shape.vocab_size - 1, (shape.context_length,), dtype=np.int32)
     return observations, Discrete(shape.vocab_size)
@@ -40,7 +40,7 @@ class LanguageModel(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     """
 
     def setup(self) -> None:
-        """Build the policy and a value head that starts at zero."""
+        """Build the policy, and a value head whose parameters start at zero."""
         settings = GRPOConfig.from_dict(self.model_config["grpo"])  # pyright: ignore
         self.policy, _ = build_trained_policy(settings.model, settings.seed)
         self.temperature = settings.rollout.temperature

@@ -1,4 +1,4 @@
-"""Conversion of RLlib's settings to a trial's, and refusal of settings that GRPO ignores."""
+"""Conversion of RLlib's settings to a trial's, and rejection of settings that GRPO ignores."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
 
 
 def _same(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield our key and the value of each setting that has another name in RLlib.
+    """Yield our key and the value of each setting in `SAME`.
 
     Raises:
-        ConfigError: A value is invalid. The message has RLlib's name.
+        ConfigError: A value is invalid. The message contains RLlib's name of the setting.
     """
     for theirs, ours in SAME.items():
         value = config[theirs]
@@ -131,7 +131,7 @@ def _same(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _actors(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of placement and actors.
+    """Return the settings for the placement and the actors.
 
     In RLlib, 0 env runners and 0 learners mean that the algorithm's own process does the work.
     """
@@ -159,10 +159,10 @@ def _is_count(value: Any) -> bool:
 
 
 def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
-    """Refuse settings of RLlib that differ from `untouched` but have no effect with GRPO.
+    """Reject settings of RLlib that differ from `untouched` but have no effect with GRPO.
 
     Raises:
-        ConfigError: There is such a setting, an unknown key, or a callback with a method that is
+        ConfigError: A setting has no effect, a key is unknown, or a callback has a method that is
             never called.
     """
     defaults = untouched.to_dict()

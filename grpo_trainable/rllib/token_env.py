@@ -24,7 +24,7 @@ from grpo_trainable.trial import resolved
 # Settings of a trial that are read by the environment, or by the `LanguageModel` that acts in it.
 READ = ("model", "task", "seed", "rollout.max_new_tokens", "rollout.stop", "rollout.temperature")
 
-PROMPTS = 1 << 20  # an episode draws its prompt from the first PROMPTS of the training stream
+PROMPTS = 1 << 20  # an episode draws one of the first PROMPTS prompts of the training stream
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class World:
 class TokenEnv(gymnasium.Env):
     """The task of a trial as an environment, for any algorithm that trains in environments.
 
-    An observation is (context_length,) int32: the ids of prompt and response so far, then −1. An
-    action is the id of the next token. The last action gets the reward of the response, and all
-    others get 0. A response ends where it would end in a trial: at an end id, a stop string or
-    `rollout.max_new_tokens`.
+    An observation is (context_length,) int32: the token ids of the prompt and of the response so
+    far, then −1. An action is the id of the next token. The last action gets the reward of the
+    response, and all other actions get 0. A response ends where it would end in a trial: at an end
+    id, a stop string or `rollout.max_new_tokens`.
 
     Args:
         config: Nested settings of a trial. Only `model`, `task`, `seed` and, in `rollout`,
@@ -71,7 +71,7 @@ class TokenEnv(gymnasium.Env):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin a response to a random prompt, or to the prompt `options["prompt_index"]`.
 
-        Prompt indices mean the same as in a trial.
+        Prompt indices have the same meaning as in a trial.
 
         Raises:
             ConfigError: The prompt plus the longest response exceeds the model's context.
@@ -91,9 +91,10 @@ class TokenEnv(gymnasium.Env):
         return self._observation(), {"prompt_index": self._index}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Add a token.
+        """Append a token to the response.
 
-        A response that is cut off gets its reward too, so it ends as terminated, not as truncated.
+        A response that is cut off also gets its reward, so its episode ends as terminated, not as
+        truncated.
         """
         self._response.append(int(action))
         ended = self._ended()

@@ -1,1 +1,1 @@
-"""The pipeline in virtual time: it runs schedules of any size on a small machine."""
+"""Simulation of the pipeline in virtual time, for schedules of any size on a small machine."""

@@ -19,16 +19,17 @@ from grpo_trainable.telemetry.stages import IDLE, OTHER_THREADS, TRACE_NAMES
 class Times:
     """The duration of each call in a run, by side and kind, and the time that the driver adds."""
 
-    calls: dict[tuple[str, str], list[float]]  # in run order, so a slow minute slows both sides
+    # (side, kind) -> seconds, in run order, so that a slow minute of the run slows both sides.
+    calls: dict[tuple[str, str], list[float]]
     reference_s: float  # duration of the part of an update that further passes do not repeat
     hop_s: float  # time from the submission of a call to its start
     gap_s: float  # time from the end of one `step()` to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
-        """Return the durations of the run's calls, in run order, starting over after the last.
+        """Return the durations of the run's calls, in run order, starting over after the last call.
 
         Args:
-            passes: number of passes that an update makes over the batch. The run made one pass.
+            passes: number of passes that an update makes over the batch. The recorded run made one.
         """
         seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
 
@@ -97,17 +98,17 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a sampling call that is listed separately
-# A call's kind is recognised by a stage that only calls of this kind have. The exception is `sync`,
-# which calls of other kinds may contain too. `sync` comes last, because loads and publications have
-# no other stage.
+# A call's kind is recognised by a stage that only calls of this kind contain. The exception is
+# `sync`, which calls of other kinds may contain too. So `sync` is looked for last: it decides only
+# for loads and publications, which contain no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     """Return (kind, round, seconds) for each call of an actor, from its main thread's spans.
 
-    A span of waiting separates any two calls. If a call completed states, the seconds of the
-    completions follow the call as a separate entry of kind `VINE`.
+    Any two calls are separated by a span of waiting. If a call also sampled completions of states,
+    the seconds that this took follow the call as a separate entry of kind `VINE`.
     """
     calls: list[list[dict[str, Any]]] = [[]]
     for event in sorted(events, key=lambda event: event["ts"]):

@@ -21,9 +21,9 @@ def group_of(
 
     Args:
         prompt_index: index of the prompt.
-        rewards: reward of each response, which is also its answer reward.
+        rewards: reward of each response. The answer reward is the same.
         weights: (version, round) of the weights that sampled each token.
-        uses: number of batches for gradient steps that contained the group.
+        uses: number of training batches that have contained the group.
         interrupted: for each response, True if it reads its second token instead of sampling it.
             None: no response is interrupted.
     """

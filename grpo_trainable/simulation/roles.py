@@ -80,8 +80,8 @@ class GeneratorCall:
 class VirtualGenerator:
     """A generator whose rewards, like real ones, depend only on the prompt index and the weights.
 
-    The methods mirror those of the real generator. The start and end of the call precede the other
-    arguments.
+    The methods mirror those of the real generator, but each method takes the start and end of the
+    call before its other arguments.
     """
 
     def __init__(
@@ -109,10 +109,12 @@ class VirtualGenerator:
             slowness: `slowness(prompt_index)` is the factor by which a training prompt takes longer
                 than usual.
             takes_deposits: True if a response has three tokens, each sampled with the weights that
-                the generator has at that moment.
-            scores_apart: True if responses are scored in separate calls, as with a user's reward.
-            completions: number of completions of each training state whose value is estimated; 0 if
-                values are not estimated. Responses have one token, so the states are the prompts.
+                the generator has when it samples the token.
+            scores_apart: True if responses are scored in separate calls, as they are with a
+                user-defined reward.
+            completions: number of completions that are sampled to estimate the value of each
+                training state; 0 if values are not estimated. Responses have one token, so the
+                states are the prompts.
             interrupted: `interrupted(prompt_index, response)` is True if a response to a training
                 prompt is interrupted: it reads the second of its three tokens instead of sampling
                 it. None: responses have one token.
@@ -152,7 +154,7 @@ class VirtualGenerator:
         return slowness * sampling_s + self._completing_s
 
     def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
-        """Load the weights (version, round), which are in use from `end` on."""
+        """Load weights, given as (version, round). They are in use from `end` on."""
         self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
         self._weights.append((end, *handle))
         self._reported = handle[0]
@@ -168,7 +170,7 @@ class VirtualGenerator:
         )
 
     def deposit(self, start: float, end: float, handle: tuple[int, int]) -> Deposited:
-        """Deposit the weights (version, round), which are in use from `end` on."""
+        """Deposit weights, given as (version, round). They are in use from `end` on."""
         assert self.takes_deposits
         self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
         self._weights.append((end, *handle))
@@ -234,7 +236,8 @@ class VirtualGenerator:
                 failed.append(FailedPrompt(request.prompt_index, "KeyError: 'apple'", tokens))
                 continue
             rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
-            # Held-out rewards differ widely in magnitude, so a float sum depends on their order.
+            # Make held-out rewards differ widely in magnitude, so that a float sum of them depends
+            # on their order.
             scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
             rewards = [scale * rng.random() for _ in range(request.group_size)]
             if stream == "train" and self._equal_rewards(request.prompt_index, round_):
@@ -271,13 +274,13 @@ class VirtualGenerator:
         )
 
     def _reading(self, request: Request) -> list[bool] | None:
-        """Return True for each interrupted response. None if no response can be interrupted."""
+        """Return True for each interrupted response, or None if no response can be interrupted."""
         if self._interrupted is None or request.stream == "eval":
             return None
         return [self._interrupted(request.prompt_index, i) for i in range(request.group_size)]
 
     def _vine(self, start: float) -> list[Span]:
-        """Return the span, from `start` on, in which the current call completes states."""
+        """Return the span, from `start` on, in which the call samples completions of states."""
         end = start + self._completing_s
         return [Span("vine", start, end)] if end > start else []
 
@@ -305,8 +308,8 @@ class TrainingCall:
 class VirtualLearner:
     """A learner that counts rounds and gradient steps, and records the groups it trains on.
 
-    The methods mirror those of the real learner. The start and end of the call precede the other
-    arguments.
+    The methods mirror those of the real learner, but each method takes the start and end of the
+    call before its other arguments.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class VirtualCall:
     value: Any = None
     error: str | None = None
     lost: bool = False  # True if the call's actor is dead
-    later: Callable[[], Any] | None = None  # computes the value after the call's end
+    later: Callable[[], Any] | None = None  # computes the value once the call has ended
 
 
 class VirtualRuntime:
@@ -83,7 +83,7 @@ class VirtualRuntime:
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
-        """Return the earliest end of the uncollected calls, quickly even if there are thousands."""
+        """Return the earliest end of all uncollected calls. Fast even for thousands of calls."""
         while self._ends[0][2] not in self.uncollected:
             heapq.heappop(self._ends)
         return self._ends[0][0]
@@ -114,12 +114,14 @@ class VirtualActor:
     Args:
         runtime: the clock.
         name: name of the actor.
-        role: has each method of a real actor. The call's start and end precede the other arguments.
+        role: an object with the methods of a real actor. Each method takes the call's start and end
+            before its other arguments.
         durations: returns the seconds of a call.
-        hangs: `hangs(stage, n)` is True if the actor never answers the n-th call of a stage. In
-            such a call, the actor works until the call's normal end and hangs there.
+        hangs: `hangs(stage, n)` is True if the actor never answers the n-th call of a stage. The
+            actor works until the call would normally end, and hangs from then on.
         dies: `dies(stage, n)` is True if the actor dies during the n-th call of a stage.
-        submitted: number of calls by stage, including calls to actors that this one replaces.
+        submitted: number of calls so far, by stage, including calls to actors that this actor
+            replaces.
         step_s: seconds of a call that count as one step of progress.
         mute: True if an actor that hangs does not answer `progress` either.
     """

@@ -1,8 +1,8 @@
 """Whole trials in virtual time: the real pipeline with virtual actors.
 
-The pipeline, its gate, its buffer and the learner group are real; actors, calls and the clock are
-virtual.
-Unit tests drive the pipeline through timings that a real machine could not reproduce.
+The pipeline, its gate, its buffer and the learner group are real. The actors, the calls and the
+clock are virtual. Unit tests drive the pipeline through timings that a real machine could not
+reproduce.
 `benchmarks/schedule_sim.py` compares simulated times with those of real trials.
 """
 
@@ -34,7 +34,7 @@ from grpo_trainable.simulation.runtime import (
 from grpo_trainable.telemetry.metrics import stage_seconds
 
 # With this value of `task.reward`, responses are scored in separate calls, as they are with a
-# user's reward.
+# user-defined reward.
 SCORED_APART = "virtual:scored_apart"
 
 
@@ -88,7 +88,7 @@ def virtual_trial(
             prompt earn the same reward.
         slowness: `slowness(prompt_index)` is the factor by which a prompt takes longer than usual.
         interrupted: `interrupted(prompt_index, response)` is True if the response is interrupted.
-            It is used only with `rollout.overlong=interrupt`.
+            Used only with `rollout.overlong=interrupt`.
         hangs: `hangs(actor, stage, n)` is True if the actor of this name never answers the n-th
             call of a stage.
         dies: `dies(actor, stage, n)` is True if the actor dies during the n-th call of a stage.
@@ -191,6 +191,6 @@ def simulate(
 
 
 def wall_clock_a_round(reports: Sequence[RoundReport]) -> float:
-    """Return the mean seconds per round, without evaluation but with the gaps between rounds."""
+    """Return the mean seconds per round, including the gaps between rounds but not evaluations."""
     evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in reports)
     return (reports[-1].end - reports[0].start - evaluation_s) / len(reports)

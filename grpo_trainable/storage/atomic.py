@@ -19,7 +19,7 @@ from typing import BinaryIO
 def replacing(
     path: str | Path, *, durable: bool = False, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` when the block ends, or is removed if the block raises.
+    """Open a new file. It replaces `path` when the block ends, or is removed if the block raises.
 
     A reader sees the old or the new content, never a part of it. A link at `path` is replaced, not
     followed. A killed process may leave the file `.NAME.RANDOM` beside `path`.
@@ -77,10 +77,10 @@ def _sync_directory(folder: str, dir_fd: int | None) -> None:
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """Create a directory that becomes `path` after the block, or is removed if the block raises.
+    """Create a directory. It becomes `path` when the block ends, or is removed if the block raises.
 
-    `path` must be an empty directory or not exist. Missing parents are created. A killed process
-    may leave the directory `.NAME.RANDOM` beside `path`.
+    `path` must not exist, or must be an empty directory. Missing parents are created. A killed
+    process may leave the directory `.NAME.RANDOM` beside `path`.
 
     Raises:
         FileExistsError: `path` exists and is not an empty directory.

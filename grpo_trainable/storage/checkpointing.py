@@ -31,8 +31,8 @@ from grpo_trainable.storage.tensor_files import (
     read_tensors,
 )
 
-# Functions that read or write tensors import torch in their bodies. The command only looks for the
-# checkpoint that a trial continues from, so it does not load torch.
+# Functions that read or write tensors import torch in their bodies. So a command that only looks
+# for the checkpoint that a trial continues from does not load torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -46,19 +46,19 @@ CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # Tune's names for the directories
 ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
 STATE = "state.json"
-# Parts that have one file per learner. Such a file contains some of the part's tensors, or the
-# learner's rows of them.
+# Parts that have one file per learner. Each file contains either some of the part's tensors, or the
+# learner's rows of the tensors.
 OF_LEARNERS = ("policy", "optimizer")
 BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
 MOST_LEARNERS = 99_999
-# While a file is written, it is synced whenever this number of bytes has been added. On a slow
-# disk, a single sync at the end could take longer than `resources.deadline_s`, and the learner
+# While a file is being written, it is synced each time this number of bytes has been added. On a
+# slow disk, a single sync at the end could take longer than `resources.deadline_s`, and the learner
 # shows no progress during a sync.
 SYNC_BYTES = 64 << 20
 MESSAGE_BYTES = 16 << 20  # size of the messages in which a learner on another machine sends files
 
-Tick = Callable[[], object]  # called for every piece of a file that was written or read
+Tick = Callable[[], object]  # called after each piece of a file has been written or read
 Part = TypeVar("Part")
 Directory = TypeVar("Directory", bound="Path | StoredPath")
 
@@ -71,14 +71,17 @@ class CheckpointError(RuntimeError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Raised if a directory certainly holds no intact checkpoint.
+    """Raised if it is certain that a directory holds no intact checkpoint.
 
     A file is missing, does not belong to a checkpoint, or has the wrong checksum or format.
     """
 
 
 class ForeignCheckpoint(DamagedCheckpoint):
-    """Raised if a directory contains a foreign file, perhaps beside the files of a checkpoint."""
+    """Raised if a directory contains a file that does not belong to a checkpoint.
+
+    The directory may also contain the files of a checkpoint.
+    """
 
 
 class UnreadableCheckpoint(CheckpointError):
@@ -92,7 +95,7 @@ class TrialState:
     state: dict[str, Any]  # plain data: counters, prompt indices, versions, config
     policy: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    groups: Sequence[RolloutGroup]  # scored; in the replay buffer
+    groups: Sequence[RolloutGroup]  # the scored groups in the replay buffer
 
 
 def part_file(part: str, number: int = 1, of: int = 1) -> str:
@@ -101,7 +104,7 @@ def part_file(part: str, number: int = 1, of: int = 1) -> str:
 
 
 def _listed_files(learners: int) -> set[str]:
-    """Return every file that a manifest lists."""
+    """Return the names of all files that a manifest lists."""
     numbers = range(1, learners + 1)
     of_learners = {part_file(part, n, learners) for part in OF_LEARNERS for n in numbers}
     return {STATE, part_file(BUFFER), *of_learners}
@@ -120,7 +123,7 @@ class LearnerFiles:
 
     counters: dict[str, Any]
     digests: dict[str, str]  # file -> SHA-256
-    # False if the learner does not see the directory, for example because the directory is on
+    # False if the learner cannot see the directory, for example because the directory is on
     # another machine. In that case, `learner_messages` yields the files.
     written: bool = True
     error: tuple[int | None, str] | None = None  # errno and text if the directory is not writable
@@ -140,13 +143,13 @@ def write_learner_files(
 
     Args:
         directory: Directory of the checkpoint.
-        seen_by: Name of a file in the directory. If this process does not find the file, it does
-            not see the directory.
+        seen_by: Name of a file in the directory. If this process does not find the file, the
+            process cannot see the directory.
         tensors: Part -> live tensors.
         counters: Plain data of the learner, returned unchanged.
-        number: Number of the learner, from 1.
+        number: Number of the learner, counted from 1.
         of: Number of learners.
-        tick: Called for every piece that was written.
+        tick: Called after each piece has been written.
     """
     if not os.path.exists(os.path.join(directory, seen_by)):
         return LearnerFiles(counters=counters, digests={}, written=False)
@@ -172,8 +175,8 @@ def learner_messages(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the files that `write_learner_files` would write, as (name, piece of content).
 
-    The tensors must not change before the last message, because a message reads its tensors when it
-    is requested.
+    The tensors must not change before the last message, because each message reads its tensors only
+    when the message is requested.
     """
     for name, held in _learner_files(tensors, number, of):
         for message in joined_pieces(file_pieces(held), MESSAGE_BYTES):
@@ -292,13 +295,13 @@ def read_state(
 def read_part(
     directory: AnyPath, digests: Mapping[str, str], part: str, tick: Tick = no_tick
 ) -> dict[str, Tensor]:
-    """Return the whole tensors of a part, joining the rows that several learners wrote.
+    """Return the complete tensors of a part, joining the rows that several learners wrote.
 
     Args:
         directory: Directory of the checkpoint.
         digests: File -> SHA-256.
         part: Name of the part.
-        tick: Called for every piece that was read.
+        tick: Called after each piece has been read.
 
     Raises:
         CheckpointError: As for `read_checkpoint`.
@@ -342,7 +345,7 @@ def checkpoint_round(directory: str | AnyPath) -> int:
 
 
 def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
-    """Return the newest intact checkpoint in a trial's directory and its round, or None.
+    """Return a trial's newest intact checkpoint and the checkpoint's round, or None.
 
     Args:
         directory: The trial's directory.
@@ -362,7 +365,7 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
 
 def newest_round(directory: AnyPath) -> int | None:
-    """Return the round of the newest checkpoint that states a round, or None. Verify nothing."""
+    """Return the round of the newest checkpoint that states one, without verifying it, or None."""
     rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
     return next((round_ for round_ in rounds if round_ is not None), None)
 
@@ -416,7 +419,7 @@ def _round_if_whole(path: AnyPath, verified: dict[str, int]) -> int | None:
 
 
 def _remove_at_once(path: Path) -> None:
-    """Rename a checkpoint before removing it, because a half-removed one would look damaged."""
+    """Rename a checkpoint, then remove it. A half-removed checkpoint would look damaged."""
     removed = path.with_name(".removed")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
@@ -430,7 +433,7 @@ def numbered_checkpoints(directory: Directory) -> list[Directory]:
 
 
 def checkpoints_named(directory: Directory) -> list[Directory]:
-    """Return the checkpoints that a path names: the path itself, or all those of a trial, in order.
+    """Return the checkpoint at a path, or all checkpoints of the trial at the path, in order.
 
     Raises:
         CheckpointError: There is no checkpoint, or the directory cannot be read. The message is one
@@ -448,7 +451,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints; it lists an experiment's trials."""
+    """Return the error for a directory without checkpoints. For an experiment, list its trials."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
@@ -475,7 +478,7 @@ def _names(directory: AnyPath) -> list[str]:
 
 
 def unverified_round(directory: AnyPath) -> int | None:
-    """Return the round that a checkpoint states, or None if it states no round. Verify nothing.
+    """Return the round that a checkpoint states, without verifying it, or None if it states none.
 
     Raises:
         UnreadableCheckpoint: The checkpoint cannot be read.
@@ -488,7 +491,7 @@ def unverified_round(directory: AnyPath) -> int | None:
 
 
 def unverified_state(directory: AnyPath) -> dict[str, Any] | None:
-    """Return the plain data of a checkpoint, or None if it has none. Verify nothing.
+    """Return the plain data of a checkpoint, without verifying it, or None if there is none.
 
     Raises:
         UnreadableCheckpoint: The checkpoint cannot be read.
@@ -564,7 +567,7 @@ def _verified(
 
 
 def refuse_foreign_files(directory: str | AnyPath) -> None:
-    """Refuse a directory with a file that does not belong to a checkpoint.
+    """Reject a directory that contains a file that does not belong to a checkpoint.
 
     Ray would unpickle a file with a certain name in the directory of a checkpoint.
 
@@ -589,7 +592,7 @@ def refuse_foreign_files(directory: str | AnyPath) -> None:
 def _pack_groups(
     groups: Sequence[RolloutGroup],
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Return the groups' tensors by `number/field`, and a row of other fields for each group."""
+    """Return the groups' tensors, keyed by `number/field`, and the other fields of each group."""
     from torch import Tensor
 
     tensors: dict[str, Tensor] = {}
@@ -658,8 +661,8 @@ def _reading(path: AnyPath) -> Iterator[Readable]:
 def _unread(path: AnyPath, error: OSError) -> CheckpointError:
     """Return the error for a file that could not be opened or read.
 
-    A missing file or a directory is damage, and a link is foreign. With any other error, the file
-    may be intact, so it is unreadable.
+    A missing file, or a directory in its place, counts as damage, and a link counts as foreign.
+    After any other error, the file may be intact, so it counts as unreadable.
     """
     from grpo_trainable.storage.object_store import reason  # loads pyarrow, which is slow
 

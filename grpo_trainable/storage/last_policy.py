@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Saved = TypeVar("Saved")
 
-PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # between the attempts to save the policy
+PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # pauses between the attempts to save the policy
 
 
 class PolicyNotSaved(RuntimeError):

@@ -1,8 +1,8 @@
 """Directories in an object store: `s3://bucket/path`.
 
 A file in a store is written completely or not at all, and cannot be appended to. Writing may take
-a long time or fail. So every request has a deadline, after which it raises an OSError, as a full
-disk does.
+a long time or fail. So every request has a deadline. A request that misses its deadline raises an
+OSError, like a write to a full disk.
 Credentials come only from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile,
 or the role of the machine), and are never written to a file.
 """
@@ -198,7 +198,7 @@ def reason(error: OSError) -> str:
 def fetched(
     directory: StoredPath, wanted: Callable[[str], bool] = lambda relative: True
 ) -> Iterator[Path]:
-    """Fetch a temporary copy of a directory in a store, under the same name.
+    """Fetch a temporary copy of a directory in a store. The copy has the same name.
 
     Args:
         directory: The directory.

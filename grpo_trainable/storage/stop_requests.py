@@ -1,4 +1,4 @@
-"""Requests that trials stop, and the trials' answers, in Ray's key-value store.
+"""Requests to stop trials, and the trials' answers, in Ray's key-value store.
 
 While `step()` runs, the process of a trial cannot answer a call from the driver. So the driver
 writes a request to the store, and the trial reads the store while it waits for its actors. The
@@ -27,16 +27,16 @@ ANSWERS = {"Finishing": Finishing, "Stopped": Stopped}
 
 
 class TuneStopRequest:
-    """The request that one trial of this Ray job stop."""
+    """A request to stop one trial of this Ray job."""
 
     def __init__(self, trial_id: str) -> None:
-        """Refer to a trial, without making a request."""
+        """Refer to a trial without making a request yet."""
         self._prefix = f"{_job()}{trial_id}/"
 
     # ---- In the driver -----------------------------------------------------------------------
 
     def make(self) -> None:
-        """Request that the trial stop."""
+        """Ask the trial to stop."""
         self._put("made", "yes")
 
     def answer(self) -> Finishing | Stopped | None:

@@ -1,7 +1,7 @@
 """Write and read safetensors files in pieces, so that memory never holds a whole file.
 
-The safetensors library serialises to bytes, or copies every tensor to main memory before it writes
-to a path. A file written here has the same bytes as one written by `safetensors.torch.save`.
+The safetensors library either serialises to bytes, or copies every tensor to main memory before it
+writes to a path. A file written here has the same bytes as one written by `safetensors.torch.save`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-# The functions that create tensors import torch in their bodies, so that verifying a file does not
-# load torch.
+# Functions that create tensors import torch in their bodies, so that verifying a file does not load
+# torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8  # size of the number that precedes the header and gives its length
 MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-# Type of a tensor in a file -> type in torch, in the order in which the safetensors library stores
+# Tensor type in a file -> type in torch, in the order in which the safetensors library stores
 # tensors.
 DTYPES = {
     "I64": "int64",
@@ -80,7 +80,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def joined_pieces(pieces: Iterable[bytes | memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Join pieces into larger ones of about `most_bytes`."""
+    """Join pieces into larger pieces of about `most_bytes`."""
     held = bytearray()
     for piece in pieces:
         held += piece

@@ -33,8 +33,8 @@ from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERAT
 TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a trial's config and error
 
 # Number of shared checkpoints that are kept beyond `checkpoint.keep`. Under synchronous PBT, a
-# clone may start from its donor's checkpoint of one perturbation until the donor has passed the
-# next perturbation.
+# clone may start from the checkpoint of its donor's last perturbation until the donor has passed
+# the next perturbation.
 SHARED_ROUNDS = 2
 LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`; a row takes about 10 KB
 
@@ -74,7 +74,7 @@ class TrialStorage:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[str]:
-        """Surround Tune's save, and yield the directory that the checkpoint is first written to.
+        """Yield the directory that a checkpoint is first written to. The block runs Tune's save.
 
         After an OSError, the copied part of the checkpoint is removed, and the error is raised
         again. In an object store, the part is removed later.
@@ -110,7 +110,7 @@ class TrialStorage:
     def follow(self, checkpoint: tune.Checkpoint) -> None:
         """Record that the trial has just been restored from a checkpoint.
 
-        For a checkpoint of the trial itself, the origin loaded from the checkpoint stays.
+        If the checkpoint is the trial's own, the origin that was loaded from it is kept.
         """
         path = path_on(checkpoint.filesystem, checkpoint.path)
         if self._directory is not None and self._directory != _parent(path):
@@ -121,11 +121,11 @@ class TrialStorage:
 
         Args:
             rows_follow: True if callbacks copy the rows to an object store after the checkpoints.
-                After a kill, a checkpoint that is newer than the rows would be useless, so such a
-                checkpoint does not count.
+                After a kill, a checkpoint that is newer than the last row in the store would be
+                useless, so it does not count towards `checkpoint.keep`.
 
         Returns:
-            The reason, in one line, if checkpoints could not be removed. Otherwise an empty list.
+            One line with the reason if checkpoints could not be removed. Otherwise an empty list.
         """
         directory = self._directory
         if self._keep is None or directory is None:
@@ -140,15 +140,15 @@ class TrialStorage:
     def go_on(
         self, noted: Any, restore: Callable[[Any], int], *, rows_follow: bool = False
     ) -> list[str]:
-        """Restore the newest intact checkpoint, and report it if it is not the one that was noted.
+        """Restore the newest intact checkpoint, and report it if it differs from `noted`.
 
         If a checkpoint is an incomplete copy, or was removed by `checkpoint.keep` after Tune's last
         snapshot of the experiment, the next older one is tried. If no checkpoint is left, the trial
         starts from round 0, and everything that it had written is set aside.
 
-        The noted checkpoint may be another trial's, from which PBT wants this trial to continue. If
-        the trial has already done so with its present settings and has saved a checkpoint since,
-        its own checkpoint is the newer one.
+        `noted` may be the checkpoint of another trial, from which PBT wants this trial to continue.
+        If this trial has already continued from `noted` with its present settings, and has saved a
+        checkpoint since, then its own checkpoint is the newer one.
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
@@ -157,8 +157,8 @@ class TrialStorage:
             rows_follow: As for `remove_older`.
 
         Returns:
-            One line with the choice and any problems with newer checkpoints. An empty list if the
-            noted checkpoint was chosen without a problem, or if the trial starts for the first
+            One line that names the chosen checkpoint and any problems with newer checkpoints. An
+            empty list if `noted` was chosen without a problem, or if the trial starts for the first
             time.
 
         Raises:
@@ -181,9 +181,7 @@ class TrialStorage:
         problems, foreign = [], False
         for path in self._candidates(named, own):
             if path in own and _is_ahead(path, last):
-                problems.append(
-                    f"{path.name} is newer than the trial's last row, of round {last:g}"
-                )
+                problems.append(f"{path.name} is newer than the trial's last row (round {last:g})")
                 continue
             try:
                 if not path.exists():
@@ -198,8 +196,9 @@ class TrialStorage:
             else:
                 if path == named and not problems:
                     return []
-                # Without a problem, Tune does not know of this checkpoint: its last snapshot of the
-                # experiment is older, or the trial wrote the checkpoint when it was interrupted.
+                # If there was no problem, Tune does not know this checkpoint: Tune's last snapshot
+                # of the experiment is older, or the trial wrote the checkpoint when the trial was
+                # interrupted.
                 return ["; ".join([*problems, f"continuing from {path.name} (round {round_})"])]
         if foreign:
             raise CheckpointError(f"{'; '.join(problems)}; no other checkpoint can be used")
@@ -208,11 +207,11 @@ class TrialStorage:
         return [f"{'; '.join(problems)}; starting from round 0"]
 
     def _candidates(self, named: AnyPath | None, own: list[AnyPath]) -> list[AnyPath]:
-        """Return the checkpoints from which the trial may continue, in the order of preference.
+        """Return the checkpoints from which the trial may continue, in order of preference.
 
         Args:
-            named: The noted checkpoint. If it is not in `own`, it no longer exists, or belongs to
-                another trial.
+            named: The noted checkpoint. If `own` does not contain it, it no longer exists or
+                belongs to another trial.
             own: The trial's checkpoints, newest first.
         """
         if named is None or named in own:
@@ -283,12 +282,12 @@ def _parent(path: AnyPath) -> AnyPath:
 
 
 def _in_experiment(path: AnyPath) -> str:
-    """Return the path of a checkpoint within its experiment, which may be moved as a whole."""
+    """Return a checkpoint's path relative to its experiment, which may be moved as a whole."""
     return f"{_parent(path).name}/{path.name}"
 
 
 def set_aside(directory: AnyPath) -> AnyPath:
-    """Move everything that a trial has written to a new subdirectory, and return the subdirectory.
+    """Create a subdirectory, move everything that the trial has written into it, and return it.
 
     Raises:
         OSError: A file or directory cannot be moved. Nothing is lost: checkpoints are moved last,

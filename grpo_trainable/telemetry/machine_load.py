@@ -6,10 +6,10 @@ that the trial's own processes and Ray's services used. The rest of the busy tim
 work. Other work includes processes that this process cannot see: inside a container, `/proc/stat`
 still shows the whole host.
 
-Other work takes at most this much time from the trial: the time that the trial's threads waited for
-a core, plus the time that the hypervisor stole. The kernel reports the waiting time of each thread.
-On a machine with idle cores, no thread waits. The time in which a CPU quota stopped the trial is
-added to the time that other work took.
+The time that other work took from the trial has an upper limit: the time for which the trial's
+threads waited for a core, plus the time that the hypervisor stole. The kernel reports the waiting
+time of each thread. On a machine with idle cores, no thread waits. The time for which a CPU quota
+stopped the trial is added to the time that other work took.
 
 The trial's own usage comes from the CPU clocks of its processes, in nanoseconds. Idle time has the
 kernel's resolution of 10 ms. Other trials of the same Ray cluster count as other work.
@@ -27,24 +27,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A round is disturbed if other work took more than this share of the machine's CPU time from the
-# trial. On an otherwise unused machine, the share is 0.01 or 0.02. On a machine whose two cores the
-# trial keeps busy, one other busy process takes a third of the CPU time from the trial.
+# trial. On an otherwise unused machine, the share is 0.01 or 0.02. If a trial keeps both cores of a
+# machine busy, one other busy process takes a third of the CPU time from the trial.
 DISTURBED_ABOVE = 0.1
-LEAST_ROUNDS = 4  # minimum number of rounds to estimate the spread of a speed
+LEAST_ROUNDS = 4  # minimum number of rounds for estimating the spread of a speed
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
-# Show only words of this form when you show a command line. The value of an option is shown only if
-# the option names the program to run or if the value looks like a file name, because other values
-# may be secret.
+# When a command line is shown, only words of this form are shown. The value of an option is shown
+# only if the option names the program to run, or if the value looks like a file name, because other
+# values may be secret.
 PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")
 RUNS = ("-m", "-jar")
 FILE_NAME = re.compile(r"[\w.+-]*\w\.[A-Za-z]{1,4}")
 
-# Children of the raylet that belong to no trial, by their names, which the kernel truncates. A
-# child without a `ray::` name is a worker that is starting.
+# Names, as truncated by the kernel, of the raylet's children that belong to no trial. A child
+# without a `ray::` name is a worker that is starting.
 RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 
 
@@ -95,7 +95,7 @@ class Disturbance:
         return min(1.0, share / self.seconds)
 
     def note(self, round_: int, *, counts: bool) -> str:
-        """Return the message to the user about a disturbed round, in one line.
+        """Return a one-line message to the user about a disturbed round.
 
         Args:
             round_: the round.
@@ -135,7 +135,7 @@ class Reading:
     processes: Mapping[int, Usage]
     own: frozenset[int]
     stolen_s: float = 0.0  # seconds that a hypervisor took, summed over all cores
-    waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not report it
+    waited_s: Mapping[int, float] | None = None  # by process; None if the kernel does not report it
 
 
 def this_process() -> MachineProcess:
@@ -167,11 +167,11 @@ class Meter:
             self.own.add(other.pid)
 
     def start_measuring(self) -> None:
-        """Start a measurement at this moment."""
+        """Start measuring now."""
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
-        """Return the disturbance since the last `take` or `start_measuring`, or None."""
+        """Return the disturbance since the last `take` or `start_measuring`, or None if unknown."""
         before, after = self._before, self._read()
         self._before = after
         if before is None or after is None:
@@ -218,10 +218,10 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds that the trial waited, plus those that were stolen."""
+    """Return the core-seconds for which the trial waited, plus the stolen core-seconds."""
     if before.waited_s is None or after.waited_s is None:
         return None
-    # When a thread ends, its waiting time leaves the sum of its process, so the sum may fall.
+    # The waiting time of a process excludes threads that have ended, so it may decrease.
     then, now = before.waited_s, after.waited_s
     waited_s = sum(max(0.0, now[pid] - then[pid]) for pid in now.keys() & then.keys())
     return waited_s + max(0.0, after.stolen_s - before.stolen_s)
@@ -261,9 +261,9 @@ def waited_seconds(pids: Iterable[int]) -> dict[int, float] | None:
     """Return the time for which the threads of each process were ready to run but had no core.
 
     Returns:
-        Core-seconds since the start of each thread, by process, without threads that have ended.
-        None if the kernel does not report waiting times, either because it was built without
-        CONFIG_SCHED_INFO or because this is a sandbox.
+        Process -> core-seconds since the start of its threads, summed over the threads that have
+        not ended. None if the kernel does not report waiting times, either because it was built
+        without CONFIG_SCHED_INFO or because this is a sandbox.
     """
     waited: dict[int, float] = {}
     for pid in pids:
@@ -287,7 +287,7 @@ def cpu_cgroup() -> Path | None:
             root = CGROUPS
         else:
             continue
-        # A container may show the host's path but mount only its part of the tree.
+        # A container may show the host's path but mount only the container's part of the tree.
         for directory in (root / path.lstrip("/"), root):
             if "throttled" in _text(directory / "cpu.stat"):
                 return directory
@@ -295,7 +295,7 @@ def cpu_cgroup() -> Path | None:
 
 
 def denied_seconds(cgroup: Path | None) -> float:
-    """Return the core-seconds for which the quota has stopped processes of this group."""
+    """Return the core-seconds for which the quota has stopped processes of this cgroup."""
     stat = _text(cgroup / "cpu.stat") if cgroup else ""
     for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
         if match := re.search(rf"^{name} (\d+)$", stat, re.MULTILINE):
@@ -304,7 +304,7 @@ def denied_seconds(cgroup: Path | None) -> float:
 
 
 def quota_cores(cgroup: Path | None) -> float:
-    """Return the number of cores that the quota lets this group use; infinity without a quota."""
+    """Return the number of cores that the quota lets this cgroup use; infinity without a quota."""
     if cgroup is None:
         return float("inf")
     words = _text(cgroup / "cpu.max").split() or [
@@ -328,9 +328,9 @@ def _text(path: Path) -> str:
 def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable[int]) -> float:
     """Return the CPU seconds that the `own` processes used between two readings of all processes.
 
-    For children that ended between the readings, count the time that the kernel added to their
-    parent's total for ended children, minus the CPU time that the children had used before the
-    first reading.
+    When a child ends, the kernel adds the child's CPU time to a total that its parent keeps. This
+    function counts the growth of that total between the readings, minus the CPU time that the ended
+    children had used before the first reading.
     """
     ended: dict[int, float] = defaultdict(float)  # parent -> earlier usage of ended children
     for pid, usage in before.items():
@@ -383,7 +383,7 @@ class ProcessTree:
         """Return the CPU seconds that every process has used, and the pids of our processes."""
         times = {}
         for pid in [int(name) for name in os.listdir(PROC) if name.isdigit()]:
-            # This id is the CPU clock of another process; see clock_getcpuclockid(3).
+            # This clock id refers to the CPU clock of process `pid`; see clock_getcpuclockid(3).
             with contextlib.suppress(OSError):  # the process has ended
                 times[pid] = time.clock_gettime_ns((~pid << 3) | 2) / 1e9
         for gone in self._parents.keys() - times.keys():

@@ -19,8 +19,8 @@ from grpo_trainable.telemetry.timers import Span, covered_seconds
 # After a round, the KL from the policy to each of these policies is measured.
 KL_TO = ("reference", "previous", "behaviour")
 
-# Metrics that a sample of a round's responses estimates. Each has a standard error, the metric
-# NAME_se, which is 0 if all responses are measured.
+# Metrics that are estimated from a sample of a round's responses. For each metric NAME, the metric
+# NAME_se is the standard error, which is 0 if all responses are measured.
 SE = "_se"
 SAMPLED = (
     *(f"kl/{other}{kind}_nats" for other in KL_TO for kind in ("", "_k3")),
@@ -119,22 +119,22 @@ BY_TASK = (
     *("eval/LABEL/reward_mean", "eval/LABEL/reward_first", "eval/LABEL/unscored"),
 )
 
-# A metric for each number in the `info` of environments; NAME stands for the number's name. A trial
-# logs a number in each round after an episode has reported it for the first time.
+# A metric for each number in the `info` of environments; NAME stands for the number's name. Once an
+# episode has reported a number, the trial logs the number in every round.
 INFO_MEAN = "env/NAME_mean"
 
 
 def info_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of numbers in `info`, from the mean of each number."""
+    """Return the metrics for the numbers in `info`, given the mean of each number."""
     return {INFO_MEAN.replace("NAME", name): mean for name, mean in means.items()}
 
 
 def is_info_metric(name: str) -> bool:
-    """Return True if the metric is a number in the `info` of environments."""
+    """Return True if the metric reports a number from the `info` of environments."""
     return name.startswith("env/")
 
 
-PATIENCE = 4  # consecutive rounds without signal after which a trial stands still
+PATIENCE = 4  # a trial stands still after this number of consecutive rounds without signal
 
 # If a larger share of the responses is cut off, the token limit probably hides what the policy can
 # do.
@@ -142,13 +142,13 @@ TRUNCATED_ABOVE = 0.9
 
 
 def without_signal(row: Mapping[str, float]) -> bool:
-    """Return True if the round of this row had no group with unequal rewards to train on."""
+    """Return True if the row's round had no group with unequal rewards to train on."""
     # A round that trained on no group has no training metrics.
     return row.get("group/zero_advantage_fraction") == 1.0 or "reward/train_mean" not in row
 
 
 def names_with(labels: Iterable[str]) -> frozenset[str]:
-    """Return the names of a trial's metrics, except those of numbers in `info`.
+    """Return the names of a trial's metrics, except the metrics for numbers in `info`.
 
     Args:
         labels: the labels of the tasks in `task.mix`; empty without a mix.
@@ -168,8 +168,8 @@ class ActorSpan:
 def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     """Return `time/<stage>_s` of one round, and the idle time of each side.
 
-    Actors of a role work in parallel, so the time of a stage is that of the actor that spent the
-    most time on it. The times of the two roles are added: in `sync`, for example, the learner
+    Actors of a role work in parallel, so the time of a stage is the time of the actor that spent
+    longest on it. The times of the two roles are added: in `sync`, for example, the learner
     publishes before the generators load. If two threads of an actor work on the same stage at the
     same time, that time counts once. Idle time is the mean over the actors of a side. An actor with
     both roles is idle while neither role works.

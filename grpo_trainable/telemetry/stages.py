@@ -16,7 +16,7 @@ class Stage:
 
     terminal: str  # colour in tables on a terminal, by its name in Rich
     figure: str  # colour in figures and in the report page
-    optional: bool = False  # only some trials have this stage
+    optional: bool = False  # True if only some trials have this stage
 
 
 # A round runs through the stages in this order, and figures stack them in this order. `other` is
@@ -39,7 +39,7 @@ IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are named `time/<side
 
 # Stage -> its name in traces, if that name differs.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
-OTHER_THREADS = ", other threads"  # suffix of an actor's name in the trace row of its other threads
+OTHER_THREADS = ", other threads"  # follows an actor's name in the trace row of its other threads
 
 
 def shares_of_work(row: Mapping[str, float], *, without: str | None = None) -> dict[str, float]:

@@ -42,8 +42,8 @@ class Span:
 class StageClock:
     """Records the spans of one actor, in the actor's process.
 
-    Time between two calls to the actor has the stage `idle`. At the end of a span, the clock calls
-    `synchronize` to wait for the device, so the span ends when its work has ended.
+    Time between two calls to the actor belongs to the stage `idle`. At the end of a span, the clock
+    calls `synchronize` to wait for the device, so the span ends when its work has ended.
     """
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
@@ -81,7 +81,7 @@ class StageClock:
 
     @contextmanager
     def concurrent(self) -> Iterator[None]:
-        """Surround another thread's work, during which the actor does not count as idle."""
+        """Do not count the actor as idle during the block, in which another thread works."""
         self._concurrent += 1
         try:
             yield
@@ -92,7 +92,7 @@ class StageClock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a stage. An inner stage interrupts the outer one, so each moment has one stage."""
+        """Time a stage. An inner stage interrupts the outer one, so two stages never overlap."""
         interrupted = self._stage
         self._switch(stage)
         try:
@@ -126,7 +126,7 @@ def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
 class WallClock:
     """Measures the wall-clock time on which tables and speed-ups are based.
 
-    The clock runs from the start of the first round to the end of the last round, without
+    The clock runs from the start of the first round to the end of the last round, but not during
     evaluations and checkpoints. Actors warm up before the clock starts. The gaps that Tune leaves
     between two steps are included. The time between the trial's stop and a resume is not included.
     """
@@ -137,14 +137,14 @@ class WallClock:
         self._left_out_s = 0.0
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out the `seconds` of a checkpoint or an evaluation since the last round."""
+        """Leave out `seconds` that a checkpoint or an evaluation took after the last round."""
         self._left_out_s += seconds
 
     def round_ended(self, start: float, end: float, eval_s: float) -> float:
         """Add a round, and return the seconds that it adds to the wall-clock time.
 
-        The time runs from the end of the previous round, or from `start` if there was none. Seconds
-        that were left out, and `eval_s`, do not count.
+        The time is counted from the end of the previous round, or from `start` if there was no
+        previous round. Seconds that were left out do not count, and neither does `eval_s`.
 
         Args:
             start: start of the round, in seconds since 1970.

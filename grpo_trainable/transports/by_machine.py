@@ -43,7 +43,7 @@ class ByMachineSender:
         self._near, self._far = ShmSender(), ObjectStoreSender(far_machines)
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> NearAndFar:
-        """Publish a snapshot over both transports, without `frozen` tensors; return its handle."""
+        """Publish a snapshot, without `frozen` tensors, over both transports. Return its handle."""
         return NearAndFar(
             machine=machine(),
             near=self._near.publish(weights, frozen),
@@ -68,7 +68,7 @@ class ByMachineReceiver:
     """
 
     def __init__(self, deadline_s: float, device: str = "cpu", first: float = 0.0) -> None:
-        """Set up both receivers. Arguments are those of `ObjectStoreReceiver`."""
+        """Set up both receivers. The arguments are the same as for `ObjectStoreReceiver`."""
         self._near = ShmReceiver(deadline_s, device)
         self._far = ObjectStoreReceiver(deadline_s, device, first)
         self._machine = machine()

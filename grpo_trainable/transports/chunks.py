@@ -1,8 +1,8 @@
 """A snapshot cut into parts of equal size, stored as separate objects in Ray's object store.
 
-A machine can pass on an object only after it has fetched the whole object. Machines that fetch one
-large object therefore all take it from the learner's machine at the same time. If the object is cut
-into parts and each machine begins with a different part, the machines take parts from one another.
+A machine can pass on an object only after it has fetched the whole object. So machines that fetch
+one large object all take it from the learner's machine at the same time. If the object is cut into
+parts, and each machine begins with a different part, the machines can take parts from one another.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]
 def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[np.ndarray]]:
     """Return the bytes of each of `count` parts, piece by piece.
 
-    The arrays are views of tensors that are in main memory without gaps, and copies of all other
-    tensors.
+    An array is a view if its tensor is in main memory without gaps, and a copy otherwise.
     """
     stored = {place.name: _stored(tensors[place.name], place) for place in layout.places}
     return [
@@ -82,7 +81,7 @@ def _stored(tensor: Tensor, place: TensorLayout) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParts:
-    """The handle of stored parts. References are nested, so Ray passes them on unresolved."""
+    """The handle of stored parts. Ray does not resolve the references, because they are nested."""
 
     packed: Packed
     refs: tuple[Any, ...]  # references to the parts, in order

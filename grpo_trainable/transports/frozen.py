@@ -32,7 +32,7 @@ class Apart:
 class FrozenApartSender:
     """Wraps the sender of a transport, and puts the frozen tensors into Ray's object store.
 
-    A generator that replaces another one fetches the frozen tensors from the store too.
+    A generator that replaces another generator also fetches the frozen tensors from the store.
     """
 
     def __init__(self, trained: WeightSender, far_machines: int = 0) -> None:
@@ -48,7 +48,7 @@ class FrozenApartSender:
         self._frozen: StoredWeights | StoredParts | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
-        """Publish a snapshot whose `frozen` tensors are the same as in the previous snapshot."""
+        """Publish a snapshot. `frozen` tensors must be unchanged since the previous snapshot."""
         names = frozenset(frozen)
         if names != self._names:
             self._names, self._frozen = names, None

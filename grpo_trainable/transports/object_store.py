@@ -33,9 +33,9 @@ def get_in_time(
 
     Args:
         ref: Ray's reference.
-        deadline_s: The deadline, which the error message names.
+        deadline_s: The deadline in seconds, as error messages state it.
         transport: Name of the transport for error messages.
-        left_s: Returns the seconds that are left. None: the whole deadline is left.
+        left_s: Returns the seconds left until the deadline. None: all of `deadline_s` is left.
 
     Raises:
         TransportError: The object does not arrive in time, or is lost.
@@ -60,7 +60,7 @@ def _as_array(tensor: Tensor) -> tuple[np.ndarray, torch.dtype]:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The handle of stored weights. The reference is nested, so Ray passes it on unresolved."""
+    """The handle of stored weights. Ray does not resolve the reference, because it is nested."""
 
     ref: Any
 
@@ -112,7 +112,7 @@ def _put_parts(weights: LiveWeights, checksum: str, frozen: Collection[str]) -> 
 class ObjectStoreReceiver:
     """Maps the arrays from the store, read-only and shared with every other reader on the machine.
 
-    If the sender has put parts into the store, the receiver copies the parts out of it.
+    If the sender has put parts into the store, the receiver copies the parts out of the store.
     """
 
     name = "object_store"
@@ -124,7 +124,7 @@ class ObjectStoreReceiver:
             deadline_s: Seconds within which weights must arrive.
             device: Ignored. The engine moves the tensors.
             first: Index of the part to begin with, divided by the number of parts; in [0, 1).
-                Receivers begin with different parts, so that they take parts from one another.
+                Receivers begin with different parts, so that they can take parts from one another.
         """
         self.deadline_s = deadline_s
         self._first = first

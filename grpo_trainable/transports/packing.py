@@ -17,7 +17,7 @@ from grpo_trainable.models.parameters import ALIGNMENT
 from grpo_trainable.protocol.checksums import copy_with_checksum
 from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 
-_one_at_a_time = Lock()  # two threads fetch: new weights may arrive while a batch is sampled
+_one_at_a_time = Lock()  # two threads may fetch: new weights can arrive while a batch is sampled
 S = TypeVar("S", bound="Slot")
 
 
@@ -100,10 +100,10 @@ class Slot(Protocol):
 
 
 class Slots(Generic[S]):
-    """Keeps one slot for each snapshot that is in use at the same time.
+    """Keeps one slot for each snapshot in use.
 
-    A slot is reused after its snapshot was released. If a slow generator releases a snapshot late,
-    more slots are needed.
+    A slot is reused after its snapshot has been released. If a slow generator releases a snapshot
+    late, more slots are needed.
     """
 
     def __init__(self, make: Callable[..., S]) -> None:
@@ -173,7 +173,7 @@ def _laid_out(
 def pack(weights: LiveWeights, views: Mapping[str, Tensor], layout: Layout) -> Packed:
     """Copy the weights into `views` of a buffer with this layout.
 
-    Weights without a place in the layout are only included in the checksum.
+    Weights without a place in the layout are not copied, but the checksum includes them.
     """
     return Packed(
         version=weights.version,

@@ -1,7 +1,7 @@
-"""Ray Direct Transport: tensors travel from actor to actor and bypass the object store.
+"""Ray Direct Transport: tensors are sent from actor to actor and bypass the object store.
 
 This feature is described at https://docs.ray.io/en/latest/ray-core/direct-transport.html and is
-alpha in Ray 2.60. A snapshot travels as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches
+alpha in Ray 2.60. A snapshot is sent as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches
 the buffer that the sender has prepared. `gloo` and `nccl` send within a collective group whenever
 the driver passes the value of the learner's `staged` to a generator. If one side of a transfer
 fails, Ray ends both actors.
@@ -13,7 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout  # another class before Python 3.11
+from concurrent.futures import TimeoutError as FutureTimeout  # a separate class before Python 3.11
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,12 +38,12 @@ from grpo_trainable.transports.object_store import get_in_time
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 from grpo_trainable.transports.transport import TransportError
 
-FREED_DEADLINE_S = 60.0  # time limit for Ray to release a snapshot that nobody needs
+FREED_DEADLINE_S = 60.0  # time limit for Ray to release a snapshot that is no longer needed
 
 
 @dataclass(frozen=True)
 class DirectWeights:
-    """The handle of `nixl` and `cuda_ipc`. The reference is nested: Ray passes it on unresolved."""
+    """The handle of `nixl` and `cuda_ipc`. Ray does not resolve the reference: it is nested."""
 
     packed: Packed
     ref: Any
@@ -102,16 +102,16 @@ class _PackingSender:
     def _fill(self, buffer: _Buffer, weights: LiveWeights) -> Packed:
         packed = pack(weights, buffer.views, buffer.layout)
         if buffer.bytes.is_cuda:
-            torch.cuda.synchronize(buffer.bytes.device)  # Ray reads on another stream
+            torch.cuda.synchronize(buffer.bytes.device)  # Ray reads the buffer on another stream
         return packed
 
 
 class _PullSender(_PackingSender):
     """Puts each buffer into Ray once, and reuses the reference for all later publications.
 
-    Receivers read the buffer's content at the time of their fetch. A new reference for each
-    publication would make memory grow: every process that borrows a reference of `ray.put`
-    permanently keeps the 10 KB that Ray 2.60 needs to fetch it (Ray issue #57962).
+    Receivers get the content that the buffer has when they fetch it. A new reference for each
+    publication would make memory grow: every process that borrows a reference from `ray.put`
+    permanently keeps the 10 KB that Ray 2.60 needs to fetch the buffer (Ray issue #57962).
     """
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> DirectWeights:
@@ -146,7 +146,7 @@ class _TwoSidedSender(_PackingSender):
         """
         buffer = self._take(weights, frozen)
         try:
-            # Every generator has fetched the content, but Ray learns of that a moment later.
+            # Every generator has fetched the content, but Ray learns this only a moment later.
             wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
         except TimeoutError as error:
             raise TransportError(
@@ -236,7 +236,7 @@ class _TwoSidedReceiver:
     """Unpacks the buffer that Ray has received before the call begins."""
 
     def __init__(self, deadline_s: float, device: str) -> None:
-        """Set up a receiver. It uses neither argument.
+        """Set up a receiver. Both arguments are ignored.
 
         Ray waits for the buffer, which arrives on the generator's device.
         """
@@ -270,7 +270,7 @@ class NcclReceiver(_TwoSidedReceiver):
 
 
 class CollectiveGroup:
-    """Collective group of the learner and the generators; only its creator's process can use it."""
+    """Collective group of the learner and the generators. Only the creating process can use it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """Create the group of all actors.
@@ -301,7 +301,7 @@ class CollectiveGroup:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group once its actors have been killed: removal waits for live actors."""
+        """Remove the group. Kill its actors first, because removal waits for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":
@@ -329,9 +329,9 @@ def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
 
 
 def nccl_store(group: str, rank: int) -> str:
-    """Return the name of the Ray actor through which rank 0 and this rank met.
+    """Return the name of the Ray actor through which rank 0 and `rank` found each other.
 
-    That actor outlives both ranks.
+    This actor outlives both ranks.
     """
     return get_store_name(f"0_0:{rank}_0@{group}")  # an actor sees only one GPU, number 0
 

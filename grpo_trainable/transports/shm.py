@@ -1,4 +1,4 @@
-"""Memory shared by the processes of one node: the sender packs weights into it, receivers map it.
+"""Shared memory on one machine: the sender packs weights into it, and receivers map it.
 
 A slot is an anonymous file (`memfd_create`). Other processes of the same user open it through the
 sender's `/proc/<pid>/fd`. The file has no name in any file system, so nothing can be left behind.
@@ -115,10 +115,10 @@ class ShmReceiver:
     name = "shm"
 
     def __init__(self, deadline_s: float = math.inf, device: str = "cpu") -> None:
-        """Set up a receiver. It uses neither argument.
+        """Set up a receiver. Both arguments are ignored.
 
-        The snapshot behind a handle is already in memory, and the engine moves the weights to its
-        device.
+        The snapshot behind a handle is already in memory, and the engine moves the weights to the
+        engine's device.
         """
         self._maps: dict[bytes, mmap.mmap] = {}  # token of a slot -> its mapping
 
@@ -155,8 +155,8 @@ def _open(handle: SharedWeights) -> mmap.mmap:
     except OSError as error:
         raise TransportError(
             f"transport=shm: the sender's memory cannot be opened ({path}: {error.strerror}); "
-            "run the learner and the generator as one user, on one machine and in one "
-            "container"
+            "run the learner and the generator as the same user, on the same machine and in the "
+            "same container"
         ) from error
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE

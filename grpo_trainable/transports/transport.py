@@ -1,4 +1,4 @@
-"""Shared parts of transports. `grpo_trainable/protocol/weight_transfer.py` is their interface."""
+"""Parts that transports share. `protocol/weight_transfer.py` defines the transports' interface."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TransportError(DeliveryFailed):
 def read_only_is_fine() -> None:
     """Silence torch's warning about tensors in read-only memory.
 
-    The filter stays for the whole process, because two threads may fetch weights. Only a process
-    that fetches weights calls this function.
+    The filter stays active for the whole process, because two threads may fetch weights. Only a
+    process that fetches weights calls this function.
     """
     warnings.filterwarnings("ignore", "The given (NumPy array|buffer) is not writable", UserWarning)
 

@@ -1,8 +1,8 @@
 """The table of categories and up to ten responses of each, as Markdown and as HTML.
 
-The categories apply to rewards of 0 or 1 for format and answer: both right, only the format right,
-or both wrong. A reward that does not judge the format has only right and wrong answers. A model
-wrote the responses, so nothing in them may become markup.
+The categories apply if the rewards for format and answer are 0 or 1: both right, only the format
+right, or both wrong. If the reward does not judge the format, there are only right and wrong
+answers. A model wrote the responses, so nothing in them may become markup.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grpo_trainable.tools.evaluation.generation import Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 
-EXAMPLES = 10  # number of examples of each category: the first ones, not a selection
+EXAMPLES = 10  # maximum number of examples of each category
 HEADER = ("category", "meaning", "responses", "share")
 
 
@@ -31,7 +31,7 @@ def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
 
 
 def examples(responses: Sequence[Generation]) -> list[Generation]:
-    """Choose the responses to show.
+    """Choose the responses to show, without regard to their content.
 
     The first response to each prompt comes first, in the order of prompts. The second responses
     follow, and so on.
@@ -98,7 +98,7 @@ def fenced(text: str) -> str:
 
 
 def categories_section(record: EvaluationRecord) -> str:
-    """Return the section on categories. It says why if there are no categories."""
+    """Return the section on categories, or the reason why there are no categories."""
     found = record.categories
     if found is None:
         content = (

@@ -54,7 +54,7 @@ GENERATIONS = pa.schema(
 
 
 class EvaluationError(ValueError):
-    """A directory contains no evaluation, or cannot be used for one; the message is one line."""
+    """A directory has no evaluation in it, or cannot store one; the message is one line."""
 
 
 def prepare_directory(out: Path) -> None:
@@ -120,7 +120,7 @@ def read_evaluation(directory: Path) -> EvaluationRecord:
     """Read an evaluation without following links, because anyone may have written its directory.
 
     Raises:
-        EvaluationError: There is no evaluation, it is damaged, or it has another format.
+        EvaluationError: There is no evaluation, or it is damaged or has a different format.
     """
     data = _read_data(directory)
     try:
@@ -238,7 +238,7 @@ def running_commit() -> str | None:
     Return None if this is not a checkout of the repository, for example in an installed package.
     """
     try:
-        # This directory may be inside one of the user's repositories, which does not track this
+        # This directory may be inside one of the user's repositories. Git then does not track this
         # file.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = _git("status", "--porcelain", "--untracked-files=no")

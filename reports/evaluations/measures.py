@@ -54,8 +54,8 @@ class Measure:
     def figure(self) -> Figure:
         """Return the mean and its interval.
 
-        The interval is Wilson's if all values are in [0, 1], else Student's. A single value has no
-        Student's interval, and neither have several equal values.
+        The interval is Wilson's if all values are in [0, 1], else Student's. There is no Student's
+        interval for a single value, or for several equal values.
         """
         values = np.array(list(self.values.values()))
         if ((values >= 0) & (values <= 1)).all():
@@ -74,7 +74,7 @@ def measures(record: EvaluationRecord) -> dict[str, Measure]:
     """Return every measure of the evaluation, by name.
 
     Measures of rewards use only prompts whose responses were all scored. pass@k needs answer
-    rewards of 0 or 1. majority@k also needs a response that gives an answer.
+    rewards of 0 or 1. majority@k also needs at least one response with an answer.
     """
     found = [*_of_rewards(record.scored), *_of_lengths(record.by_prompt)]
     return {measure.name: measure for measure in found}
@@ -127,7 +127,7 @@ def _majority(responses: Sequence[Generation], k: int) -> float:
 
 
 def ks(samples: int) -> list[int]:
-    """Return 1, 2, 4, … up to the number of samples, plus that number itself."""
+    """Return the powers of two below the number of samples, and the number of samples."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return sorted({*powers, samples})
 
@@ -181,8 +181,8 @@ def _not_outvoted(
 ) -> float:
     """Return the probability that `rest` other samples are taken and do not outvote `votes`.
 
-    The other samples have another answer or no answer. If several answers tie for the most votes,
-    each wins equally often.
+    The other samples have a different answer or no answer. If several answers tie for the most
+    votes, each wins equally often.
 
     Args:
         others: Number of samples with each of the other answers.

@@ -112,8 +112,8 @@ def _figures_section(measured: Mapping[str, Measure]) -> str:
         "Each figure is a mean over the prompts. Its 95% interval says how much the mean would "
         "vary with other prompts of the same kind, answered by the same policy. The interval does "
         "not cover another training run. If every value is between 0 and 1, the interval is "
-        "Wilson's interval. Its sample size is the effective sample size: that many independent "
-        "responses would give a mean with the same variance. Otherwise, the interval is Student's."
+        "Wilson's, computed with the effective sample size: the number of independent responses "
+        "whose mean would have the same variance. Otherwise, the interval is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'
@@ -129,7 +129,7 @@ def _against_section(against: EvaluationRecord | None, paired: Sequence[Differen
         f"The other policy: {policy_line(against)}. Differences are computed prompt by prompt, "
         f"over the {max((own.prompts for own in paired), default=0)} prompts that both "
         "policies answered. A difference is significant if its interval excludes 0 (a paired "
-        "t-test at 5%). With many figures, one can be significant by chance."
+        "t-test at 5%). If there are many figures, one can be significant by chance alone."
     )
     return (
         f'<section id="against">\n<h2>Compared with {escaped(against.name)}</h2>\n'

@@ -19,13 +19,13 @@ SIGN_TEST = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Figure of one evaluation minus that of another, over the same prompts, with its interval."""
+    """Difference in a figure between two evaluations, over the same prompts, with its interval."""
 
     name: str  # the measure's name
     own: float  # mean over the shared prompts
     other: float  # mean over the shared prompts, for the other evaluation
-    value: float  # own minus other
-    low: float | None  # None with one prompt, or if all prompts differ by the same amount
+    value: float  # this evaluation minus the other
+    low: float | None  # None with one prompt, or if the difference is the same in all prompts
     high: float | None
     prompts: int  # number of different prompts that both policies answered
 
@@ -36,17 +36,17 @@ class Difference:
 
     @property
     def identical(self) -> bool:
-        """Return True if there are several prompts and the evaluations differ in none of them."""
+        """Return True if there are several prompts and the evaluations differ on none of them."""
         return self.low is None and self.prompts > 1 and self.value == 0.0
 
     @property
     def told_apart(self) -> bool | None:
         """Return True if the difference is significant at 5 %, or None if that is unknown.
 
-        If there is an interval, the test is a paired one: the interval must exclude 0. There is no
-        interval if all prompts have the same difference. In that case, a difference of 0 over
+        If there is an interval, the test is a paired t-test: the interval must exclude 0. There is
+        no interval if all prompts have the same difference. In that case, a difference of 0 over
         several prompts is not significant. Any other difference is significant if there are at
-        least `SIGN_TEST` prompts, and otherwise unknown.
+        least `SIGN_TEST` prompts. With fewer prompts, the significance is unknown.
         """
         if self.low is None or self.high is None:
             return False if self.identical else True if self.prompts >= SIGN_TEST else None

@@ -65,9 +65,9 @@ def _attempts(measured: Mapping[str, Measure]) -> Plot:
         title="Value of more attempts",
         look="pass@k: the share of prompts for which at least one of k responses is right. A "
         "rising curve means that more samples find more right answers. majority@k: the share of "
-        "prompts for which the most frequent of k answers is right. Unlike pass@k, majority@k can "
-        "be reached without knowing the true answer, by voting. The bands are 95% intervals over "
-        "prompts.",
+        "prompts for which the most frequent of k answers is right. Unlike pass@k, "
+        "majority@k can be reached without the true answer, because the responses vote. The bands "
+        "are 95% intervals over prompts.",
         draw=draw,
         alt=f"Lines over k. Last values: {last}.",
         height=HEIGHT + 0.3,

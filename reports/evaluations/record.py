@@ -83,7 +83,7 @@ class EvaluationRecord:
 
     @property
     def problems(self) -> list[str]:
-        """Reasons to distrust the figures, one line each."""
+        """Reasons to doubt the figures, one line each."""
         found = []
         if errors := self.errors:
             left_out = len(self.by_prompt) - len(self.scored)

@@ -119,7 +119,8 @@ def console_lines(
     if against is not None:
         yield ""
         prompts = max((own.prompts for own in paired), default=0)
-        yield f"compared with {against.name}, over {plural(prompts, 'prompt')} that both answered"
+        both = f"{plural(prompts, 'prompt')} that both policies answered"
+        yield f"compared with {against.name}, over {both}"
         yield from _table(DIFFERENCES, difference_rows(paired))
     for problem in record.problems:
         yield f"note: {problem}"

@@ -1,4 +1,4 @@
-"""Our commands as a user runs them: each in a process with its own Ray."""
+"""Functions that run our commands as a user does: each in a process with its own Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Ray for all tests in this directory, small trials, and checks of what trials leave behind."""
+"""One Ray for all tests in this directory, small trials, and checks that trials leave nothing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from grpo_trainable.telemetry.metrics import NAMES, TIMED, is_info_metric
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import BUILT_INTO_ACTORS
 
-# Ray reads this when it starts its processes, which share two cores with everything else.
+# Ray reads this when it starts its processes, which share two cores with all other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray gives actors a low priority. While a test computes, they would get no CPU until a deadline.
+# Ray gives actors a low priority. While a test computes, actors with a low priority would get no
+# CPU until a deadline.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # By default Ray starts a process for each of the 16 CPUs below, whether or not it is used.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -38,7 +39,7 @@ def ray_session() -> None:
     """Start Ray for the first module that needs it. Later modules use the same Ray."""
     if not ray.is_initialized():
         # More CPUs than this machine may have: the trials are tiny, and most of their actors wait.
-        # With `address="local"`, Ray never joins a Ray of somebody else on this machine.
+        # With `address="local"`, Ray never joins another user's Ray on this machine.
         ray.init(
             address="local", num_cpus=16, num_gpus=0, include_dashboard=False, log_to_driver=False
         )
@@ -77,7 +78,7 @@ def trial_config(**values: Any) -> dict[str, Any]:
 def untimed(
     row: dict[str, Any], names: Container[str] = NAMES, apart: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Return the columns of a row that describe the training, and numbers of environments.
+    """Return the columns of a row that describe the training, and the numbers of environments.
 
     Times and measurements of the machine are left out.
 

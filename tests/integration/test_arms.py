@@ -30,7 +30,7 @@ from grpo_trainable.trial import Trial
 
 INTERRUPTION = " That is all."
 
-# Arms that can share actors are neighbours.
+# Arms that can share actors are next to each other.
 ARMS = {
     "colocated": trial_config(arm="colocated", placement="colocated"),
     "exact": trial_config(arm="exact", placement="colocated", lag=2, lag_mode="exact"),
@@ -308,7 +308,7 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     directory = tmp_path / "checkpoint"
     shutil.copytree(checkpoints(results["sync"])[0], directory)
     (directory / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
-    # Refusing the checkpoint needs no actor.
+    # Rejecting the checkpoint needs no actor.
     trainable = object.__new__(GRPOTrainable)
     trainable.trial = object.__new__(Trial)
     trainable.trial.stored = TrialStorage(None, keep=None)  # as outside Tune
@@ -333,7 +333,7 @@ def test_running_trainable_takes_a_checkpoint_of_another_history(
 def test_other_config_begins_anew_in_the_same_actors(
     results: dict[str, Path], begun: Any, placement: str
 ) -> None:
-    # The first config differs in everything that an actor can change, and its work is in flight.
+    # The first config differs in every setting that an actor can change, and its calls are open.
     lag = 0 if placement == "colocated" else 1
     running = begun(
         trial_config(
@@ -365,10 +365,10 @@ def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
     row: dict[str, Any] = {}
     for _ in range(3):
         row = running.step()
-    assert row["count/redispatched"] == 4  # the dead generator was sampling both units of the round
+    assert row["count/redispatched"] == 4  # both chunks of the round were being sampled
     last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
     assert untimed(row) == untimed(last)
-    # The meter counts the new generator too, and the killed one is gone.
+    # The meter counts the new generator, and no longer counts the killed one.
     assert set(own_processes(running).values()) <= running.trial.meter.own
     assert len(own_processes(running)) == 2
 

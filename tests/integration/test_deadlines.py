@@ -26,7 +26,7 @@ DEADLINE_S = 3.0
 
 
 def role() -> type:
-    """Return a class that Ray pickles by value, since it is defined within a function."""
+    """Return a class that Ray pickles by value, because it is defined inside a function."""
 
     class Role:
         CONCURRENT = ("progress",)

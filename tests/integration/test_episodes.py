@@ -1,4 +1,4 @@
-"""Episodes in real processes: a failing environment costs only its group and leaves no process."""
+"""Episodes in real processes. A failing environment loses only its group, and leaves no process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ WHY = {
     "hang": "no answer within 3 s",
     "no text": "TypeError: must return text, got NoneType",
     "too much": "returned 10,000,000 characters",
-    "die": "its process died, signal Killed",
+    "die": r"its process died \(signal Killed\)",
     "daemon": "no answer within 3 s",
     "slow in all": r"took more than 4\.5 s in total|no answer within 3 s",
     "hang in reset": "no answer within 3 s",
@@ -124,7 +124,7 @@ def file(tmp_path: Path) -> Path:
             vocab_size=258, context_length=64, d_model=16, num_layers=1, num_heads=1, d_ff=16
         )
     )
-    with torch.no_grad():  # make a policy that ends an action after a token or two
+    with torch.no_grad():  # make a policy that ends each action after one or two tokens
         model.embedding.weight[tokenizer.encode("\n")[0]].mul_(60)
     save_policy(tmp_path / "policy", model, tokenizer, torch.float32)
     return path
@@ -227,7 +227,7 @@ def test_what_an_environment_lacks_is_told_before_anything_starts(file: Path) ->
 def test_an_environment_that_cannot_begin_its_task_is_refused_before_anything_starts(
     task: str, truth: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The setting `allow_unsafe` is for machines without bubblewrap. No code runs here."""
+    """The setting `allow_unsafe` is for machines without bubblewrap. This test runs no code."""
     settings = [f"task.name={task}", "env.name=python", "env.allow_unsafe=true", "arm=sync"]
     assigned = [word for setting in settings for word in ("--set", setting)]
     command = ["--space", "async_vs_sync", "--storage", str(tmp_path), "--dry-run", *assigned]

@@ -1,7 +1,8 @@
 """Experiments that fail and finish after repairs.
 
-In the first, a trial fails because a file was edited, then because a service is unavailable. In the
-second, a trial fails because of a mistake in its reward, which is then fixed.
+In the first experiment, a trial fails because a file was edited, and then because a service is
+unavailable. In the second, a trial fails because of a mistake in its reward. The mistake is then
+fixed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def edited(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(edited):
-    """Restore the words and resume with a failing reward; return storage and finished process."""
+    """Restore the words, and resume with a failing reward. Return storage and finished process."""
     storage, *_ = edited
     (storage / "words.txt").write_text(NOUNS_FILE.read_text())
     (storage / "flag").touch()
@@ -82,7 +83,8 @@ def test_a_trial_that_fails_is_named_and_the_status_is_1(broken):
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
     assert "no reward" in line
-    # The resume's --max-failures applies, not the first command's: one failure, then two more.
+    # The --max-failures of the resume applies, not that of the first command. There is one failure,
+    # and then there are two more.
     assert failures(storage / "failing") == 1 + 2
 
 

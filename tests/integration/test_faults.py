@@ -26,10 +26,10 @@ cloudpickle.register_pickle_by_value(checkpoints)
 
 
 class Killer(tune.Callback):
-    """Sends SIGKILL to a role's process after a given round, once for each role."""
+    """Callback that sends SIGKILL to each role's process once, after the given round."""
 
     def __init__(self, roles: dict[int, str]) -> None:
-        """Set the roles to kill, by the round after which each is killed."""
+        """Set the roles to kill. Each key is the round after which the role is killed."""
         self.left = dict(roles)
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
@@ -88,7 +88,7 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FullDisk(DetailedGRPO):
-        """A disk without space after round 4, with a checkpoint that Tune has not recorded."""
+        """A disk that is full after round 4, and a checkpoint that Tune has not recorded."""
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
             if self.iteration == 4:

@@ -21,9 +21,9 @@ def finished(tmp_path_factory):
     """Run two arms for four rounds; return the experiment's directory and the output."""
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "short", "--iterations", "4", *SMALL]
-    # k=1 merges the colocated arms into one. With lag=1 fixed, that arm would be refused.
+    # k=1 merges the colocated arms into one arm. This arm would be invalid with lag=1.
     merged = ("--set", "k=1", "--set", "resources.worker_cpus=0.95")
-    # Other tests run beside this one. By default, rounds that these disturb have no speed.
+    # Other tests run at the same time. By default, rounds disturbed by them have no speed.
     disturbed = ("--set", "callbacks.leave_out_disturbed=false")
     done = tune(*argv, *merged, *disturbed, "--set", "eval.every=2", storage=storage)
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def test_result_json_and_tensorboard_hold_the_same_names_and_values(finished):
 
 def test_every_logged_number_is_a_metric_with_a_name(finished):
     experiment, _ = finished
-    # Columns that Tune adds, and columns with which a trial asks to end or to be saved.
+    # Columns that Tune adds, and columns by which a trial asks Tune to end or save it.
     own = {"done", "should_checkpoint", "iterations_since_restore", "timestamp", "pid"}
     own |= {"training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"}
     for trial in trial_directories(experiment):
@@ -122,7 +122,7 @@ def test_trace_shows_what_ran_beside_what(finished):
         assert (overlap(rollouts, steps) > 0) == asynchronous
         expected = {"trial", "worker"} if "colocated" in trial.name else {"trial", "learner"}
         assert expected <= by_actor.keys()
-        # An actor does one thing at a time.
+        # The spans of an actor do not overlap.
         for actor, own in by_actor.items():
             own.sort(key=lambda span: span[1])
             for before, after in itertools.pairwise(own):
@@ -169,7 +169,7 @@ def test_params_json_has_every_key_in_its_own_place(finished):
 
 @pytest.fixture(scope="module")
 def trained(finished):
-    """Return the directory of the synchronous trial, last evaluated after its fourth round."""
+    """Return the directory of the synchronous trial. Its last evaluation follows round 4."""
     experiment, _ = finished
     (trial,) = (trial for trial in trial_directories(experiment) if trial.name.startswith("sync-"))
     return trial
@@ -204,7 +204,8 @@ def test_before_and_after_are_compared(trained, tmp_path, capsys):
     assert evaluate.main([*shared, "--seed", "0", "--out", "before"]) == 0
     after = ("--checkpoint", str(trained), "--out", "after", "--against", "before")
     assert evaluate.main(after) == 0
-    assert "compared with before, over 8 prompts that both answered" in capsys.readouterr().out
+    said = "compared with before, over 8 prompts that both policies answered"
+    assert said in capsys.readouterr().out
     data = json.loads((tmp_path / "after" / "evaluation.json").read_text())
     figures, reward = data["figures"], data["against"]["differences"]["reward"]
     assert reward["own"] == pytest.approx(figures["reward"]["value"])

@@ -27,7 +27,7 @@ print(*(peak_after(int(rows)) - before for rows in sys.argv[1:]))
 
 
 def peak_bytes(*rows: int) -> list[int]:
-    """Return the rise of a process's peak memory after each of the given numbers of rows, in bytes.
+    """Return by how many bytes each given number of rows raises a process's peak memory.
 
     The rise is relative to the peak after a forward and a backward pass of the head with 8 rows.
     """

@@ -46,7 +46,7 @@ def start():
 def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Return our processes among the descendants of a command.
 
-    Ray's own processes are left out, because some take long to notice that their driver is gone.
+    Ray's own processes are left out, because some of them notice late that their driver has ended.
     """
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -65,7 +65,7 @@ def all_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def noted(experiment: Path, checkpoint: str) -> bool:
-    """Return True if Tune's snapshot, written once a second, names the checkpoint."""
+    """Return True if Tune's snapshot, which is written once a second, names the checkpoint."""
     states = [path.read_text() for path in experiment.glob("experiment_state-*.json")]
     # In the snapshot, everything that is not JSON is a pickle in hexadecimal.
     return any(checkpoint in state or checkpoint.encode().hex() in state for state in states)
@@ -96,7 +96,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def killed(start, tmp_path_factory) -> Story:
-    """Send SIGKILL to the driver after the third checkpoint. Damage it and any later checkpoint."""
+    """Send SIGKILL to the driver after the third checkpoint. Damage this and any later one."""
     story = Story(tmp_path_factory.mktemp("storage"))
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     argv += ["--set", f"eval.every={EVALUATED[1]}", "--set", "checkpoint.keep=null"]
@@ -109,7 +109,7 @@ def killed(start, tmp_path_factory) -> Story:
     _, story.outlived_the_driver = psutil.wait_procs(family, timeout=60)
     story.rows_when_killed = len(rows(story.first))
     _, _, *others = sorted(story.first.glob("checkpoint_*/manifest.json"))
-    for path in others:  # the last checkpoint may have no manifest, which is damage enough
+    for path in others:  # the last checkpoint may have no manifest, and then needs no damage
         with (path.parent / "policy-00001-of-00001.safetensors").open("r+b") as file:
             file.truncate(1000)
     return story
@@ -190,8 +190,8 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
     events.Reload()
     scalars = events.Tags()["scalars"]
     steps = {name: [event.step for event in events.Scalars(name)] for name in scalars}
-    # At lag 1 the learner still has the sampling weights only for the tokens of the first round
-    # and for tokens that a resume sampled again.
+    # At lag 1, tokens were sampled with older weights than the learner's. The exceptions are tokens
+    # of the first round and tokens that a resume sampled again.
     known = steps.pop("kl/sampler_mismatch_nats")
     assert known[0] == 1
     assert len(known) <= 3

@@ -1,4 +1,4 @@
-"""Invalid settings in a user's own Tuner: each such trial fails with its reason, the others run."""
+"""Invalid settings in a user's own Tuner. Invalid trials fail with a reason, and the others run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outcomes(grid: tune.ResultGrid) -> dict[str, str | None]:
 
 @pytest.fixture(scope="module")
 def grid(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tune.ResultGrid:
-    """Run a grid over placements, one of which is invalid with this lag, with retries."""
+    """Run a grid over placements with retries. One of the placements is invalid with this lag."""
     found = fit(
         {
             **trial_config(**SHORT),

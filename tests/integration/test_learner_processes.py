@@ -32,8 +32,8 @@ ALLOWED = {
 
 
 def settings(path: str) -> GRPOConfig:
-    # The norm of the gradient exceeds its limit. Learners that used the norms of their own parts
-    # would therefore clip differently.
+    # The norm of the gradient exceeds its limit. So learners would clip differently if each of them
+    # used the norm of its own part.
     packing = torch.get_default_dtype() == torch.float64  # half of the runs use packing
     model, optim = {"path": path, "packing": packing}, {"grad_clip": 0.05}
     return config_with(path, model=model, optim=optim, loss={"kl_coef": 0.05})
@@ -63,7 +63,7 @@ def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
     states = [found["state"] if ranks.rank == 0 else None]
     if ranks.size > 1:
         torch.distributed.broadcast_object_list(states, src=0)
-    resumed.update([a_round(2)])  # its state before the load must not matter
+    resumed.update([a_round(2)])  # the learner's state before the load must not matter
     resumed.load_state(states[0])
     resumed.update([a_round(1)])
     found["resumed"] = resumed.state()

@@ -100,7 +100,7 @@ def test_a_task_from_outside_the_repository_is_what_trains(own):
         for row in responses:
             vowels = sum(letter in "aeiou" for letter in row["response"])
             assert row["reward"] == pytest.approx(vowels / max(1, len(row["response"])))
-        # Responses that the task refuses to score are dropped and counted.
+        # Responses that the task cannot score are dropped and counted.
         last = rows(trial)[-1]
         assert last["count/reward_errors"] > 0
         assert not any("fox" in row["prompt"] for row in responses)

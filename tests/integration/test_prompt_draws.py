@@ -1,4 +1,4 @@
-"""Real trials that choose their training prompts: groups without a signal are replaced."""
+"""Real trials that replace groups without a signal by drawing other training prompts."""
 
 from __future__ import annotations
 

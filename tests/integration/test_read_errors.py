@@ -16,8 +16,8 @@ from conftest import rows, wait_for
 
 ROUNDS = 10
 
-# Python imports this module in every process of the command. It makes named file operations fail,
-# a given number of times in all, for paths that contain a given text.
+# Python imports this module in every process of the command. It makes the named file operations
+# fail for paths that contain a given text, up to a given total number of failures.
 FAILING = """
 import builtins, io, json, os, pathlib
 

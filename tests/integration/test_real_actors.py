@@ -1,4 +1,4 @@
-"""Real generators and a real learner in virtual time: any settings, any speeds, no Ray."""
+"""Real generators and a real learner in virtual time, with any settings and speeds, without Ray."""
 
 from __future__ import annotations
 
@@ -201,7 +201,8 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     assert row["count/in_flight"] == 0
     assert row["count/trained"] == len(uses)
     assert not runtime.uncollected
-    # Weights in use may be `lag` rounds old, and so may the generators' last report of them.
+    # The weights in use may be `lag` rounds old, and so may the generators' last report of these
+    # weights.
     assert len(kept.slots) <= 2 + 2 * config.lag
     for real in generators:
         real.close()
@@ -226,7 +227,7 @@ def test_any_settings_keep_both_bounds_and_their_accounts(
         raise
     learner, kept = run(config, scale, timing)
     if config.lag == 0 and config.buffer_capacity == 1:
-        # The trained weights are the sampling weights, so the ratio is 1 up to rounding.
+        # The learner begins with the weights that sampled, so the ratio is 1 up to rounding.
         assert learner.first_steps == pytest.approx([1.0] * config.rounds, abs=1e-5)
     check_log_probs(config, kept, learner.rounds)
 
@@ -263,8 +264,9 @@ def test_tokens_of_several_versions_are_each_of_their_own(
 def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[RolloutGroup]]]) -> int:
     """Check recorded log-probs against the weights that each token names.
 
-    With `in_flight` the cache outlives the weights that filled it, so only tokens of a group's
-    first version can be checked. Return the number of groups with tokens of several versions.
+    With `in_flight`, the cache is kept after the weights that filled it are replaced. So only the
+    tokens of a group's first version can be checked. Return the number of groups with tokens of
+    several versions.
     """
     model, tokenizer = build_policy(config.model, 0)
     mixed = 0

@@ -1,4 +1,4 @@
-"""The report shows what was measured, names what is missing, and runs nothing that it reads."""
+"""The report shows the measurements, names what is missing, and executes no text that it reads."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def full(tmp_path_factory):
 
 
 def write(directory: Path) -> tuple[Page, list[str]]:
-    """Write the report; return the page and the warnings that the command would print."""
+    """Write the report. Return the page and the warnings that the command would print."""
     heard: list[str] = []
     return Page(write_report(directory, heard.append)), heard
 
@@ -132,7 +132,7 @@ def test_with_a_margin_the_page_opens_with_a_paragraph_the_menu_and_its_plot(tmp
     page, heard = write(directory)
 
     assert heard == []
-    assert page.words.index("May another arm replace colocated_k1") < page.words.index("Menu")
+    assert page.words.index("Can another arm replace colocated_k1") < page.words.index("Menu")
     sections = [section.get("id") for section in page.all("section")]
     assert sections[0] == "menu"
     assert next(figure["id"] for figure in page.all("figure")) == "menu"
@@ -237,7 +237,7 @@ def test_settings_machine_and_commands_stand_on_the_page(full):
     words = Page(full / "report.html").words
 
     assert "Settings that differ between arms" in words
-    assert "Shared settings that are not the defaults: k_mode=fresh_batches." in words
+    assert "Shared settings that differ from the defaults: k_mode=fresh_batches." in words
     assert "Seeds: 0, 1." in words
     for text in ("2.13.0", "Linux-6.1-x86_64", "2026-11-20 15:00 UTC", "https://ui.perfetto.dev"):
         assert text in words
@@ -498,7 +498,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "machine not recorded",
         "started not recorded",
         "Not drawn. KL was not monitored (loss.kl_monitor=false).",
-        "Not drawn. No wall-clock was recorded.",
+        "Not drawn. No wall-clock time was recorded.",
         "Not drawn. No rollouts were kept",
         "Not drawn. No version changes were recorded",
         "Nothing to compare: no evaluation after round 0 was kept.",
@@ -545,8 +545,8 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
 
     named = (
         "broken: left out, because its config cannot be used (broken/params.json cannot be read",
-        "result.json: line 5 of 5 is half-written, skipped",
-        "rollouts/part-00000001.parquet is damaged, skipped (",
+        "result.json: line 5 of 5 is half-written and was skipped",
+        "rollouts/part-00000001.parquet is damaged and was skipped (",
     )
     for text, warning in zip(named, heard, strict=True):
         assert text in page.words
@@ -678,7 +678,7 @@ SECRET = "kingfisher"
 
 
 def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
-    """Each file that the report reads is replaced, in one case, by a link out of the experiment."""
+    """In each case, a link out of the experiment replaces a file that the report reads."""
     outside = write_experiment(tmp_path / "outside", space=SECRET)
     trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
     (trial / "error.txt").write_text(SECRET)

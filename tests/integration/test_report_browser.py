@@ -41,7 +41,7 @@ addEventListener("message", (message) => {
 
 
 def measure(report: Path, width: int, directory: Path, *options: str) -> dict[str, Any]:
-    """Return the page's own measurements in a frame of `width` pixels.
+    """Return the measurements that the page takes of itself in a frame of `width` pixels.
 
     A frame is needed because no browser window can be as narrow as a telephone.
     """

@@ -1,4 +1,4 @@
-"""Code written by a policy, in real processes: it runs inside bubblewrap, or not at all."""
+"""Code that a policy wrote, in real processes. The code runs inside bubblewrap or not at all."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ def test_a_slow_machine_does_not_end_code_that_computes(monkeypatch: pytest.Monk
     assert run_python(code) == "done"
 
 
-# A trainer with files, sockets, memory and a key. The code that it runs attacks all of these.
+# A trainer with files, sockets, memory and a key. The code that the trainer runs attacks all of
+# them.
 TRAINER = """
 import ctypes, os, socket, sys
 from sandbox import run_python
@@ -210,7 +211,7 @@ def test_code_reaches_nothing_of_the_trainers(user: int | None) -> None:
         (home / "secret.txt").write_text("a secret")
         (home / "checkpoint.bin").write_text("weights")
         for path in (directory, home, *home.iterdir()):
-            os.chmod(path, 0o777)  # only the sandbox protects them
+            os.chmod(path, 0o777)  # only the sandbox protects these files
         python = sys.executable if user is None else sandbox._interpreter()
         printed = subprocess.run(
             [python, "-c", TRAINER, str(home)],

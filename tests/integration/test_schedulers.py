@@ -110,7 +110,7 @@ def test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced(
 
 
 class Shared(tune.Trainable):
-    """A trial of one round, which may fail or end its process while it starts over."""
+    """A trial of one round that may fail or end its process during a reset."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.arm = config["arm"]
@@ -189,11 +189,11 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
     assert [row["version/learner"] for row in history] == [1, 2, 3, 4, 6, 8]
     # Different learning rates made the trials drift apart. The clone continues from the donor.
     assert [row["kl/reference_k3_nats"] < 1e-3 for row in history] == [True] * 4 + [False] * 2
-    # The donor's chunks in flight are requested again, because with two passes over a batch the
-    # clone needs the same batch.
+    # The donor's open chunks are requested again: the clone makes two passes over a batch and needs
+    # the same batch.
     assert history[-1]["count/dropped_lost"] == 0
-    # The newest checkpoint stays, and so does that of round 4, which PBT saves for clones once or
-    # twice.
+    # The newest checkpoint stays, and so does the checkpoint of round 4. PBT saves the latter for
+    # clones once or twice.
     kept = [checkpoint_round(path) for path in checkpoints(donor.path)]
     assert kept in ([4, 6], [4, 4, 6])
     loaded = read_checkpoint(checkpoints(clone.path)[-1])
@@ -208,7 +208,7 @@ def test_asha_compares_at_equal_samples_and_leaves_no_actor_behind(
     results = run(
         {
             **trial_config(placement="colocated", k_mode="fresh_batches"),
-            # The better trial runs first, so the other is stopped at the first rung.
+            # The better trial runs first, so the other trial is stopped at the first rung.
             "optim": {"lr": tune.grid_search([3e-3, last])},
             "k": tune.sample_from(lambda config: 2 if config["optim"]["lr"] == last else 1),
             "rounds": tune.sample_from(lambda config: 2 if config["optim"]["lr"] == last else 4),

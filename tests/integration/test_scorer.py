@@ -20,7 +20,7 @@ from grpo_trainable.telemetry.progress import steps_done
 
 REPOSITORY = Path(__file__).parents[2]
 
-# The text of a response decides what the function does with it.
+# The text of a response decides what the function does.
 REWARD_FUNCTION = """
 import os, re, subprocess, sys, time
 from pathlib import Path
@@ -86,7 +86,7 @@ def requests(*responses):
 
 
 def worker_pids(scorer):
-    """Return the pids of the workers, ending with that of the spare."""
+    """Return the pids of the workers. The last pid is that of the spare worker."""
     return [worker._process.pid for worker in scorer._processes]
 
 
@@ -146,8 +146,8 @@ def test_an_exception_or_a_bad_value_is_the_error_of_that_response_alone(scorer)
 @pytest.mark.parametrize(
     ("response", "message"),
     [
-        ("die", "the reward process died, exit status 3"),
-        ("crash", "the reward process died, signal Segmentation fault"),
+        ("die", "the reward process died (exit status 3)"),
+        ("crash", "the reward process died (signal Segmentation fault)"),
     ],
 )
 def test_a_death_is_the_error_of_that_response_and_the_spare_goes_on(scorer, response, message):
@@ -188,7 +188,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
 
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
-    # No wait is this long, so none counts as a step of progress.
+    # No wait takes this long, so no wait counts as a step of progress.
     monkeypatch.setattr("grpo_trainable.generator.worker_process.WAIT_S", 60.0)
     with contextlib.closing(ProcessScorer(spec, deadline_s=1.0)) as scorer:
         before = steps_done()
@@ -218,7 +218,8 @@ def test_rest_of_a_unit_is_not_asked_for_once_many_hung_whatever_the_workers(spe
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.5, workers=4)) as scorer:
         answers = [answer.message for answer in scorer.score(requests(*["hang"] * 30))]
         hung = answers.count("no reward within 0.5 s")
-        # Responses that the other workers were scoring when the tenth hung are still awaited.
+        # The answers for responses that other workers were scoring when the tenth hung are still
+        # awaited.
         assert 10 <= hung <= 13
         assert all(
             "other responses of the same chunk" in message for message in answers[hung + 4 :]
@@ -325,7 +326,7 @@ def test_a_module_is_found_from_the_directory_and_from_our_path(tmp_path, monkey
 
 def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
     (tmp_path / "neighbour.py").write_text("VALUE = 4")
-    # The file has the name of a standard library module that everybody imports.
+    # The file has the name of a standard library module that is always imported.
     (tmp_path / "json.py").write_text(
         "from neighbour import VALUE\ndef f(response, ground_truth): return VALUE"
     )
@@ -363,7 +364,7 @@ def test_a_function_that_cannot_be_had_is_a_value_error_of_one_line(reward, reas
         ("raise RuntimeError('no licence')", "cannot be imported: RuntimeError: no licence"),
         ("def f(:", "cannot be imported: SyntaxError: "),
         ("exit(2)", "cannot be imported: SystemExit: 2"),
-        ("import os; os._exit(7)", "importing it ended the process, exit status 7"),
+        ("import os; os._exit(7)", "importing it ended the process (exit status 7)"),
     ],
 )
 def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, reason):
@@ -383,7 +384,7 @@ def test_a_function_of_two_values_gets_no_row_that_it_cannot_read(scorer):
 
 # ---- Forms of functions --------------------------------------------------------------------------
 
-# The texts of a call decide what the function does with it.
+# The texts of a call decide what the function does.
 GROUP_FUNCTION = """
 import os, time
 

@@ -1,4 +1,4 @@
-"""Several learners through Ray: trained, saved, resumed by more or fewer, lost."""
+"""Several learners as Ray actors: training, saving, a resume with more or fewer, and losses."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def settings(resources: dict[str, Any]) -> dict[str, Any]:
 def checkpoints(trainable: Any, tmp_path: Path) -> Path:
     """Return a directory with checkpoints of a trial whose two learners divide the policy.
 
-    "two" and "three" are named after their rounds. "again" is round 3, trained again from "two".
+    The directories "two" and "three" are named after rounds. "again" is round 3, trained a second
+    time from "two".
     """
     trial = trainable(settings(TWO))
     rows = [trial.train(), trial.train()]
     assert [row["version/learner"] for row in rows] == [1, 2]
     assert rows[1]["version/generator"] == 2
-    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-5  # the trained weights are those that sampled
+    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-5  # sampled and trained with the same weights
     trial.save(str(tmp_path / "two"))
     trial.train()
     trial.save(str(tmp_path / "three"))

@@ -1,7 +1,7 @@
 """Ctrl-C in the middle of a round, in our command and in a user's own Tuner.
 
-The engine, the reward or the loss hangs while the test lets it, so each signal arrives at a known
-moment of a round.
+The test makes the engine, the reward or the loss hang, so each signal arrives at a known moment of
+a round.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from launch.tune import parse_arguments, plan_of
 ROUNDS = 12
 ENOUGH_S = 180.0  # much more than a start takes, and much less than the hang
 
-# While the file NAME exists, `hang` does not return. After 1 s, which is long enough to be reported
-# as lost work, it creates NAME-began.
+# While the file NAME exists, `hang` does not return. After 1 s, it creates NAME-began. A second is
+# long enough to be reported as lost work.
 OWN = """
 import time
 from pathlib import Path
@@ -189,7 +189,7 @@ def uninterrupted(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
     experiment: Experiment, uninterrupted: tune.Result
 ) -> None:
-    """The worker samples and trains in turn, and writes the checkpoint while it samples."""
+    """The worker samples and trains in turn. It writes the checkpoint while the engine hangs."""
     experiment.start_command("colocated_k1")
     finished = experiment.hang_in("engine")
     experiment.signal(signal.SIGINT)

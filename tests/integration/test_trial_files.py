@@ -80,7 +80,7 @@ def test_a_clone_goes_on_from_its_own_checkpoint_although_tune_names_its_donors(
 def test_a_trial_that_starts_from_round_0_again_counts_from_there(
     begun: Any, tmp_path: Path
 ) -> None:
-    """Unless the trial corrects the round, Tune counts on from the checkpoint that it recorded."""
+    """Unless the trial corrects the round, Tune counts from the checkpoint that Tune recorded."""
     directory = tmp_path / "experiment" / "trial"
     trial = begun(trial_config(placement="colocated"))
     trial.step()

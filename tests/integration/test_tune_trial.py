@@ -34,7 +34,8 @@ def own_bundles() -> list[int]:
 class TellsBundles(GRPOTrainable):
     """Reports each actor's bundle after the last round and after replacing both generators.
 
-    The second generator is replaced first, so the first bundle with room belongs to the other one.
+    The second generator is replaced first, so the first bundle with room belongs to the first
+    generator.
     """
 
     def step(self) -> dict[str, Any]:
@@ -114,8 +115,8 @@ def test_relative_paths_are_found_and_the_users_functions_are_what_trains(
 ) -> None:
     history = rows(result.path)
     assert [row["reward/train_mean"] for row in history] == [1.0] * 3
-    # The user's loss counts each token as clipped. At lag 0 the ratio of its only step is 1, so
-    # the loss is −clip_low times the user's advantage, which is twice the reward.
+    # The user's loss counts each token as clipped. At lag 0, the ratio in the only step is 1, so
+    # the loss is −clip_low times the user's advantage. This advantage is twice the reward.
     assert [row["loss/clip_fraction"] for row in history] == [1.0] * 3
     assert [row["loss/policy"] for row in history] == pytest.approx([-0.5] * 3, abs=1e-5)
 

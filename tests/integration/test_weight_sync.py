@@ -1,4 +1,4 @@
-"""Every transport of this machine, between real actors: whole weights, no leaks, faults."""
+"""Every transport of this machine between real actors: complete weights, no leaks, and faults."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
         told[name] = untimed(running.step())
     running.stop()
     assert weights.is_dir()  # the learner's process wrote in it
-    assert list(weights.iterdir()) == []  # and removed its own directory at the end
+    assert list(weights.iterdir()) == []  # the learner removed its own directory
     first, *others = told.values()
     assert len(others) >= 3
     assert all(other == first for other in others)
@@ -200,21 +200,21 @@ def test_weights_may_travel_as_bfloat16(begun: Any, name: str) -> None:
     row = begun(config).step()
     model, _ = build_policy(GRPOConfig().model, 0)
     assert row["sync/bytes"] == 2 * sum(parameter.numel() for parameter in model.parameters())
-    # The ratio contains the sampler's rounding from the first step on.
+    # From the first step on, the ratio includes the sampler's rounding.
     assert 1e-5 < abs(row["loss/ratio_max"] - 1) < 0.2
 
 
 def test_a_trial_may_sample_in_bfloat16(begun: Any) -> None:
     row = begun(trial_config(model={"sampler_dtype": "bfloat16"}, rounds=1)).step()
     assert 1e-6 < row["kl/sampler_mismatch_nats"] < 0.1
-    # Ratios are relative to the learner's own log-probs, without the sampler's rounding. Importance
-    # weights contain it.
+    # Ratios are relative to the learner's own log-probs, without the sampler's rounding. The
+    # importance weights include this rounding.
     assert abs(row["loss/ratio_max"] - 1) < 1e-5
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
-    """Ray Direct Transport allows this too. The pipeline's tests check the rest of `in_flight`."""
+    """Ray Direct Transport allows this. The pipeline's tests check the rest of `in_flight`."""
     config = trial_config(transport=name, lag=1, weight_update="in_flight", rounds=4)
     running = begun(config)
     rows = [running.step() for _ in range(4)]
@@ -228,7 +228,7 @@ def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_actors_that_begin_anew_keep_their_way(begun: Any, name: str) -> None:
-    """A clone of PBT does this: it keeps its actors and their group, and changes settings."""
+    """A PBT clone does this: the clone changes settings, but keeps its actors and their group."""
     running = begun(trial_config(transport=name, lag=1))
     running.step()
     before = [actor.handle for actor in running.trial.actors]
@@ -250,12 +250,12 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
         fetched.append(receiver.fetch(handles[-1]))
         assert storage_checksum(fetched[-1].tensors) == fetched[-1].checksum == checksum
     assert len({id(handle.frozen) for handle in handles}) == 1
-    # Only moving weights become new tensors, and the generator counts only new tensors.
+    # Only weights that change become new tensors, and the generator counts only new tensors.
     assert len({id(weights.tensors["still"]) for weights in fetched}) == 1
     assert len({id(weights.tensors["moving"]) for weights in fetched}) == 3
-    # A generator that replaces another receives both parts.
+    # A replacement generator receives both parts.
     assert storage_checksum(other.fetch(handles[-1]).tensors) == checksum
-    # Other names, or another trial in the same actors, need a new publication.
+    # Different names, or a new trial in the same actors, need a new publication.
     sender.close()
     assert sender.publish(weights, frozen=["still"]).frozen is not handles[-1].frozen
     assert sender.publish(weights).frozen is None
@@ -311,7 +311,7 @@ def test_what_was_fetched_stays_whole_though_the_learner_dies(line: Any, name: s
 def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
     """Kill `victim` in the middle of the generator's load, and return True if the load fails.
 
-    Weights that arrive nevertheless are whole.
+    If the weights arrive nevertheless, they are complete.
     """
     for round_ in range(3):  # the first rounds set up their buffers
         handle, published = way.publish(round_)
@@ -340,14 +340,14 @@ def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
 def test_actors_killed_in_mid_transfer_leave_an_error_or_whole_weights(
     line: Any, name: str
 ) -> None:
-    """The weights are 64 MB. Weights that the generator only maps survive the learner."""
+    """The weights take 64 MB. Weights that the generator only maps remain when the learner dies."""
     way = line(name, scale=100)
     mapped = name in ("shm", "object_store")
     for victim in ("learner", "generator"):
         for _ in range(5):  # the kill may come too late
             failed = load_fails_when_killed(way, getattr(way, victim))
             if way.transport.two_sided:
-                for actor in way.actors:  # the other one too, if it still runs
+                for actor in way.actors:  # the other actor too, if it still runs
                     actor.kill()
                 way = line(name, scale=100)
             elif victim == "learner":
@@ -385,7 +385,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
     kill(running, "generator-0")
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
         run(running, 4)
-    # A retry of the trial does the same.
+    # A retry of the trial also does this.
     again = begun(config)
     again.restore(str(tmp_path / "last"))
     row = run(again, 4)
@@ -394,7 +394,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
 
 
 class Starts:
-    """A learner that has Ray start another actor."""
+    """A learner that makes Ray start another actor."""
 
     def start(self) -> bool:
         return ray.get(ray.remote(Starts).remote().__ray_ready__.remote(), timeout=120)

@@ -1,9 +1,9 @@
 """Comparisons of two samples for the same requests: equal bits, or equal up to rounding.
 
-Only the same call, with the same shapes and the same setup, gives the same bits. Another batch or
-another engine sums in a different order, so its log-probs differ by rounding. A draw within
-rounding distance of the border between two tokens may then pick the other token. From that token
-on, the response differs.
+Only the same call, with the same shapes and the same setup, gives the same bits. A different
+batch or engine sums in a different order, so its log-probs differ by rounding. A draw within
+rounding distance of the border between two tokens may then pick the other token, and from that
+token on the response differs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORKS = 1
 
 
 def assert_same_bits(some: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> None:
-    """Check that both samples have the same responses, and log-probs with the same bits."""
+    """Check that both samples contain the same responses, and log-probs with the same bits."""
     for one, other in zip(some, others, strict=True):
         for name in ("response_ids", "response_mask", "finished", "token_versions", "token_rounds"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
@@ -31,7 +31,7 @@ def assert_same_bits(some: Sequence[RolloutGroup], others: Sequence[RolloutGroup
 def assert_agree(
     some: Sequence[RolloutGroup], others: Sequence[RolloutGroup], *, atol: float
 ) -> None:
-    """Check that both samples have the same responses, and log-probs within `atol`.
+    """Check that both samples contain the same responses, with log-probs equal to within `atol`.
 
     Up to `FORKS` responses may diverge after tokens that agree.
     """

@@ -27,7 +27,8 @@ def log_ratios(
 ) -> list[list[Tensor]]:
     """Return log ρ of the tokens in each gradient step of a round, (T,) per microbatch.
 
-    The learner trains `lag` rounds, and then gets the samples, which `change` has modified.
+    The learner trains for `lag` rounds before it gets the samples. `change` is applied to the
+    samples first.
     """
     found: list[Tensor] = []
     add = StepStatistics.add

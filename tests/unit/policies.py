@@ -50,7 +50,7 @@ def write_quick_policy(
 ) -> str:
     """Write a policy that is quick to train, with random weights, and return its path.
 
-    The tokenizer defaults to the shipped one. `shape` contains fields of the policy's
+    The tokenizer defaults to the shipped tokenizer. `shape` contains fields of the policy's
     `ModelConfig`.
     """
     tokenizer = tokenizer or read_tokenizer(None)

@@ -1,4 +1,4 @@
-"""Threads of one process that sum like the ranks of several learners, and rounds to train on."""
+"""Ranks that are threads of one process and sum like learners, and rounds to train on."""
 
 from __future__ import annotations
 

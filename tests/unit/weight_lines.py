@@ -174,7 +174,7 @@ class Line:
         process.wait(60.0)
 
     def replace_learner(self) -> None:
-        """Start a new learner that knows nothing of the old one."""
+        """Start a new learner that knows nothing about the old learner."""
         self.learner = self._learner()
         self.check(self.learner)
 

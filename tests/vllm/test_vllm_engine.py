@@ -236,7 +236,7 @@ def test_a_call_that_breaks_off_leaves_nothing_behind(model_path):
 
 def test_a_prompt_that_vllm_was_not_started_for_is_refused(model_path):
     long = requests(replace(LIMITS, max_new_tokens=60), prompts=["The fox"])
-    with pytest.raises(ValueError, match=r"60 new ones do not fit .* that vLLM was started for"):
+    with pytest.raises(ValueError, match=r"60 new tokens do not fit .* that vLLM was started for"):
         engine_of(model_path()).generate(long, lambda: None)
 
 
@@ -299,7 +299,7 @@ def test_weights_in_lower_precision_arrive(model_path):
 def test_torn_weights_are_refused(model_path):
     sampler, weights = engine_of(model_path()), snapshot(model_path(seed=1), version=3)
     weights.tensors["model.layers.1.mlp.up_proj.weight"][3, 3] += 1
-    with pytest.raises(RuntimeError, match="weights version 3 arrived torn"):
+    with pytest.raises(RuntimeError, match="weights version 3 arrived corrupted"):
         sampler.load(weights)
 
 

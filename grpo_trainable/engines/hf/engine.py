@@ -29,7 +29,7 @@ class HFEngine(LocalEngine):
     def __init__(
         self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
     ) -> None:
-        """Build an engine around `policy`. The other arguments are those of `LocalEngine`.
+        """Build an engine around `policy`. `LocalEngine` describes the other arguments.
 
         Raises:
             ValueError: The engine cannot sample from the model token by token. The message is one
@@ -37,7 +37,7 @@ class HFEngine(LocalEngine):
         """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
-        self._head: Tensor | None = None  # the head's weights, in the precision of its product
+        self._head: Tensor | None = None  # head weights in the precision of the product
         self._refuse_other_caches()
 
     def load(self, weights: PolicyWeights) -> None:
@@ -58,7 +58,7 @@ class HFEngine(LocalEngine):
 
     @torch.no_grad()
     def _refuse_other_caches(self) -> None:
-        """Compare logits computed with a cache and padding with those of one pass over all tokens.
+        """Check that logits from a cache with padding equal the logits of one pass over all tokens.
 
         Raises:
             ValueError: The logits differ or cannot be computed. The message is one line.
@@ -139,7 +139,7 @@ class HFDecoder:
         self._fan_out = batch.fan_out  # (A,)
 
     def enter(self, rows: range) -> Tensor:
-        """Run the prompts and return the logits (B, V) of every row's first token."""
+        """Run the model on the prompts, and return the logits (B, V) of every row's first token."""
         assert len(rows) == len(self._fan_out), "all rows enter at once"
         return self._logits(self._prefill())[self._fan_out]
 
@@ -166,7 +166,7 @@ class HFDecoder:
         return hidden
 
     def _run(self, tokens: Tensor, prompts: Tensor) -> Tensor:
-        """Append `tokens` (A, T) to the cache and return the hidden states (A, D) of the last ones.
+        """Append `tokens` (A, T) to the cache and return each row's last hidden state, (A, D).
 
         `prompts` (A,) is the index of each row's prompt.
         """
@@ -186,8 +186,8 @@ class HFDecoder:
 def preallocated_cache(config: PreTrainedConfig, columns: int) -> DynamicCache:
     """Return a cache for a model, with room for `columns` tokens per row.
 
-    Layers that do not keep every token, such as those with a sliding window, stay as `transformers`
-    creates them.
+    Layers that do not keep every token, such as those with a sliding window, are left as
+    `transformers` creates them.
     """
     cache = DynamicCache(config=config)
     cache.layers = [

@@ -1,4 +1,4 @@
-"""Building the engine vLLM for a trial, and comparing it with the policy that it samples."""
+"""Build the engine vLLM for a trial, and compare it with the policy that it samples from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-# Maximum number of training prompts to measure. That many take a few seconds.
+# Maximum number of training prompts to measure. Measuring this many takes a few seconds.
 MAX_PROMPTS = 1 << 16
 
 
@@ -104,7 +104,7 @@ def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written
 
 
 def _overrides(config: GRPOConfig) -> dict[str, Any]:
-    """Return entries for vLLM that override those of config.json."""
+    """Return the entries that override those of config.json in vLLM."""
     model = config.model
     untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `transfer.untied`
     wide = model.dtype == "bfloat16" and model.head_fp32

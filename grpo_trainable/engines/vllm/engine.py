@@ -1,7 +1,7 @@
 """The engine vLLM (extra `vllm`), which samples in this process, token by token.
 
-Draws have the same keys as in the other engines, but vLLM's rounding depends on which rows it
-computes together. This engine therefore promises neither identical bits when a call is repeated,
+Draws have the same keys as in the other engines, but vLLM's rounding depends on which rows are
+computed together. This engine therefore promises neither identical bits when a call is repeated,
 nor log-probs within 1e-4 of the learner's.
 """
 
@@ -76,7 +76,7 @@ class VLLMEngine:
         self._seed = seed
         self._recompute = recompute
         self._keys = map(str, count())
-        self._running: dict[str, _Row] = {}  # rows by vLLM's own key
+        self._running: dict[str, _Row] = {}  # rows by their keys in vLLM
         self._loads = 0
         self._version = 0
         self._round = 0
@@ -96,7 +96,7 @@ class VLLMEngine:
         """Load a snapshot and sample with it from the next token on.
 
         Raises:
-            RuntimeError: The snapshot changed on its way, or lacks a tensor of the model.
+            RuntimeError: The snapshot arrived corrupted, or lacks a tensor of the model.
         """
         send_weights(self.llm, weights, self._renamed)
         self._version, self._round = weights.version, weights.round
@@ -117,7 +117,7 @@ class VLLMEngine:
         """Sample one unscored group for each request.
 
         Raises:
-            ValueError: A prompt is longer than those examined when the engine was built, the
+            ValueError: A prompt is longer than any prompt examined when the engine was built, the
                 requests differ in their limits, or there are no requests.
             EngineError: vLLM samples no token in a step, or samples with unexpected versions of the
                 weights.
@@ -146,13 +146,13 @@ class VLLMEngine:
             raise ValueError("a prompt has no tokens")
         if longest + limits.max_new_tokens > self._longest:
             raise ValueError(
-                f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit the "
-                f"{self._longest} tokens that vLLM was started for"
+                f"a prompt of {longest} tokens and {limits.max_new_tokens} new tokens do not fit "
+                f"the {self._longest} tokens that vLLM was started for"
             )
 
     @contextmanager
     def _nothing_left_running(self) -> Iterator[None]:
-        """Make vLLM drop the rows of a call that fails before its end."""
+        """If a call fails, make vLLM drop the rows of the call."""
         try:
             yield
         finally:
@@ -163,13 +163,13 @@ class VLLMEngine:
     def _admit(self, waiting: deque[_Row]) -> None:
         """Pass waiting rows to vLLM, up to the number of rows that it computes together.
 
-        The remaining rows begin later, with the weights that are loaded by then.
+        The remaining rows begin later, with the weights that are loaded at that time.
         """
         while waiting and len(self._running) < self._rows:
             row, key = waiting.popleft(), next(self._keys)
             prompt = {
                 "prompt_token_ids": list(row.request.prompt_ids),
-                # Rows share the cache of a prompt only with rows that began under the same weights.
+                # A row shares a prompt's cache only with rows that began with the same weights.
                 "cache_salt": str(self._loads),
             }
             self._engine.add_request(key, prompt, self._parameters(row))
@@ -222,7 +222,7 @@ class VLLMEngine:
 
 
 def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
-    """Return True if a row's last token completes a stop string that counts."""
+    """Return True if a row is long enough to end and its last token completes a stop string."""
     early = len(row.ids) < limits.min_new_tokens
     return (
         not early

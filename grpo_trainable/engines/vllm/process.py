@@ -1,8 +1,8 @@
 """vLLM inside this process: its environment variables, import and start.
 
-vLLM's engine usually runs in a separate process, which keeps sampling while weights wait. Inside
-this process, `LLMEngine.step()` computes one token for every row, and weights can be loaded between
-two steps.
+vLLM's engine usually runs in a separate process, which keeps sampling while new weights wait.
+Inside this process, `LLMEngine.step()` computes one token for every row, and weights can be loaded
+between two steps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from grpo_trainable.text import plural
 if TYPE_CHECKING:
     from vllm import LLM  # pyright: ignore
 
-# Environment variables that vLLM needs, and variables set only if the user has not set them.
+# Environment variables that vLLM needs, and defaults for variables that the user has not set.
 MUST = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other actors share the cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns about things that we do on purpose
+    "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns about what we do on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
@@ -32,7 +32,7 @@ UNLESS_SET = {
 # torch version than vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # smallest limit on the tokens in a step; rows beyond the limit wait
+PREFILL_TOKENS = 4096  # minimum of vLLM's limit on tokens per step; further rows wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class CacheShape:
 
 
 def import_vllm(threads: int) -> None:
-    """Import vLLM. The import fixes the number of threads of this process.
+    """Import vLLM. The import sets this process's number of threads for good.
 
     Raises:
-        ValueError: vLLM cannot be imported, or fixes a number of threads other than `threads`.
+        ValueError: vLLM cannot be imported, or sets a number of threads other than `threads`.
     """
     os.environ.update(MUST)
     for name, value in UNLESS_SET.items():
@@ -77,7 +77,7 @@ def import_vllm(threads: int) -> None:
         ) from error
     if torch.get_num_threads() != threads:
         raise ValueError(
-            f"vLLM fixes this process at {plural(torch.get_num_threads(), 'thread')}, but "
+            f"vLLM has set this process to {plural(torch.get_num_threads(), 'thread')}, but "
             f"{threads} are requested"
         )
 
@@ -114,7 +114,7 @@ def start_llm(
         trust_remote_code=False,
         hf_overrides=dict(overrides),
         generation_config="vllm",  # ignore the sampling defaults of the directory
-        logprobs_mode="processed_logprobs",  # those of the distribution that tokens are drawn from
+        logprobs_mode="processed_logprobs",  # of the distribution that is sampled
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),
@@ -123,7 +123,7 @@ def start_llm(
         enable_prefix_caching=True,  # responses to a prompt share the prompt's cache
         block_size=BLOCK_TOKENS,
         kv_cache_memory_bytes=cache.bytes(rows, longest),  # the default takes nearly all memory
-        async_scheduling=False,  # otherwise a step would return the token of the previous step
+        async_scheduling=False,  # else a step would return the previous step's token
         enforce_eager=True,
         disable_log_stats=True,
         seed=0,

@@ -1,7 +1,7 @@
 """Weights for vLLM: a backend for its weight-transfer API.
 
-The backend hands a snapshot to vLLM within the same process, whichever of our transports delivered
-the snapshot. The backend needs neither a disk nor a second process group.
+The backend hands a snapshot to vLLM within the same process. Any of our transports may have
+delivered the snapshot. The backend needs neither a disk nor a second process group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors. If they have no head, add the embedding as the head.
+    """Return the tensors. If none of them is a head, add the embedding as the head.
 
     vLLM packs the head for its matrix product, and does not update the packed copy of a tied head
     (vLLM 0.32). vLLM therefore gets an untied model.
@@ -48,7 +48,7 @@ def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
     `renamed` gives tensors their names in `transformers`.
 
     Raises:
-        RuntimeError: The snapshot changed on its way, or lacks a tensor of the model.
+        RuntimeError: The snapshot arrived corrupted, or lacks a tensor of the model.
     """
     llm.start_weight_update()
     llm.update_weights({"update_info": {"weights": weights, "renamed": renamed}})
@@ -112,13 +112,13 @@ def load_snapshot(model: Any, weights: PolicyWeights, renamed: Renaming) -> None
     """Load all weights of a snapshot into a vLLM model that waits for them.
 
     Raises:
-        RuntimeError: The snapshot changed on its way, or has no value for some parameter.
+        RuntimeError: The snapshot arrived corrupted, or has no value for some parameter.
     """
     source = f"weights version {weights.version}"
     arrived = storage_checksum(weights.tensors)
     if arrived != weights.checksum:
         raise RuntimeError(
-            f"{source} arrived torn: checksum {arrived}, published {weights.checksum}"
+            f"{source} arrived corrupted: checksum {arrived}, published {weights.checksum}"
         )
     loaded = model.load_weights(iter(untied(renamed(weights.tensors)).items()))
     without = sorted({name for name, _ in model.named_parameters()} - loaded)

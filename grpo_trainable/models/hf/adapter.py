@@ -65,7 +65,8 @@ def check_adapter(
         if own != shape:
             raise ValueError(
                 f"{directory}: the adapter of {layer} is for a matrix of the shape {shape}, but "
-                f"the model's matrix has the shape {own}; set model.path to the adapters' own model"
+                f"the model's matrix has the shape {own}; set model.path to the model "
+                "that the adapters belong to"
             )
     named = layers_named(targets, shapes)
     without = [layer for layer in named if layer not in adapted]

@@ -1,4 +1,4 @@
-"""Attention of Hugging Face models, in two cases in which torch's attention is unsuitable.
+"""Attention of Hugging Face models, in two cases for which torch's attention is unsuitable.
 
 Packed rows attend only to their own tokens. On a CPU, bfloat16 rows are computed in float32.
 
@@ -65,8 +65,8 @@ def _rows_attention(
 ) -> Tensor:
     """Return torch's attention, (B, S, N, H). On a CPU, compute bfloat16 in float32.
 
-    The CPU kernels for bfloat16 are several times slower than those for float32, even if the CPU
-    has bfloat16 instructions.
+    On a CPU, bfloat16 kernels are several times slower than float32 kernels, even if the CPU has
+    bfloat16 instructions.
     """
     dtype = query.dtype
     if dtype != torch.bfloat16 or query.device.type != "cpu":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Messages = Sequence[dict[str, str]]
 
 # The date given to templates that ask for the current date. A run's prompts must not depend on the
-# day. Llama's templates use this date if they cannot get the current one.
+# day. Llama's templates use this date if they cannot get the current date.
 DATE = "26 Jul 2024"
 ASKS_FOR_DATE = "strftime_now"
 FIXED_DATE = f"{{%- macro {ASKS_FOR_DATE}(format) -%}}{DATE}{{%- endmacro -%}}"
@@ -149,8 +149,8 @@ class ChatTemplate:
     def _refuse_inseparable(self, text: str, spelled: str) -> None:
         """Raise a ValueError if encoding `text` piece by piece differs from encoding it as a whole.
 
-        The two results differ if text is encoded differently next to a special token than on its
-        own.
+        The two results differ if the tokenizer encodes some text differently next to a special
+        token.
         """
         nothing = re.compile("(?!)()")
         if self._by_parts(text, nothing, stray="(?!)") != self._tokenizer.encode_rendered(text):
@@ -190,7 +190,7 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
     except ValueError:
         raise ValueError(
             f"model.chat_template=on: {path or 'the shipped policy'} has no chat template; "
-            "name a jinja file"
+            "name a Jinja template file"
         ) from None
     return ChatTemplate(renderer, own, tokenizer)
 

@@ -42,7 +42,7 @@ def read_shape(directory: Path) -> PolicyShape:
     length = context_length(config)
     if length is None:
         raise ValueError(
-            f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]} (the longest context)"
+            f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]} (maximum context length)"
         )
     if not is_count(config.get("vocab_size")):
         raise ValueError(f"{directory / 'config.json'}: no vocab_size")
@@ -53,7 +53,8 @@ def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the stored tensors by name. Only headers are read.
 
     Raises:
-        ValueError: A file is missing, torn, or not safetensors. The message is one line.
+        ValueError: A file is missing, truncated or not in the safetensors format. The message is
+            one line.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in weight_files(directory):
@@ -73,8 +74,8 @@ def refuse_unusable(directory: Path) -> None:
     config = read_json(directory / "config.json")
     if "auto_map" in config:
         raise ValueError(
-            f"{directory}: config.json names custom code of the model (auto_map), which is never "
-            "run; if transformers itself knows the architecture, remove auto_map"
+            f"{directory}: config.json names custom model code (auto_map), which is never run; "
+            "if transformers itself knows the architecture, remove auto_map"
         )
     if not _known_to_transformers(config.get("model_type")):
         raise ValueError(
@@ -123,7 +124,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     A response ends with the tokenizer's end-of-text token, which is the first of `end_ids`. A
     response also ends with any end token that generation_config.json lists. If
     generation_config.json lists no end token, the list in config.json is used. If no file names a
-    padding token, an end id serves as padding, which is safe because no result depends on the token
+    padding token, an end id serves as padding. This is safe, because no result depends on the token
     at a padded position.
 
     Raises:

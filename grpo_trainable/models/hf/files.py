@@ -1,4 +1,4 @@
-"""The files of a Hugging Face model: which files make it up, and their download from the hub.
+"""The files of a Hugging Face model: their names, and their download from the hub.
 
 This module imports only the standard library, because the config needs a model's small files.
 """
@@ -25,13 +25,13 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class NotOnTheHub(ValueError):
-    """A model named by hub id cannot be downloaded. The message is one line."""
+    """A model named by its hub id cannot be downloaded. The message is one line."""
 
 
 def local_directory(path: str, *, weights: bool = True) -> Path:
     """Return `path` if it is a directory, or else download the model with this hub id.
 
-    A complete earlier download is used without asking the hub.
+    A complete earlier download is used without contacting the hub.
 
     Args:
         path: A directory or a hub id.
@@ -73,8 +73,8 @@ def local_directory(path: str, *, weights: bool = True) -> Path:
 def _is_complete(directory: Path, *, weights: bool) -> bool:
     """Return True if an earlier download has the wanted files.
 
-    Small files are downloaded together with the weights, or alone before them. So they are complete
-    if the weights are here, even if the model has no tokenizer_config.json.
+    Small files are downloaded together with the weights or before the weights. So the small files
+    are complete if the weights are present, even if the model has no tokenizer_config.json.
     """
     small = ("config.json", "tokenizer_config.json")
     if not weights and all((directory / name).is_file() for name in small):
@@ -111,7 +111,7 @@ def model_files(directory: Path) -> list[str]:
 def revision_file(directory: Path) -> dict[str, Path]:
     """Return the file `refs/main` of a download from the hub, or {} for any other directory.
 
-    A machine needs this file to find the download. Without the file, the machine would ask the hub.
+    A machine needs this file to find the download. Without the file, it would contact the hub.
     """
     main = directory.parent.parent / "refs" / "main"
     return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}

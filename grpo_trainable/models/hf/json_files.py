@@ -17,13 +17,13 @@ from typing import Any, TypeGuard
 
 from grpo_trainable.plugins import one_line
 
-# The weights of a model: one file, or several that an index lists.
+# The weights of a model: one file, or several files that an index lists.
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
-# Keys of the maximum sequence length in the configs of different architectures.
+# Keys for the maximum sequence length in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-# Values of model_type for which tests compare packed rows with padded ones.
+# Values of model_type for which tests compare packed rows with padded rows.
 PACKED = ("llama", "qwen2", "qwen3")
-# Kinds of RoPE whose angles depend on nothing but the position. The same tests cover them.
+# Kinds of RoPE whose angles depend only on the position. The same tests cover these kinds.
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 ADAPTER_CONFIG = "adapter_config.json"  # peft writes this file next to LoRA adapters
 JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
@@ -31,17 +31,17 @@ JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a Hugging Face model. A model that is not on this machine gets the defaults."""
+    """Facts about a Hugging Face model. The defaults are for a model not on this machine."""
 
     has_chat_template: bool = False
     context_length: int | None = None  # maximum tokens of a prompt plus its response
-    packs: bool = False  # tests show that packed rows have the log-probs of padded ones
+    packs: bool = False  # tests show that packed and padded rows have the same log-probs
 
 
 def facts_of(path: str) -> ModelFacts | None:
     """Return the facts about a Hugging Face model, or None for any other directory.
 
-    Files that cannot be read count as missing, because the check of the model refuses them later.
+    Files that cannot be read count as missing, because the check of the model reports them later.
 
     Args:
         path: A directory, or the name of a model on the hub. Nothing is downloaded.
@@ -92,8 +92,8 @@ def is_hugging_face(directory: Path) -> bool:
 def has_chat_template(directory: Path) -> bool:
     """Return True if transformers finds a chat template for this model's prompts.
 
-    tokenizer_config.json may contain one template, or several with names. The one named `default`
-    is used.
+    tokenizer_config.json may contain one template, or several named templates. If there are
+    several, the template named `default` is used.
     """
     if (directory / "chat_template.jinja").is_file():
         return True
@@ -107,15 +107,15 @@ def has_chat_template(directory: Path) -> bool:
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return the longest context that a config.json names, in tokens, or None."""
+    """Return the maximum context length of a config.json, in tokens, or None if it has none."""
     return next((config[name] for name in CONTEXT_LENGTH if is_count(config.get(name))), None)
 
 
 def packs(config: Mapping[str, Any]) -> bool:
     """Return True if tests show that a model with this config.json computes the same when packed.
 
-    Every layer has to attend to all earlier tokens, and the position alone has to decide how a
-    token is rotated.
+    For this, every layer must attend to all earlier tokens, and the rotation of a token must depend
+    only on its position.
     """
     kinds = config.get("layer_types") or []
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -170,5 +170,5 @@ def lora_alpha(adapter_config: Mapping[str, Any]) -> float | None:
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Return True for an integer of at least 1."""
+    """Return True if `value` is an integer >= 1."""
     return type(value) is int and value >= 1

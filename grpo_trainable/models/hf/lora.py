@@ -24,8 +24,8 @@ ADAPTER = "default"  # peft's name for the only adapter
 class LoraPolicy(Policy):
     """A policy that trains only adapters. An adapted layer adds scale · B A to its weights.
 
-    B begins at zero, so at first the policy equals the model without adapters, unless the policy
-    starts from other adapters. The adapters are float32 whatever the precision of the model.
+    B begins at zero, so at first the policy equals the model without adapters, unless it starts
+    from existing adapters. The adapters are float32 regardless of the precision of the model.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LoraPolicy(Policy):
         start: Mapping[str, Tensor] | None = None,
         apart: bool = False,
     ) -> None:
-        """Put adapters into `base`, which then computes with them.
+        """Add adapters to `base`, which then computes with the adapters.
 
         Args:
             base: The model.
@@ -47,7 +47,7 @@ class LoraPolicy(Policy):
             alpha: Numerator of the scale alpha / rank. With None, the scale is 2.
             targets: "all-linear" for every linear layer except the head, or names of modules
                 separated by commas.
-            seed: Seed of A.
+            seed: Seed for drawing A.
             start: Adapters to start from, under the names of `trained`. None: A is drawn at random,
                 and B is zero.
             apart: Make `weights` return the adapters as separate tensors, instead of merging them
@@ -173,21 +173,21 @@ class LoraPolicy(Policy):
         return [name for name in self.base_weights() if name not in changed]
 
     def untrained(self) -> Policy:
-        """Return the policy before any training, in the same memory."""
+        """Return the untrained policy, which shares memory with this policy."""
         return _Untrained(self)
 
     def start(self) -> dict[str, Tensor]:
-        """Return the adapters that the policy started from, by name; empty without any."""
+        """Return the adapters that the policy started from, by name, or {} if there were none."""
         return {
             name: self.get_buffer(f"start_{index}") for index, name in enumerate(self._started_from)
         }
 
     @contextmanager
     def as_untrained(self) -> Iterator[None]:
-        """Compute as before any training, within this context."""
+        """Make the policy compute as the untrained policy does, within this context."""
         live, start = self.trained(), self.start()
         trained = {name: live[name].data for name in start}
-        layers = () if start else self._adapted().values()  # without a start, adapters are off
+        layers = () if start else self._adapted().values()  # if empty, turn adapters off
         for name, tensor in start.items():
             live[name].data = tensor
         for layer in layers:
@@ -202,14 +202,14 @@ class LoraPolicy(Policy):
 
 
 class _Untrained(Policy):
-    """A LoRA policy before any training, in the same memory."""
+    """A LoRA policy as it was before training. It shares memory with the policy in training."""
 
     def __init__(self, policy: LoraPolicy) -> None:
         super().__init__()
         self.context_length, self.vocab_size = policy.context_length, policy.vocab_size
         self.head_fp32 = policy.head_fp32
         # A tuple hides the policy from torch. As a submodule, the policy would be frozen and moved
-        # with this one.
+        # together with this module.
         self._policy = (policy,)
 
     @property

@@ -22,7 +22,7 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.plugins import one_line
 
-PROBE_TOKENS = 16  # length of the sequence on which a model is compared with its parts
+PROBE_TOKENS = 16  # length of the sequence with which a model is checked
 # Factor by which hidden states are magnified for a second comparison. With random weights, logits
 # are so small that a cap on them would have no effect.
 MAGNIFIED = 1000.0
@@ -34,7 +34,7 @@ class HFPolicy(Policy):
     def __init__(
         self, model: transformers.PreTrainedModel, shape: PolicyShape, *, head_fp32: bool = True
     ) -> None:
-        """Take over `model`, and turn its dropout off, because sampling uses none.
+        """Take over `model`, and turn off its dropout, because sampling uses no dropout.
 
         Raises:
             ValueError: The model's logits are not hidden states times head. The message is one
@@ -82,7 +82,7 @@ class HFPolicy(Policy):
     def layers(self) -> Sequence[torch.nn.Module]:
         """Return the modules of the largest module list in the body.
 
-        The name of the list of layers differs between the architectures of `transformers`.
+        The architectures of `transformers` use different names for the list of layers.
         """
         lists = [m for m in self.body.modules() if isinstance(m, torch.nn.ModuleList)]
         return list(max(lists, key=_parameters, default=[]))
@@ -133,8 +133,8 @@ class HFPolicy(Policy):
         except ValueError as error:
             raise ValueError(_cannot_checkpoint(model)) from error
         for module in model.modules():
-            # Layers checkpoint only in training mode. The modules inside them apply dropout, so
-            # they must stay in evaluation mode.
+            # Layers checkpoint only in training mode. The modules inside the layers must stay in
+            # evaluation mode, because they apply dropout.
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
         if not torch.equal(before, self.hidden_states(self._probe())):
@@ -161,8 +161,8 @@ class HFPolicy(Policy):
             allowed = 2.0**-5 if ours.dtype == torch.bfloat16 else 2.0**-12
             if not bool((ours - theirs).abs().max() <= allowed * theirs.abs().max()):
                 raise ValueError(
-                    f"{name} does more to its logits than multiply hidden states by the head "
-                    "(a cap, a scale, a bias), which is not supported"
+                    f"{name} modifies its logits (with a cap, a scale or a bias), "
+                    "which is not supported"
                 )
 
     def _probe(self) -> Tensor:

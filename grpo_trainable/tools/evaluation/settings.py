@@ -24,9 +24,9 @@ from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_
 from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
-# The keys that an evaluation reads. A name with a final dot is a whole section, except for keys that
-# only training reads (`OF_TRAINING`). An evaluation of a trial's checkpoint also uses the batch size
-# and the thread count of the trial's generators.
+# The keys that an evaluation reads. A name with a final dot is a whole section, except for keys
+# that only training reads (`OF_TRAINING`). An evaluation of a trial's checkpoint also uses the
+# batch size and the thread count of the trial's generators.
 READ = (
     *("model.", "task.", "env.", "eval.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
@@ -199,8 +199,6 @@ def _refuse_changed(
         return check.refers_to == "path" or now.get(key) != before.get(key)
 
     same = {
-        key: digest
-        for key, digest in trained.inputs.items()
-        if is_read(key) and not exchanged(key)
+        key: digest for key, digest in trained.inputs.items() if is_read(key) and not exchanged(key)
     }
     input_digests(config, before=same, keys=same)

@@ -187,7 +187,7 @@ def test_dropping_finished_rows_changes_nothing(model_path, monkeypatch, compact
 
 def test_a_prompt_that_leaves_no_room_is_refused(model_path):
     long = requests(replace(LIMITS, max_new_tokens=63), prompts=["The fox"])
-    with pytest.raises(ValueError, match="63 new ones do not fit the context of 64"):
+    with pytest.raises(ValueError, match="63 new tokens do not fit the context of 64"):
         generated(engine_of(model_path()), long)
 
 
@@ -233,7 +233,7 @@ def test_torn_weights_are_refused(model_path):
     sampler, weights = engine_of(model_path()), snapshot(model_path(seed=1), version=3)
     name = "model.layers.1.mlp.up_proj.weight"
     weights.tensors[name][3, 3] += 1
-    with pytest.raises(RuntimeError, match="weights version 3 arrived torn"):
+    with pytest.raises(RuntimeError, match="weights version 3 arrived corrupted"):
         sampler.load(weights)
 
 

@@ -445,7 +445,7 @@ def test_logits_that_are_no_product_are_refused(
         torch.nn.init.normal_(model.lm_head.bias)
     model.save_pretrained(tmp_path)
     tokenizer().save(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="does more to its logits than multiply") as error:
+    with pytest.raises(ValueError, match="modifies its logits") as error:
         build_policy(config_of(str(tmp_path)).model, 0)
     assert str(error.value).startswith(f"{tmp_path}: {kind}ForCausalLM")
     assert "\n" not in str(error.value)

@@ -141,7 +141,7 @@ def test_a_learner_trains_the_adapters_and_measures_the_kl_from_their_start(base
 def test_adapters_of_another_model_are_one_line(base, tmp_path):
     adapters = written_by_peft(base, tmp_path / "lora")
     other = write_hf_model(tmp_path / "other", "qwen2", tied=True, hidden_size=48)
-    with pytest.raises(ValueError, match="to the adapters' own model") as error:
+    with pytest.raises(ValueError, match="to the model that the adapters belong to") as error:
         check_policy(config_of(other, adapter=adapters).model)
     assert str(error.value).startswith(adapters)
     assert "\n" not in str(error.value)

@@ -206,7 +206,7 @@ def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
         (stored / "checkpoint_000001" / MANIFEST).unlink()
     round_, (note,) = going_on(stored, stored / "checkpoint_000002")
     assert round_ == (4 if damaged else 8)
-    said = "checkpoint_000002 is newer than the trial's last row, of round 11"
+    said = "checkpoint_000002 is newer than the trial's last row (round 11)"
     assert note.startswith(said)
     assert note.endswith(f"continuing from checkpoint_00000{0 if damaged else 1} (round {round_})")
 

@@ -59,13 +59,13 @@ def test_eps_is_added_to_the_standard_deviation():
 @settings(max_examples=30, deadline=None)
 def test_equal_rewards_give_exactly_zero_advantage(name, eps, reward, group_size):
     if name == "maxrl":
-        reward = abs(reward)  # maxrl refuses negative rewards
+        reward = abs(reward)  # maxrl rejects negative rewards
     rewards = torch.full((3, group_size), reward)
     assert ADVANTAGES[name](rewards, eps=eps).eq(0).all()
 
 
 def test_equal_rewards_whose_float32_mean_is_rounded_give_exactly_zero_advantage():
-    # This reward triggers the rounding: its float32 mean differs from it.
+    # The float32 mean of seven rewards of 0.1 is not 0.1.
     rewards = torch.full((1, 7), 0.1)
     assert (rewards - rewards.mean(dim=-1, keepdim=True)).ne(0).any()
     assert ADVANTAGES["group_std"](rewards, eps=1e-8).eq(0).all()

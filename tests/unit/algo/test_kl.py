@@ -84,7 +84,7 @@ def test_the_gradient_of_k3_is_one_minus_the_inverse_ratio():
     torch.testing.assert_close(log_probs.grad, 1 - torch.exp(-D))
 
 
-# ---- KL as a penalty on the reward, and its steering ---------------------------------------------
+# ---- KL as a penalty on the reward, and the control of its coefficient ---------------------------
 
 
 def test_the_penalty_of_a_response_is_the_sum_of_its_differences():

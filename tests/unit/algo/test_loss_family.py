@@ -118,8 +118,8 @@ def test_sapo_of_known_ratios():
 def test_gmpo_clips_each_log_ratio_and_takes_the_geometric_mean():
     # The log ratios are −0.6931472 and 0.6931472. A = 3 clips the second to 0.4: the mean is
     # −0.1465736, s = 0.8636621, −3s = −2.5909862. A = −3 clips the first to −0.4: the mean is
-    # 0.1465736, s = 1.1578601, 3s = 3.4735803. Both tokens have that loss. An unclipped token's
-    # slope is 2 · ½ times that loss, a clipped token's slope 0.
+    # 0.1465736, s = 1.1578601, 3s = 3.4735803. Both tokens have that loss. The slope is 2 · ½ times
+    # that loss for an unclipped token, and 0 for a clipped token.
     new, old = [logs(0.1, 0.4)] * 2, [logs(0.2, 0.2)] * 2
     loss, slope, clipped = run(
         bound("gmpo"), new, old, [[3, 3], [-3, -3]], [[1, 1]] * 2, **clip_of("gmpo")
@@ -149,7 +149,7 @@ UNMOVED = [logs(0.5, 0.1, 0.05), logs(0.6, 0.3, 0.1)]
 
 
 def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
-    # Probabilities rise by 0.1, 0.2 and 0.05 (ratios 1.2, 3 and 2), and fall by as much.
+    # Probabilities rise by 0.1, 0.2 and 0.05 (ratios 1.2, 3 and 2), and fall by the same amounts.
     loss, slope, clipped = run(
         bound("dppo_tv"), MOVED, UNMOVED, [[3] * 3, [-3] * 3], [[1] * 3] * 2, **clip_of("dppo_tv")
     )
@@ -157,7 +157,7 @@ def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
     assert loss == [pytest.approx([-3.6, 0, -6]), pytest.approx([2.5, 0, 1.5])]
     assert slope == loss
     assert clipped == [[False, True, False]] * 2
-    # When A pulls back towards the old policy, no token is stopped: 3 · 3 = 9.
+    # When A pulls back towards the old policy, every token keeps its loss: 3 · 3 = 9.
     pulled, _, clipped = run(
         bound("dppo_tv"), MOVED, UNMOVED, [[-3] * 3, [3] * 3], [[1] * 3] * 2, **clip_of("dppo_tv")
     )
@@ -282,7 +282,7 @@ def test_maxrl_refuses_rewards_below_0():
     # One correct response minus length penalties: the mean is above 0 only because of rounding. If
     # maxrl accepted this group, its advantages would be 4e7 and -2e7.
     rewards = torch.tensor([[1.0, 0.0, -5 / 12, -7 / 12]])
-    with pytest.raises(ValueError, match=r"maxrl needs rewards of 0 and above, got -0\.583"):
+    with pytest.raises(ValueError, match=r"maxrl needs rewards of at least 0, got -0\.583"):
         ADVANTAGES["maxrl"](rewards, eps=1e-8)
 
 
@@ -431,13 +431,13 @@ def test_loss_and_gradient_are_those_of_the_formula_to_1e_10(name):
     total.backward()
     assert token_loss.sum().item() == pytest.approx(total.item(), rel=1e-10)
     torch.testing.assert_close(ours.grad, written.grad, rtol=1e-10, atol=1e-10)
-    # If no token were ever out of range, half of the formulas would agree by chance.
+    # If every token were within the clip range, this test would not check the clipping.
     assert name in ("sapo", "kl_cov") or 0 < clipped.sum() < mask.sum()
 
 
 # ---- Extremes ----------------------------------------------------------------------------------
 
-# The rows are: an empty one, one with one token, and one with two of three tokens in the mask.
+# The first row is empty. The mask selects one token of the second row and two of the third row.
 EXTREME_MASK = torch.tensor([[False] * 3, [True, False, False], [True, True, False]])
 
 
@@ -485,7 +485,7 @@ def test_on_policy_what_is_selected_changes_no_gradient(name):
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=0)
 
 
-# ---- The whole product -------------------------------------------------------------------------
+# ---- All combinations --------------------------------------------------------------------------
 
 RULES = [
     {},
@@ -604,7 +604,7 @@ def test_a_learner_takes_a_finite_step_by_every_loss_and_advantage_or_they_are_r
 
 
 def groups_for(config: GRPOConfig) -> list[RolloutGroup]:
-    """Return two groups of two responses of at most five tokens; in each, one response earns 0."""
+    """Return two groups of two responses of at most five tokens; one per group earns 0."""
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     zeros = torch.zeros(mask.shape, dtype=torch.int32)
     values = torch.full(mask.shape, 0.5).masked_fill(torch.arange(5) % 2 == 1, torch.nan)

@@ -69,7 +69,8 @@ def test_cispo_weighs_the_score_function_of_every_token_by_the_clipped_ratio():
 
 def test_gspo_uses_the_geometric_mean_of_the_masked_ratios():
     mask = torch.tensor([[True, False, False, True], [False, False, True, True]])
-    # √(0.5 · 2) = 1 is within the range, √(1.25 · 2) = 1.58 above it. For A < 0 the loss keeps it.
+    # √(0.5 · 2) = 1 is within the range, √(1.25 · 2) = 1.58 above it. For A < 0 the loss does not
+    # clip the ratio.
     loss, _ = LOSSES["gspo"](NEW, OLD, ADVANTAGES, mask, **CLIP)
     expected = torch.tensor([[-3.0, 0, 0, -3.0], [0, 0, 3 * math.sqrt(2.5), 3 * math.sqrt(2.5)]])
     torch.testing.assert_close(loss, expected)
@@ -154,7 +155,7 @@ def test_zero_advantage_gives_zero_loss_and_gradient(name):
     loss.sum().backward()
     assert loss.sum().item() == 0.0
     assert new.grad.eq(0).all()
-    # CISPO clips its weight without looking at the advantage.
+    # CISPO clips its weight whatever the advantage is.
     assert name == "cispo" or not clipped.any()
 
 
@@ -287,7 +288,7 @@ def test_microbatch_step_ignores_padding_and_empty_rows(loss_type, garbage):
         assert torch.equal(clean_tensor, dirty_tensor)
         assert clean_tensor.isfinite().all()
 
-    # An empty row adds 0 but counts as a row: without one of four rows, the loss is 4 / 3 times.
+    # An empty row adds 0 but counts as a row. Without the empty row, the loss is 4/3 as large.
     filled = mask.any(dim=-1)
     log_probs = new[filled].requires_grad_()
     loss, _ = grpo_microbatch_train_step(

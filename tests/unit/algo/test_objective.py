@@ -288,5 +288,5 @@ def test_dual_clip_under_every_importance_weight_is_the_formula_written_out(leve
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-12)
     ratio = (BATCH.policy - BATCH.old).exp()
-    # the cap takes effect on some token
+    # the cap affects at least one token
     assert ((ratio > DUAL_CLIP) & (BATCH.advantages < 0) & BATCH.mask).any()

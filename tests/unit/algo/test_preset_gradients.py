@@ -1,13 +1,14 @@
 """The first gradient of every preset is its paper's estimator, on a bandit that can be enumerated.
 
 The policy is a table of logits over two actions and an end token, after the prompt or after an
-action. Both prompts have all seven responses of at most two tokens, each once, with known rewards,
-in float64. A gradient is a sum over tokens of a coefficient times ∇ log π. The functions below
-compute each paper's coefficients with loops, from the paper's equation. A common constant factor is
-not part of an estimator, because AdamW removes it; each preset states its factor.
+action. Each prompt has one copy of each of the seven responses of at most two tokens. All rewards
+are known, and all numbers are float64. A gradient is a sum over tokens of a coefficient times ∇ log
+π. The functions below compute each paper's coefficients with loops, from the paper's equation. A
+common constant factor is not part of an estimator, because AdamW removes the factor. Each preset
+states its factor.
 
-At the first step of a round the policy is the one that sampled, so rules that depend only on ratios
-have no effect. Clips, gates, masks and weights at ρ ≠ 1 have separate tests.
+At the first step of a round, the policy is still the policy that sampled, so rules that depend only
+on ratios have no effect. Clips, gates, masks and weights at ρ ≠ 1 have separate tests.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ RESPONSES_IN_ALL = 2 * G
 TOKENS_IN_ALL = 2 * sum(LENGTHS)
 REWARDS = [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]]
 PARTS = [[[r, (i % 3) / 2] for i, r in enumerate(row)] for row in REWARDS]
-# Values of states, from a critic or from completions: before the first token and the second.
+# Values of the states before the first and the second token, from a critic or from completions.
 VALUES = [[0.4, 0.7], [0.25, 0.5]]
-# Logits of the two actions and the end, after the prompt, after A and after B. One first token is
-# so rare that Clip-Cov selects it.
+# Logits of actions A and B and of the end token: after the prompt, after A and after B. One first
+# token is so rare that Clip-Cov selects it.
 LOGITS = [[0.8, 0.5, -2.5], [0.2, -0.4, 0.1], [-0.3, 0.6, 0.2]]
 REFERENCE = [[1.0, 0.5, -2.0], [0.0, 0.1, 0.3], [0.2, 0.4, -0.1]]
 
@@ -135,7 +136,7 @@ def kl_of_response(i: int) -> float:
 
 
 def rloo() -> Coefficients:
-    """Subtract 0.05 KL from each reward, then subtract the mean of the others (equation 4)."""
+    """Subtract 0.05 KL from each reward, then the mean of the other rewards (equation 4)."""
     rewards = [[r - 0.05 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return summed(
         [
@@ -167,7 +168,7 @@ def reinforce_pp_baseline() -> Coefficients:
 
 
 def gdpo() -> Coefficients:
-    """Standardise each part in its group, and their sum over the batch (equations 4 to 7)."""
+    """Standardise each part within its group, then their sum over the batch (equations 4 to 7)."""
     parts = [[standardised([part[k] for part in row]) for k in range(2)] for row in PARTS]
     return per_response_mean(
         over_the_batch([[a + b for a, b in zip(*row, strict=True)] for row in parts])
@@ -186,7 +187,7 @@ def ppo() -> Coefficients:
 
 
 def vineppo() -> Coefficients:
-    """Subtract the value of the state from that of the next state, or from the reward at the end.
+    """Subtract the state's value from the next state's value or, at the end, from the reward.
 
     This is equation 8. Also subtract 1e-4 times the gradient of k3.
     """
@@ -211,7 +212,7 @@ def clip_cov() -> Coefficients:
 
 @dataclass(frozen=True)
 class Paper:
-    """An estimator, and the ratio of the preset's gradient to it."""
+    """An estimator, and the ratio of the preset's gradient to the estimator."""
 
     coefficients: Coefficients
     factor: float = 1.0

@@ -49,7 +49,7 @@ def loss_and_gradient(name: str, log_ratio: float) -> tuple[list[float], list[fl
 def test_a_log_ratio_of_100_is_clipped_for_a_good_token_and_held_at_20_for_a_bad_one(name):
     loss, gradient = loss_and_gradient(name, 100.0)
     assert loss == pytest.approx([-1.28 * 3, 3 * LARGEST])
-    # d(ρA)/d log π = ρA: the ratio sets how hard the bad token is pushed back.
+    # d(ρA)/d log π = ρA: a larger ratio lowers the bad token's probability more strongly.
     assert gradient == pytest.approx([0.0, 3 * LARGEST])
     _, clipped = LOSSES[name](NEW, NEW - 100, ADVANTAGES, FULL, **CLIP)
     assert clipped.tolist() == [[True, True], [False, False]]
@@ -141,7 +141,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 
 
 def effective(log_ratios: list[list[float]], mask: list[list[int]] | None = None) -> float:
-    """Return the fraction for these log-ratios of tokens. Both policies' log-probs are negative."""
+    """Return the effective sample size of responses with these log-ratios of tokens."""
     log_ratio = torch.tensor(log_ratios, dtype=torch.float64)
     counted = torch.ones_like(log_ratio) if mask is None else torch.tensor(mask)
     behaviour = torch.full_like(log_ratio, -2.0)

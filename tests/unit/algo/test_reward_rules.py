@@ -24,8 +24,8 @@ def test_parts_are_summed_by_their_weights():
     weights = torch.tensor([1.0, 0.5, 2.0])
     raw = weighted_parts(parts, weights, normalize=False, eps=1e-8)
     assert raw.tolist() == [0.5, 9.5]
-    # Two different values are each √½ standard deviations from their mean, and equal values 0. So
-    # the sums are ∓(1 + 2) · √½ = ∓2.1213203.
+    # Each of two different values is √½ standard deviations from their mean. Equal values are 0
+    # from it. So the sums are ∓(1 + 2) · √½ = ∓2.1213203.
     normalized = weighted_parts(parts, weights, normalize=True, eps=1e-8)
     assert normalized.tolist() == pytest.approx([-2.1213203, 2.1213203])
 

@@ -156,8 +156,8 @@ def test_equal_advantages_are_whitened_to_zero(tokens):
 
 
 def test_value_loss_and_its_clip_by_hand():
-    # The clipped value stays within 0.2 of 0.5. Above the return it is nearer, so the loss uses the
-    # unclipped value.
+    # The clipped value stays within 0.2 of 0.5. For the second value, the clipped value is nearer
+    # to the return, so the loss uses the unclipped value.
     values = double([0.9, 0.9, 0.6, 7.0]).requires_grad_()
     old, returns = double([0.5, 0.5, 0.5, 0.0]), double([1.0, 0.2, 1.0, 0.0])
     mask = torch.tensor([[True, True, True, False]])
@@ -183,6 +183,6 @@ def test_explained_variance_by_hand():
     assert explained_variance(returns + 3, returns) == 1.0
     assert explained_variance(torch.full((4,), 0.5), returns) == 0.0
     assert explained_variance(1 - returns, returns) == pytest.approx(-3.0)
-    # The errors are 0, 0, 0.5 and 0.5: their variance is 1/16, that of the returns 1/4.
+    # The errors 0, 0, 0.5 and 0.5 have variance 1/16, and the returns have variance 1/4.
     assert explained_variance(returns / 2, returns) == pytest.approx(0.75)
     assert explained_variance(returns, torch.ones(4)) is None

@@ -26,7 +26,7 @@ def test_spans_of_another_machine_count_at_our_time():
     recorder.add_spans("learner", "learner", [Span("optimize", 3.0, 4.0)])
     row = time_metrics(recorder.spans, recorder.sync_bytes, 0.0, 5.0)
     assert row["time/rollout_s"] == 2.0
-    assert row["time/other_s"] == 2.0  # work took 1 to 3 and 3 to 4, out of 5 s
+    assert row["time/other_s"] == 2.0  # 5 s minus the work from 1 to 3 s and from 3 to 4 s
 
 
 def test_weights_travel_since_a_time_of_the_receivers_clock():

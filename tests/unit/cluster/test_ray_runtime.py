@@ -1,4 +1,4 @@
-"""The Ray runtime: waits, which look for a request to stop, and the errors of actors."""
+"""The Ray runtime: waits that check for a request to stop, and the errors of actors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.protocol.calls import ActorLost, FailsAgain
 
 
 class FakeRay:
-    """Ray's `wait`, which advances a clock. The answer to a call arrives at a given time."""
+    """A stand-in for `ray.wait` that advances a clock. Each answer arrives at a given time."""
 
     def __init__(self) -> None:
         self.time_s = 0.0

@@ -1,4 +1,4 @@
-"""Validation in `GRPOConfig.from_dict`: accepted values, refused values, and error messages."""
+"""Validation in `GRPOConfig.from_dict`: valid values, invalid values, and error messages."""
 
 from __future__ import annotations
 
@@ -513,7 +513,7 @@ def test_floats_without_a_fraction_become_integers_where_an_integer_is_meant():
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
 def test_a_capacity_alone_is_valid(capacity):
-    """The sampling and the draws follow, so a search may vary nothing but the capacity."""
+    """Other defaults depend on the capacity, so a search may vary only the capacity."""
     config = GRPOConfig.from_dict(nested(buffer_capacity=capacity))
     assert config.buffer_sampling == ("recency" if capacity == 1 else "mixed")
     assert config.effective("buffer.sample_batches") == (1 if capacity == 1 else 2)
@@ -624,9 +624,9 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(engine="vllm"),
-            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of "
-            "threads in its process, and the learner of a colocated worker would have to train "
-            "with that number",
+            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of threads "
+            "of its process, so the learner of a colocated worker would have to train with that "
+            "number of threads",
         ),
         (
             APART | nested(engine="vllm", transport="gloo"),
@@ -639,7 +639,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(engine="my:Engine", eval__top_p=0.9),
-            "eval.top_p=0.9: must be 1 with engine=my:Engine; needs engine=torch, hf or vllm",
+            "eval.top_p=0.9: must be 1 with engine=my:Engine; lower values need engine=torch, "
+            "hf or vllm",
         ),
         (
             APART | nested(engine="vllm", eval__temperature=0.001),
@@ -765,8 +766,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             APART | nested(lag=1, weight_update="in_flight", loss__advantage="vine"),
-            "weight_update=in_flight: must be between_batches with loss.advantage=vine, whose "
-            "values belong to a single policy",
+            "weight_update=in_flight: must be between_batches with loss.advantage=vine, which "
+            "estimates the values of a single policy",
         ),
         (
             nested(loss__advantage="vine", loss__kl_coef=0.1, loss__kl_in="reward"),
@@ -799,7 +800,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(rollout__slots=8, engine="hf"),
-            "rollout.slots=8: must be none with engine=hf; needs engine=torch",
+            "rollout.slots=8: must be none with engine=hf; other values need engine=torch",
         ),
         (
             nested(rollout__slots=8, env__name="guess"),
@@ -851,7 +852,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=1),
             "buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo, which never reuses "
-            "a group while unused ones remain",
+            "a group while unused groups remain",
         ),
         (
             nested(buffer_capacity=4, buffer__sample_batches=1, buffer__fresh_fraction=0.99),
@@ -1083,8 +1084,8 @@ def test_sampling_and_training_take_turns_at_lag_0_and_at_an_exact_lag():
         for data in ({}, APART | {"lag": 4}, {"lag": 4, "lag_mode": "exact"})
     )
     assert [c.in_turns for c in (synchronous, bounded, exact)] == [True, False, True]
-    # With a bounded lag of 4, generators can have chunks of five rounds at the same time. With an
-    # exact lag, they have chunks only of the round that is being filled.
+    # With a bounded lag of 4, generators can work on chunks of five rounds at the same time. With
+    # an exact lag, they work only on chunks of the round that is being filled.
     assert [schedule.chunks_at_once(c) for c in (bounded, exact)] == [5, 1]
     assert [schedule.last_collected(exact, round_) for round_ in range(6)] == [4, 5, 5, 5, 5, 5]
     assert [schedule.last_collected(bounded, round_) for round_ in range(6)] == [*range(6)]
@@ -1500,9 +1501,9 @@ def test_texts_below_set_may_name_settings_of_a_users_task():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ({"set": 3}, "set=3: must be a mapping of texts, such as "),
-        ({"set": {"x": 3}}, "set.x=3: must be a text, such as "),
-        ({"set": {"\r": None}}, 'set."\\r"=none: must be a text, such as '),
+        ({"set": 3}, "set=3: must be a mapping of strings, such as "),
+        ({"set": {"x": 3}}, "set.x=3: must be a string, such as "),
+        ({"set": {"\r": None}}, 'set."\\r"=none: must be a string, such as '),
         ({"set": {"x": ""}}, '"": must be KEY=VALUE, for example optim.lr=1e-4 (in set.x)'),
         ({"set": {"x": "lagg=1"}}, "lagg: unknown key; did you mean lag? (in set.x)"),
         ({"set": {"x": "k=2"}, "k": 4}, "k=2 (in set.x): k is given twice"),

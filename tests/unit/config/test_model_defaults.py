@@ -1,4 +1,4 @@
-"""A Hugging Face model has defaults that follow from its small JSON files."""
+"""A Hugging Face model has defaults that are derived from its small JSON files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def config_of(path: str, **data: Any) -> GRPOConfig:
 
 
 def changed(config: GRPOConfig, **data: Any) -> dict[str, Any]:
-    """Return the settings that differ from those of the same trial without a model."""
+    """Return the settings that differ from the settings of the same trial without a model."""
     without = {name: value for name, value in data.items() if name != "model"}
     other = GRPOConfig.from_dict(without)
     keys = flatten(config.to_dict()).keys() - {"model.path", "model.lora_rank"}
@@ -174,7 +174,7 @@ def test_given_values_go_before_those_of_the_model(model: Model):
     assert config.rollout.max_new_tokens == 100
     assert (config.task.template, config.model.chat_template) == ("question_only", "off")
     assert explained_defaults(config) == {}
-    # The band follows the given length.
+    # The band depends on the given length.
     del given["callbacks"]
     assert config_of(path, **given).callbacks.kl_band == (0.0, 20.0)
 

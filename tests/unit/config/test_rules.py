@@ -1,4 +1,4 @@
-"""Settings without effect are refused, and the error says when they have an effect."""
+"""Settings without effect are rejected, and the error says when they have an effect."""
 
 from __future__ import annotations
 

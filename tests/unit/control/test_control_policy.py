@@ -45,7 +45,7 @@ def with_law(policy: ControlPolicy, law: list[float], std: float = 1.0) -> Contr
 def test_probabilities_of_choices_are_those_of_the_softmax():
     """Logits log 1, log 2 and log 1 give the probabilities 1/4, 1/2 and 1/4.
 
-    At temperature 1/2 the probabilities are proportional to their squares: 1/6, 4/6 and 1/6.
+    At temperature 1/2, squaring and normalising them gives 1/6, 4/6 and 1/6.
     """
     policy = with_law(ControlPolicy(CHOICES, 0), [0.0, math.log(2), 0.0])
     hidden = policy.hidden(torch.zeros(3, 2))
@@ -76,7 +76,7 @@ def test_temperature_0_takes_the_most_likely_choice():
 
 
 def test_the_density_of_a_squeezed_number_by_hand():
-    """Check the density of z = 1 under N(0, 1), squeezed by tanh.
+    """Check the density of u = tanh(z) at z = 1, where z is distributed as N(0, 1).
 
     The normal log-density is -1/2 - log(2π)/2, and du/dz = 1 - tanh²(1) = 0.41997.
     """

@@ -1,4 +1,4 @@
-"""Continuous batching: responses wait for each other when a call has fewer slots than responses."""
+"""Continuous batching: responses wait for a slot when a call has fewer slots than responses."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_it_takes_as_many_tokens_of_the_batch_as_the_slots_need():
 
 # ---- Weights in the middle of a call ---------------------------------------------------------
 
-# token number in the batch -> version, and seed, of the weights that arrive before it
+# token number in the batch -> version (and seed) of the weights that arrive before this token
 SWAPS = {4: 1, 19: 2, 20: 3}
 
 

@@ -1,4 +1,4 @@
-"""Interrupted responses: the texts inserted into them, by hand, and their later handling."""
+"""Interrupted responses: hand-made examples of inserted text, and what happens to them later."""
 
 from __future__ import annotations
 

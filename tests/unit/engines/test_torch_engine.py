@@ -112,7 +112,7 @@ def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths(chu
 
 
 def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: SamplingLimits):
-    """Return (recorded, recomputed) log-probs of every response token, as the learner sees them."""
+    """Return (recorded, recomputed) log-probs of every response token, in the learner's batch."""
     batch = collate(groups, [torch.zeros(len(g.response_ids)) for g in groups], PAD)
     log_probs, _ = response_log_probs(
         model,
@@ -228,7 +228,7 @@ STOPS = ("abba", "cc", "éa")
 
 
 def cut_at(ids: Sequence[int]) -> int:
-    """Return the length of a response that continues as `ids`, from a search of its whole text."""
+    """Return the length of a response with tokens `ids`, found by searching the whole text."""
     for count in range(1, len(ids) + 1):
         text = b"".join(TOKENS.token_bytes[index] for index in ids[:count])
         if ids[count - 1] == EOS or any(stop.encode() in text for stop in STOPS):
@@ -400,7 +400,7 @@ def test_weights_that_travelled_as_bfloat16_become_float32():
 def test_torn_weights_are_refused():
     sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     weights.tensors["embedding.weight"][3, 3] += 1
-    with pytest.raises(RuntimeError, match="weights version 6 arrived torn"):
+    with pytest.raises(RuntimeError, match="weights version 6 arrived corrupted"):
         sampler.load(weights)
     assert (sampler.version, sampler.round) == (0, 0)
 
@@ -558,7 +558,9 @@ def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
 @pytest.mark.slow
 def test_a_prompt_that_leaves_no_room_is_refused():
     generated(engine(), requests((36,), max_new_tokens=60))
-    with pytest.raises(ValueError, match="37 tokens and 60 new ones do not fit the context of 96"):
+    with pytest.raises(
+        ValueError, match="37 tokens and 60 new tokens do not fit the context of 96"
+    ):
         generated(engine(), requests((5, 37), max_new_tokens=60))
 
 

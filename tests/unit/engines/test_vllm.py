@@ -49,7 +49,7 @@ def test_a_tied_head_is_sent_as_one_of_its_own():
 
 
 def test_torn_weights_and_weights_with_a_gap_are_refused():
-    with pytest.raises(RuntimeError, match="weights version 3 arrived torn: checksum"):
+    with pytest.raises(RuntimeError, match="weights version 3 arrived corrupted: checksum"):
         load_snapshot(Model(*TENSORS), snapshot(checksum="0" * 16), dict)
     with pytest.raises(RuntimeError, match=r"weights version 3 have no value for model\.more"):
         load_snapshot(Model(*TENSORS, "model.more"), snapshot(), dict)

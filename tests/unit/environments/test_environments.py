@@ -1,4 +1,4 @@
-"""The shipped environments and the validation of environments, by hand."""
+"""The shipped environments, and the validation of environments, on hand-made examples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_guess_is_told_whether_the_number_is_larger():
     assert (last.reward, last.done) == (1.0, True)
 
 
-# Python counts the last one as a digit
+# "²".isdigit() is True
 @pytest.mark.parametrize("action", ["\n", "12\n", "six\n", "²\n"])
 def test_what_is_no_guess_loses(action: str):
     game = Guess()

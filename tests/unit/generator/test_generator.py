@@ -233,7 +233,7 @@ def test_deposits_are_taken_in_before_the_next_token_and_told(weight_update: str
     def deposit_before_some() -> None:
         nonlocal calls
         if calls in (5, 9):
-            # Deposit from another thread, like the actor. Of two deposits the newer one counts.
+            # Deposit from another thread, as the actor does. Of two deposits, the newer counts.
             for version in {5: (1,), 9: (2, 3)}[calls]:
                 thread = Thread(target=generator.deposit, args=(version,))
                 thread.start()
@@ -366,7 +366,7 @@ def parts(response, ground_truth):
     return {"reward": 2.0, "format_reward": 1.0, "answer_reward": 0.5}
 
 def picky(response, ground_truth):
-    # Fails on every response to some prompts and on one response to some others.
+    # Fails on every response to some prompts and on one response to some other prompts.
     if len(response) % 3 == 0:
         raise KeyError("no such word")
     return 1.0

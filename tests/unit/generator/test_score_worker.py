@@ -1,4 +1,4 @@
-"""The process that computes rewards, without the process: the errors of failed calls."""
+"""Errors of failed reward calls, without the separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.tasks.reward_function import Responses, as_reward
 
 
 class RateLimitError(Exception):
-    """An error such as a client for a service defines."""
+    """An error of the kind that a service's client library defines."""
 
 
 def cannot_connect() -> None:
@@ -64,7 +64,7 @@ def ends() -> None:
 
 
 def repeats(act: Callable[[], Any]) -> bool:
-    """Return the text of the error that the process answers with when a reward calls `act`."""
+    """Return True if the error of a reward that calls `act` is reported to repeat."""
 
     def reward(response: str, ground_truth: Any) -> Any:
         return act()

@@ -1,4 +1,4 @@
-"""State values from completions: against exact values, and through generator and learner."""
+"""State values from completions, compared with exact values, and used in a round."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALUE_OF_PROMPT = 0.75 * 0.25 + 0.25 * 0.5
 
 
 def chain() -> TransformerLM:
-    """Return a policy whose next token depends only on the last one, by AFTER_A and AFTER_B."""
+    """Return a policy whose next token depends only on the last token (AFTER_A, AFTER_B)."""
     width = 4
     shape = ModelConfig(
         vocab_size=4, context_length=8, d_model=width, num_layers=1, num_heads=1, d_ff=4,
@@ -187,7 +187,7 @@ def test_a_stop_string_may_begin_before_the_state() -> None:
     (group,) = engine.generate([request], lambda: None)
     assert group.response_ids.tolist() == [[3]]
     assert group.finished.tolist() == [True]
-    # A prompt that is not part of the response completes nothing.
+    # Without `state`, the prompt is not part of the response, so no string is completed.
     (group,) = engine.generate([replace(request, state=None)], lambda: None)
     assert group.response_ids.tolist() == [[3, 3, 3, 3]]
 

@@ -71,7 +71,7 @@ def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     )
     assert (status, error) == (0, "")
     assert "× 1 response, greedy" in out
-    assert "compared with first, over 4 prompts that both answered" in out
+    assert "compared with first, over 4 prompts that both policies answered" in out
     against = json.loads((tmp_path / "second" / "evaluation.json").read_text())["against"]
     assert against["differences"]["reward"]["prompts"] == 4
 
@@ -99,7 +99,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
 
 @pytest.fixture
 def problems(tmp_path) -> str:
-    """Write a file of 12 problems, of which a split by hash holds out one."""
+    """Write a file of 12 problems. The split by hash holds out one of them."""
     lines = [json.dumps({"question": f"{i} + 1?", "answer": str(i + 1)}) for i in range(12)]
     (tmp_path / "test.jsonl").write_text("\n".join(lines))
     return "test.jsonl"

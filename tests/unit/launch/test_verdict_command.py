@@ -76,7 +76,7 @@ def test_the_exit_status_is_that_of_the_worst_arm(command, tmp_path, arms, statu
     found, output, errors = command(write(tmp_path / "e", arms), "--margin", 0.03)
 
     assert (found, errors) == (status, "")
-    assert "May another arm replace colocated_k1" in output
+    assert "Can another arm replace colocated_k1" in output
 
 
 def test_the_menu_is_a_paragraph_a_table_and_notes(command, tmp_path):
@@ -111,8 +111,8 @@ def test_json_has_the_same_menu(command, tmp_path):
 
 
 def test_one_seed_is_undecided_and_says_what_a_decision_costs(command, tmp_path):
-    # The scatter is assumed to be the margin: 8 seeds, 7 more, of two trials of 66 s each. The arms
-    # reserve one and two cores.
+    # The scatter is assumed to equal the margin. A decision then needs 8 seeds, which is 7 more,
+    # with two trials of 66 s each. The arms reserve one core and two cores.
     experiment = write(tmp_path / "e", {BASE: (0.6,), OTHER: (0.7,)})
     status, output, _ = command(experiment, "--margin", 0.03, "--json")
     found = json.loads(output)["arms"][OTHER]
@@ -204,7 +204,7 @@ def test_mistakes_are_one_line_and_status_2(command, tmp_path):
     refused(command(tmp_path / "none", *options), "does not exist")
     refused(command(tmp_path / "e" / "experiment.json", *options), "is not a directory")
     alone = write(tmp_path / "alone", {BASE: (0.6, 0.7)})
-    refused(command(alone, *options), "results of only one arm")
+    refused(command(alone, *options), "results for only one arm")
     broken = write(tmp_path / "broken", SAME, margin="wide")
     refused(command(broken), "experiment.json: margin: must be a number above 0")
     below = write(tmp_path / "below", {arm: [-r for r in own] for arm, own in SAME.items()})

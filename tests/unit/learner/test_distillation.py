@@ -1,4 +1,4 @@
-"""A teacher: its advantages by hand, its part in a round, and the settings that are refused."""
+"""A teacher: its advantages by hand, its part in a round, and rejected settings."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def teacher_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write a policy with another shape, the same tokenizer and sharper probabilities."""
+    """Write a policy with a different shape, the same tokenizer and sharper probabilities."""
     directory = tmp_path_factory.mktemp("teacher")
     small = {"context_length": 64, "d_model": 16, "d_ff": 32}
     return write_quick_policy(directory, make=sharpened, seed=8, **small)

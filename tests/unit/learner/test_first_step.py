@@ -1,4 +1,4 @@
-"""At lag 0 the ratio of the first gradient step is exactly 1, whatever computed the samples."""
+"""At lag 0, the ratio of the first gradient step is exactly 1, no matter how samples are made."""
 
 from __future__ import annotations
 

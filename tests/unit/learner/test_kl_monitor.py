@@ -129,7 +129,7 @@ def test_estimate_by_hand() -> None:
 
 
 def four_rows(watched: Tensor | None) -> tuple[Tensor, BatchWithLogProbs]:
-    """Return log-probs of the policy, and rows of which the last is an empty response."""
+    """Return log-probs of the policy, and four rows. The last row is an empty response."""
     mask = torch.tensor([[True, True], [True, False], [True, True], [False, False]])
     batch = TrainBatch(
         input_ids=torch.zeros(4, 2, dtype=torch.long),
@@ -158,15 +158,15 @@ def test_drift_and_nll_by_hand() -> None:
 
     policy, batch = four_rows(torch.tensor([True, True, False, False]))
     reference = drift([policy], [batch])["reference"]
-    # The watched responses have the mean 2, so all 4 have the sum 8. It is divided by 3, the number
-    # of responses that are not empty.
+    # The mean of the watched responses is 2, so the estimated sum of all 4 responses is 8. The sum
+    # is divided by 3, the number of responses that are not empty.
     se = 4 / 3 * math.sqrt(0.5 * 2 / 2)
     assert (reference.k1, reference.k1_se) == pytest.approx((8 / 3, se))
     k3 = torch.tensor([math.exp(-1) + math.exp(-2) + 1, math.exp(-1)], dtype=torch.float64)
     se = 4 / 3 * math.sqrt(0.5 * float(k3.var()) / 2)
     assert (reference.k3, reference.k3_se) == pytest.approx((4 / 3 * float(k3.mean()), se))
     # NLL of the sampler: 8 nats. The reference adds 2 and 0 nats to the two watched responses, so
-    # an estimated 4 nats to all four.
+    # it adds an estimated 4 nats to all four responses.
     nll = reference_nll([batch])
     assert nll == pytest.approx((12 / 5, 4 / 5 * math.sqrt(0.5 * 2 / 2)))
 

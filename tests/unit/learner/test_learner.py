@@ -356,7 +356,7 @@ def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
     for microbatch in (3, 5, 64):
         pair = Pair(
             policy_path,
-            # Two steps: the ratios and the KL of the second are not trivial.
+            # With two steps, the ratios and the KL of the second step are not trivial.
             k=2,
             loss={"kl_coef": 0.1, "aggregation": "token_mean"},
             optim={"microbatch": microbatch, "lr": 1e-4},
@@ -514,7 +514,7 @@ def first(policy_path: str) -> Weights:
 
 
 def away_from_ratio_one(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """Return the groups as if another policy had sampled them.
+    """Return the groups as if a different policy had sampled them.
 
     At ratio 1, rounding would decide the sign of the gradient of |log ratio|, which `kl_cov` uses.
     """
@@ -579,7 +579,7 @@ def test_a_users_loss_and_advantage_are_what_a_step_minimises(
     groups = pair.rollouts()
     before = pair.weights()
     updated = pair.learner.update([groups])
-    # With fresh rollouts, log π is the recorded log-prob. Average per response, then over all.
+    # With fresh rollouts, log π is the recorded log-prob. Average per response, then overall.
     rewards = torch.stack([group.rewards for group in groups])
     means = torch.stack(
         [
@@ -751,7 +751,7 @@ def test_the_mismatch_is_measured_on_tokens_of_the_weights_that_the_learner_has(
     updated = pair.learner.update([off[:2] + other[2:]])
     expected = (math.exp(-0.1) - 1 + 0.1) * sum(lengths[:2]) / 2
     assert updated.sampler_mismatch_nats == pytest.approx(expected, rel=1e-3)
-    # No rollouts come from the learner's present weights any more.
+    # No rollouts come from the learner's current weights any more.
     assert pair.learner.update([pair.rollouts()]).sampler_mismatch_nats is None
 
 
@@ -859,7 +859,7 @@ def test_behaviour_kl_shows_staleness(policy_path: str) -> None:
     for _ in range(6):
         pair.sync()
         fresh = pair.learner.update([pair.rollouts()]).kl
-        # The policy before the round sampled these, so behaviour and previous are the same.
+        # The policy before the round sampled these tokens, so both KLs are the same.
         assert fresh["behaviour"].k3 == pytest.approx(fresh["previous"].k3, rel=0.02)
     late = pair.learner.update([stale]).kl
     assert late["behaviour"].k3 > 2 * late["previous"].k3
@@ -1011,7 +1011,7 @@ def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
     groups = cut_off(pair.rollouts(), rows=[1])
     rewards = torch.stack([group.rewards for group in groups])
     lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
-    # Its reward still counts in the group mean. At ratio 1, the loss of a token is −A.
+    # The unfinished response still counts in the group mean. At ratio 1, a token's loss is −A.
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     kept = torch.tensor([True, False, True])
     expected = {
@@ -1088,7 +1088,7 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     pair = Pair(policy_path, k=2)
     pair.sync()
     groups = pair.rollouts()
-    # One token of the best response and one of the worst were sampled with probability e^-100.
+    # One token of the best response and one of the worst response had probability e^-100.
     unlikely = groups[0].behaviour_log_probs.clone()
     for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
         unlikely[row, 0] -= 100

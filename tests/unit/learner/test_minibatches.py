@@ -13,7 +13,7 @@ from grpo_trainable.protocol.rollout import TrainBatch
 
 
 def batch_of(lengths: list[int]) -> TrainBatch:
-    """Return rows of these lengths: prompt and response without the last token."""
+    """Return rows of these lengths. A length counts prompt and response, but not the last token."""
     shape = (len(lengths), max(lengths))
     mask = torch.zeros(shape, dtype=torch.bool)
     for row, length in enumerate(lengths):
@@ -39,7 +39,7 @@ def test_a_microbatch_has_a_number_of_rows():
 
 
 def test_a_microbatch_has_a_number_of_tokens_with_their_padding():
-    # The rows of length 1, 1 and 2, padded, are 3 x 2. With another row they would be 4 x 3.
+    # Padded, the rows of length 1, 1 and 2 are 3 x 2 tokens. A fourth row would make them 4 x 3.
     assert parts([3, 1, 2, 3, 1], microbatch_tokens=6) == [[1, 4, 2], [0, 3]]
     assert parts([3, 1, 2, 3, 1], microbatch_tokens=5) == [[1, 4], [2], [0], [3]]
     assert parts([3, 1, 2, 3, 1], microbatch_tokens=100) == [[1, 4, 2, 0, 3]]
@@ -51,7 +51,7 @@ def test_a_row_that_is_too_long_is_alone():
 
 def test_packed_rows_keep_their_order():
     assert parts([3, 1, 2, 3, 1], packing=True, microbatch=2) == [[0, 1], [2, 3], [4]]
-    # The rows of length 3 and 1, padded, are 2 x 3. With another row they would be 3 x 3.
+    # Padded, the rows of length 3 and 1 are 2 x 3 tokens. A third row would make them 3 x 3.
     assert parts([3, 1, 2, 1], packing=True, microbatch_tokens=6) == [[0, 1], [2, 3]]
 
 

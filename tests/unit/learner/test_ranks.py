@@ -29,7 +29,7 @@ from grpo_trainable.transports.in_process import InProcess
 
 pytestmark = pytest.mark.numerics
 
-# Largest difference of two gradients, relative to the gradient.
+# Largest difference between two gradients, relative to the gradient.
 ALLOWED = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
@@ -44,7 +44,8 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def dealt(sizes: list[int], costs: list[int], ranks: int) -> list[list[list[int]]]:
     """Return the rows of each rank, by number, from parts of these sizes.
 
-    Row i costs costs[i]. A part costs its most expensive row times its number of rows.
+    Row i costs costs[i]. The cost of a part is the cost of its most expensive row times its
+    number of rows.
     """
     parts = torch.arange(sum(sizes)).split(sizes)
     hands = deal(parts, lambda rows: len(rows) * max(costs[row] for row in rows.tolist()), ranks)
@@ -56,12 +57,12 @@ def test_a_single_learner_runs_all_microbatches_in_their_order():
 
 
 def test_the_largest_microbatch_goes_first_to_who_has_the_least_to_do():
-    # The costs are 1, 2, 3 and 6. One rank has 6 and 1, the other 3 and 2, in the original order.
+    # The costs are 1, 2, 3 and 6. One rank gets 6 and 1, the other rank 3 and 2, in their order.
     assert dealt([1, 1, 1, 1], [1, 2, 3, 6], 2) == [[[0], [3]], [[1], [2]]]
 
 
 def test_the_largest_microbatch_is_cut_where_ranks_would_get_unequal_numbers():
-    # The parts are 2 x 2, 2 x 4 and 1 x 5 tokens: the second is split into two of 3 and 4 tokens.
+    # The parts have 2 x 2, 2 x 4 and 1 x 5 tokens. The second is split into rows of 3 and 4 tokens.
     assert dealt([2, 2, 1], [1, 2, 3, 4, 5], 2) == [[[2], [4]], [[0, 1], [3]]]
     # One part is split into four.
     assert sorted(dealt([8], [1] * 8, 4)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
@@ -152,7 +153,7 @@ def trained(
     dtype: torch.dtype = torch.float32,
     rounds: tuple[list[RolloutGroup], ...] = (),
 ) -> list[tuple[list[Updated], Learner]]:
-    """Return the answers and the final learner of each rank."""
+    """Return the results of the rounds, and the final learner, of each rank."""
 
     def work(group: ThreadGroup) -> tuple[list[Updated], Learner]:
         learner = learner_of(config, group, dtype)
@@ -185,7 +186,7 @@ def check_agreement(config: GRPOConfig, dtype: torch.dtype, sizes: tuple[int, ..
             (step,), (expected,) = updated.steps, alone.steps
             assert step.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-7)
             assert step.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-            # A ratio at the edge between two bins may be counted in either.
+            # A ratio at the edge between two bins may be counted in either bin.
             moved = zip(step.ratio_counts, expected.ratio_counts, strict=True)
             assert sum(abs(ours - theirs) for ours, theirs in moved) <= 2
             assert step.ratio_max == pytest.approx(expected.ratio_max, rel=1e-5)

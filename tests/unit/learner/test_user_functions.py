@@ -33,7 +33,7 @@ def written(tmp_path: Path):
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs that require a gradient, old ones, advantages and a mask, (2, 3)."""
+    """Return log-probs that require a gradient, old log-probs, advantages and a mask, (2, 3)."""
     old = torch.full((2, 3), -1.0)
     log_probs = (old + torch.tensor([0.0, 0.4, -0.4])).requires_grad_()
     advantages = torch.tensor([[1.0], [-2.0]]).expand(2, 3)

@@ -10,7 +10,7 @@ LAYERS, ROWS, HEADS, SIZE, COLUMNS = 2, 3, 2, 4, 2 * STEP + 5
 
 
 def filled(columns: int) -> KVCache:
-    """Return a cache with `columns` columns written, in storage that held other numbers before."""
+    """Return a cache with `columns` columns written, in storage that held other numbers."""
     cache = KVCache(LAYERS, ROWS, HEADS, SIZE, COLUMNS, torch.device("cpu"))
     cache._storage.fill_(torch.nan)  # new memory can contain any values
     cache.reserve(columns)

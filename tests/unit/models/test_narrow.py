@@ -1,4 +1,4 @@
-"""Policies that sample in bfloat16: products by hand, incoming weights, and the learner's law."""
+"""Policies that sample in bfloat16: products by hand, incoming weights, sampling distribution."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def linear(*rows: list[float]) -> nn.Linear:
 def test_a_product_has_factors_of_eight_bits_and_adds_up_in_more():
     """Check that factors are rounded to bfloat16's 8 significant bits and that sums are not.
 
-    1 + 2^-8 is halfway between two bfloat16 numbers and rounds to 1, the even one. 1 + 2^-7 is
-    exact. 256 + 1 + 1 = 258 needs a sum with more than 8 bits, which would stay at 256 twice.
+    1 + 2^-8 is halfway between two bfloat16 numbers and rounds to the even number, 1. 1 + 2^-7 is
+    exact. 256 + 1 + 1 = 258 needs a sum with more than 8 bits. With 8 bits, it would stay at 256.
     """
     module = NarrowLinear(linear([1 + 2**-8, 0.0, 0.0], [256.0, 1.0, 1.0]), widens=True)
     assert module.weight.dtype == torch.bfloat16
@@ -115,7 +115,7 @@ def test_weights_arrive_in_either_precision_and_torn_ones_are_refused(dtype: tor
     for name, tensor in engine.model.weights().items():
         assert torch.equal(tensor, sent.tensors[name].to(tensor.dtype)), name
     sent.tensors["blocks.0.mlp.down.weight"][0, 0] += 1
-    with pytest.raises(RuntimeError, match="weights version 3 arrived torn"):
+    with pytest.raises(RuntimeError, match="weights version 3 arrived corrupted"):
         engine.load(sent)
 
 

@@ -228,7 +228,7 @@ def test_any_split_into_microbatches_gives_the_same_loss_and_gradient(batch, agg
 
 
 def assert_close_gradients(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Check that they agree to 1e-5 of the norm of each parameter's gradient."""
+    """Check that gradients agree to 1e-5 of the norm of each parameter's gradient."""
     for name, grad in expected.items():
         assert float(grad.norm()) > 0, name
         assert float((ours[name] - grad).norm() / grad.norm()) < 1e-5, name

@@ -137,5 +137,5 @@ def test_the_bytes_of_a_sentence_piece_tokenizer_are_what_it_decodes_to():
 def test_a_tokenizer_whose_tokens_depend_on_each_other_is_refused(decoder):
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     backend.decoder = decoder
-    with pytest.raises(ValueError, match="neither byte-level nor SentencePiece's"):
+    with pytest.raises(ValueError, match="neither a byte-level nor a SentencePiece decoder"):
         token_bytes(backend, 1)

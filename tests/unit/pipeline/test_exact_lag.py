@@ -78,8 +78,9 @@ def test_groups_wait_for_their_round(placement: str) -> None:
     w = virtual_trial(config_of(placement=placement, rounds=5, lag=2, lag_mode="exact"))
     reports = w.run(5)
 
-    # Two prompts per round. The initial weights sample rounds 0 to 2; the weights of rounds 1 and 2
-    # sample rounds 3 and 4, and later weights sample nothing, because no round would train on it.
+    # There are two prompts per round. The initial weights sample for rounds 0 to 2, and the weights
+    # of rounds 1 and 2 sample for rounds 3 and 4. Later weights sample nothing, because no round
+    # would train on the rollouts.
     sampled: dict[int, list[int]] = {}
     for call in of_stream(w, "train"):
         sampled.setdefault(call.weights_round, []).extend(call.prompt_indices)
@@ -130,7 +131,7 @@ def test_after_the_first_rounds_every_group_has_exactly_the_lag(
     if config.rollout.zero_advantage == "keep":
         assert trained_prompts(w) == all_prompts(config)
 
-    # Neither the speeds nor a stop change what is trained.
+    # Neither the actors' speeds nor a stop changes what the trial trains on.
     rows = [untimed(report) for report in reports]
     finished = data.draw(st.integers(0, config.rounds - 1))
     first, second = new_trial(seed + 1), new_trial(seed + 2)
@@ -240,7 +241,7 @@ class Timed:
         self._learner, self._generator = learner, generator
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
-        """Sample responses, and invent rewards: the task rewards none of a random policy's."""
+        """Sample responses, and invent rewards, because a random policy would earn none."""
         scored = self._generator.generate(requests)
         assert isinstance(scored, Scored)
         rewards = torch.linspace(0, 1, requests[0].group_size)

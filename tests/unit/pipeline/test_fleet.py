@@ -30,7 +30,7 @@ def config_of(**values: Any) -> GRPOConfig:
 
 
 def die_in_rollout(*deaths: tuple[str, int]) -> Any:
-    """Make each (generator, n) die in its n-th chunk, counting the chunks of its predecessors."""
+    """Make each (generator, n) die in its n-th chunk, which is counted across replacements."""
     return lambda name, stage, n: stage == "rollout" and (name, n) in deaths
 
 

@@ -1,4 +1,4 @@
-"""The ledger: the prompts of each rollout batch, whatever happens on the way."""
+"""The ledger: the prompts of each rollout batch, for any order of answers and losses."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
     (once_more,) = take(ledger, 1)
     assert once_more.prompt_indices == (8,)
     ledger.settle(once_more, [8])
-    # The order is that of the stream: 5 went to the second batch before 6 was drawn for it.
+    # Prompts keep the order of the stream: 5 went to the second batch before 6 was drawn for it.
     assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(5), [0, 3, 4])
     assert ledger.batch(BatchId(0, 1)) == FilledBatch(range(5, 9), [5, 6, 8])
     assert ledger.due_round == 1
@@ -168,7 +168,7 @@ def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
     first, second, third, fourth = take(ledger, 4)
     ledger.settle(first, [0])
     ledger.settle(second, [2])
-    # At the end of the second round 1 and 3 are missing, and their replacements fill a chunk.
+    # At the end of the second round, 1 and 3 are missing, and their replacements fill a chunk.
     assert ledger.due_round == 1
     assert not ledger.complete(0)
     ledger.settle(third, [4, 5])
@@ -224,7 +224,7 @@ def test_batches_follow_from_the_stream_whatever_is_lost_and_restored(
     share: float,
     seed: int,
 ) -> None:
-    """Check any order of answers; no prompt is requested that no batch takes."""
+    """Check that a batch takes every requested prompt, for any order of answers."""
     oversample, redraws = max(bounds[0], 1 + 1 / prompts), bounds[1]
     rng = random.Random(seed)
     if zero_advantage == "keep":

@@ -51,7 +51,7 @@ def test_answers_of_one_actor_say_nothing_of_another() -> None:
         for call in done:
             runtime.result(call)
     assert silent == [stuck]
-    # The last progress is at 1 s, and the watch may need one more question to notice that.
+    # The last progress is at 1 s, and the watch may need one more question to notice the silence.
     assert DEADLINE_S <= runtime.now() <= 1.0 + DEADLINE_S * 1.25
 
 
@@ -69,6 +69,6 @@ class StandsStill(VirtualRuntime):
 
 def test_time_in_which_the_waiting_process_stood_still_does_not_count() -> None:
     runtime = StandsStill()
-    # The actor answers no question before it is done.
+    # The actor answers no question before its call is done.
     call = actor(runtime, "a", 3605.0, step_s=math.inf).submit("work", "work")
     assert Watch(runtime, DEADLINE_S).result(call) == "done"

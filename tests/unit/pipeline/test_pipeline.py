@@ -205,7 +205,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         if config.lag == 0:
             assert not w.runtime.uncollected, "something is in flight between two rounds"
 
-    # Staleness holds in the learner's records.
+    # The learner's records show that no group was too old.
     assert [call.round for call in w.trained] == list(range(config.rounds))
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
@@ -219,8 +219,8 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     assert report.metrics["count/skipped_rounds"] == skipped
     assert report.metrics["version/learner"] == sum(map(len, left)) * steps_a_batch(config)
 
-    # Each prompt is requested once, and none beyond the last round (VirtualRequests refuses
-    # others).
+    # Each prompt is requested once, and no prompt is requested for rounds after the last one.
+    # VirtualRequests would raise an error.
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert asked == all_prompts(config)
     assert_evaluated(w)
@@ -288,7 +288,7 @@ def untimed(report: RoundReport) -> dict[str, float]:
 
 
 def hand_over(first: VirtualTrial, second: VirtualTrial) -> None:
-    """Continue a trial from the state of another one, as from its checkpoint."""
+    """Continue a trial from another trial's state, as if the state came from a checkpoint."""
     second.learners.load_state(first.learners.state())
     second.pipeline.load_state(
         json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
@@ -401,7 +401,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
 
 
 class Later:
-    """A request to stop that is made after some looks, or before the gradient steps."""
+    """A request to stop that is made after a number of looks, or before the gradient steps."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
@@ -478,7 +478,8 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
 ) -> None:
     """Load a donor's checkpoint under other settings, as PBT does."""
     rounds_before = data.draw(st.integers(0, config.rounds))
-    # Never fewer rounds in all: prompts in flight for later rounds would stay in flight.
+    # The total number of rounds never shrinks, because prompts in flight for later rounds would
+    # stay in flight.
     rounds_after = config.rounds - rounds_before + data.draw(st.integers(1, 3))
     other = replace(other, rounds=rounds_before + rounds_after)
     first = virtual_trial(config, durations=long_tailed_durations(seed, scale), seed=seed)
@@ -522,7 +523,8 @@ def test_a_chunk_is_scored_while_the_next_is_sampled() -> None:
         user_reward_config(eval={"every": 9}), durations=constant_durations(rollout=8, reward=8)
     )
     first, second = w.run(2)
-    # Seven times the time of a chunk: the first is only sampled, the last is only scored.
+    # The round takes as long as seven chunks: while the first chunk is sampled, nothing is scored,
+    # and while the last chunk is scored, nothing is sampled.
     assert second.metrics["time/rollout_s"] == second.metrics["time/reward_s"] == 6 * 8 / 64
     spans = [item.span for item in second.spans]
     sampling = [span for span in spans if span.stage == "rollout"]
@@ -708,7 +710,7 @@ def test_capacity_1_is_the_run_without_a_buffer(sampling: str, k_mode: str) -> N
     config = config_of(k=2, k_mode=k_mode)
     plain = virtual_trial(config)
     unread = copy(config)
-    object.__setattr__(unread, "buffer_sampling", sampling)  # the config would refuse this value
+    object.__setattr__(unread, "buffer_sampling", sampling)  # the config would reject this value
     same = virtual_trial(unread)
     rows = [[untimed(report) for report in w.run(4)] for w in (plain, same)]
     assert rows[0] == rows[1]
@@ -716,7 +718,7 @@ def test_capacity_1_is_the_run_without_a_buffer(sampling: str, k_mode: str) -> N
 
 
 def test_replay_of_fresh_batches_keeps_each_step_to_its_own_place() -> None:
-    """Check that the second step of a round trains on samples for second batches."""
+    """Check that a round's second step trains only on rollouts sampled for second batches."""
     config = config_of(
         k=2,
         k_mode="fresh_batches",
@@ -865,7 +867,8 @@ def test_seconds_of_a_synchronous_round_add_up(
         stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
         assert sum(row[f"time/{stage}_s"] for stage in stages) == row["time/step_s"]
         assert row["time/step_s"] == report.end - report.start
-        # A call that is not hidden by another takes its latency. All other time is accounted for.
+        # Each call adds its latency, unless another call runs meanwhile. All other time is
+        # accounted for.
         assert 0 < row["time/other_s"] <= (len(report.spans) + 1) / 64
 
 
@@ -995,7 +998,7 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
     assert [row["count/trained"] for row in rows] == [2, 2, 4, 6]
     assert [row["count/dropped_reward"] for row in rows][-1] == 2
     assert [row["eval/round"] for row in rows] == [0, 2, 2, 4]
-    # Only metrics that nothing could be measured for are absent.
+    # The only absent metrics are those for which there was nothing to measure.
     absent = rows[0].keys() - rows[1].keys()
     assert {name.split("/")[0] for name in absent} == {
         *("reward", "response", "lag", "loss", "policy", "optim", "group", "buffer", "kl"),
@@ -1162,7 +1165,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
         measured.append(w.pipeline.evaluate().round)
         rows.append(w.pipeline.run_round().metrics)
     measured.append(w.pipeline.evaluate().round)
-    # Each round is evaluated once, due or not.
+    # Each round is evaluated once, whether or not an evaluation is due.
     assert measured == [0, 1, 2, 3, 4, 5]
     seen = [
         (call.weights_round, index)
@@ -1192,7 +1195,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) -> None:
-    # The fake learner drifts by a nat a round.
+    # The fake learner drifts by one nat per round.
     config = config_of(rounds=20, lag=lag, eval={"every": 50}, callbacks={"kl_stop": 4.5})
     w = virtual_trial(config, durations=long_tailed_durations(lag, {"rollout": 9, "optimize": 9}))
     w.pipeline.send_first_weights()
@@ -1229,9 +1232,9 @@ def test_version_changes_are_told_by_the_actors_that_made_them(generators: int) 
         by_actor.setdefault(change.actor, []).append((change.version, change.weights_round))
     trained = [(2 * round_, round_) for round_ in range(1, 7)]
     assert by_actor.pop("learner") == trained
-    # Each generator loaded the first weights and those of every round, in order.
+    # Each generator loaded the first weights and the weights of every round, in order.
     assert list(by_actor.values()) == [[(0, 0), *trained]] * generators
-    # No generator has weights before the learner made them.
+    # No generator has weights before the learner has made them.
     made = {c.version: c.at for c in changes if c.role == "learner"}
     assert all(c.at >= made[c.version] for c in changes if c.role != "learner" and c.version)
 
@@ -1255,7 +1258,7 @@ def test_held_out_responses_come_in_prompt_order_whoever_sampled_them() -> None:
 
 
 def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str, int], bool]:
-    """Return a function that says if a generator dies in a call.
+    """Return a function that returns True if a generator dies in a call.
 
     A generator dies at most three times in a row, once in each stage.
     """
@@ -1362,7 +1365,7 @@ def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
     config: GRPOConfig, scale: dict[str, float], seed: int, mute: bool, n: int
 ) -> None:
     config = config_with_generators(config, config.resources.num_generators)
-    # Calls take up to minutes, and make a step every quarter of a second.
+    # Calls take up to several minutes, and make a step every quarter of a second.
     config = replace(
         config,
         resources=replace(config.resources, deadline_s=1.0),

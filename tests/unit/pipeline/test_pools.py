@@ -36,7 +36,7 @@ def pools_of(size: int, **settings: Any) -> DifficultyPools:
 
 
 def settled(pools: DifficultyPools, answers: dict[int, float | None]) -> dict[str, float]:
-    """Pick the examples and settle them by the answer to each *example*; None means it failed."""
+    """Pick all examples, and settle them. `answers` is keyed by *example*; None: reward failed."""
     by_example = dict(zip(pools.pick(range(len(answers))), range(len(answers)), strict=True))
     assert by_example.keys() == answers.keys(), "each was picked once"
     known = {by_example[e]: answer for e, answer in answers.items() if answer is not None}

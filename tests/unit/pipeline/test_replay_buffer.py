@@ -102,7 +102,8 @@ def test_uniform_takes_every_group_equally_often_and_none_twice() -> None:
         assert len(set(taken)) == 4
         assert taken == sorted(taken)
         counts.update(taken)
-    # 900 samples of 4 of 9: 400 each, with standard deviation 15.
+    # In 900 samples of 4 of the 9 groups, each group is expected 400 times, with a standard
+    # deviation of 15.
     assert set(counts) == set(range(9))
     assert all(abs(count - 400) < 75 for count in counts.values())
 
@@ -159,7 +160,8 @@ def test_every_draw_is_a_use_and_only_the_first_is_new() -> None:
 
 def test_used_groups_are_held_to_their_age_and_unused_ones_to_the_lag() -> None:
     buffer = third_round("uniform", uses=(2, 1, 0, 1, 0, 1))
-    # The oldest groups are two rounds behind, the others one. A first use allows no lag here.
+    # The oldest groups are two rounds old, and the others are one round old. At lag 0, only fresh
+    # groups may be used for the first time.
     taken = buffer.sample(FRESH, OLDER, 100, gate(2, lag=0, max_age=1), rng())
     assert indices(taken) == [3, 5, 6, 7, 8]
     assert taken.stale == 2

@@ -129,7 +129,7 @@ def test_filter_leaves_groups_of_equal_rewards_out_and_counts_them() -> None:
     assert [row["count/skipped_rounds"] for row in rows] == [0, 1, 1]
     assert rows[-1]["count/requested"] == 12
     assert rows[-1]["count/trained"] == 6
-    # Groups without training still have a reward.
+    # Groups that are not trained on still have a reward.
     assert "reward/train_mean" not in rows[1]
     assert 0 < rows[1]["reward/drawn_mean"] < 1
     (note,) = reports[1].notes
@@ -220,7 +220,7 @@ def test_a_task_that_is_always_right_ends_its_rounds_with_a_count_and_a_warning(
 
 
 def test_redraws_bound_how_long_a_round_waits_for_the_last_groups() -> None:
-    """Every other prompt draws one more: 4, 2, 1 and 1 prompts, up to `redraws` redraws."""
+    """Prompts that are left out are replaced, so the draws have 4, 2, 1 and 1 prompts."""
     equal = equal_on(1, 3, 5, 6)
     for redraws, trained in ((2, (0, 2, 4)), (3, (0, 2, 4, 7))):
         config = config_of(rounds=1, rollout=rollout(zero_advantage="resample", redraws=redraws))
@@ -384,7 +384,7 @@ def test_any_timing_fills_the_same_batches_within_the_lag(
     assert_accounts_close(reports)
     assert not used_after_release(w)
     assert not w.runtime.uncollected
-    # Each prompt is requested once, and none that no batch takes.
+    # Each prompt is requested once, and a batch takes every requested prompt.
     batches = expected_batches(config, left_out)
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert sorted(asked) == list(range(batches[-1][0].stop))
@@ -441,7 +441,7 @@ def chunks_sampled(w: VirtualTrial) -> list[tuple[int, ...]]:
 def test_a_resumed_run_fills_the_batches_that_the_other_would_have(
     config: GRPOConfig, scale: dict[str, float], seed: int, share: float, data: st.DataObject
 ) -> None:
-    """Check this at any lag, with two stops."""
+    """Check runs at any lag, with two stops."""
     equal = some_equal(seed, share)
     stops = sorted(data.draw(st.integers(0, config.rounds)) for _ in range(2))
     trials, reports, done = [], [], 0

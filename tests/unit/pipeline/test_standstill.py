@@ -29,7 +29,7 @@ def config_of(rounds: int, **values: Any) -> GRPOConfig:
 
 
 def still_in(config: GRPOConfig, *rounds: int) -> VirtualTrial:
-    """Return a trial in which all responses to a prompt of these rounds earn the same.
+    """Return a trial in which, in these rounds, all responses to a prompt earn the same reward.
 
     Rounds count from 1.
     """
@@ -39,7 +39,7 @@ def still_in(config: GRPOConfig, *rounds: int) -> VirtualTrial:
 
 
 def told(trial: VirtualTrial, rounds: int) -> list[int]:
-    """Return the rounds with the note."""
+    """Return the rounds whose report has the note."""
     return [
         report.round
         for report in trial.run(rounds)

@@ -1,4 +1,4 @@
-"""Checksums of weights, and copies that compute one on the way."""
+"""Checksums of weights, and copying that also computes a checksum."""
 
 from __future__ import annotations
 

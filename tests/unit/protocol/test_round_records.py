@@ -30,7 +30,7 @@ GROUPS = [
         response_mask=torch.tensor([[True, False, True], [True, True, False]]),
         behaviour_log_probs=torch.tensor([[-1.0, 0.0, -0.5], [-2.0, -0.25, 0.0]]),
         finished=torch.tensor([False, True]),
-        format_rewards=torch.tensor([1.0, torch.nan]),  # the second reward does not judge it
+        format_rewards=torch.tensor([1.0, torch.nan]),  # the second response has no format reward
         answer_rewards=torch.tensor([0.75, 0.25]),
         # The values in the hole have no meaning.
         token_versions=torch.tensor([[8, 0, 6], [8, 8, 0]], dtype=torch.int32),

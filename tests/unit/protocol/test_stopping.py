@@ -1,4 +1,4 @@
-"""A request to stop, by the moment of the round at which it comes."""
+"""Requests to stop that come at different moments of a round."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from reports.changes import (
     WORDING,
     Change,
     Response,
+    meanings,
     measure,
     moved_in,
     ngrams,
@@ -43,14 +44,14 @@ def experiment(tmp_path):
 
 @pytest.fixture
 def few_are_enough(monkeypatch):
-    """Let the thresholds of many responses hold for the few that a test writes."""
+    """Apply the thresholds for many responses to the few responses that a test writes."""
     monkeypatch.setattr(changes, "ENOUGH", 1)
 
 
 def write_ends(
     experiment, before, after, arm="colocated_k1", seed=0, *, tokens=(20, 20), **metrics
 ):
-    """Write a trial of two rounds with held-out responses, tokens and metrics before and after."""
+    """Write a trial of two rounds with held-out responses, tokens and metrics at both ends."""
     rows = [
         row(n, eval__round=2.0 * (n > 1), **{name: ends[n - 1] for name, ends in metrics.items()})
         for n in (1, 2)
@@ -125,7 +126,7 @@ def test_responses_are_measured_by_hand():
         TRUNCATED.name: 0.25,
         REPEATED.name: pytest.approx(0.1),  # the mean of 0.2 and 0
         DISTINCT.name: 0.75,
-        WORDING.name: 1.0,  # of the first run only: the other end has only one run
+        WORDING.name: 1.0,  # from the first 3-gram only, because `after` has only one
         COMMONEST.name: 0.75,  # "a b c", counted once for the response that contains it twice
     }
     # Three words have no 4-gram.
@@ -137,10 +138,10 @@ def test_responses_are_measured_by_hand():
 
 
 def test_wording_is_compared_over_equally_many_runs():
-    same = [Response("once upon a time", 4, True)] * 4  # two runs per response, 8 in all
+    same = [Response("once upon a time", 4, True)] * 4  # two 3-grams per response, 8 in all
     varied = [Response(f"once upon a {name}", 4, True) for name in ("dog", "cat")]
     first, last = measure(same, varied)
-    assert first[WORDING.name] == 0.5  # two of its first four are distinct
+    assert first[WORDING.name] == 0.5  # two of the first four are distinct
     assert last[WORDING.name] == 0.75
 
 
@@ -285,6 +286,17 @@ def test_loops_copies_truncation_entropy_and_nll_are_named(experiment, few_are_e
     assert found["distinct_responses_share"].after == [0.125]
     # Twelve words have nine 4-grams, and four of them are distinct.
     assert found["repeated_4grams_share"].after == [pytest.approx(1 - 4 / 9)]
+
+
+def test_technical_titles_are_explained_once_where_they_first_appear(experiment, few_are_enough):
+    ends = {"response__reference_nll_nats": (0.9, 1.3)}
+    for name in ("colocated_k1", "async_k1"):
+        write_ends(experiment, stories(), stories(), name, tokens=(20, 5), **ends)
+    comparison = compare(read_experiment(experiment).trials)
+
+    said = "Reference NLL: how unlikely the initial policy finds each token of the responses."
+    assert meanings(comparison.changes) == f" {said}"
+    assert f"{said} The report lists every quantity." in " ".join(table(comparison).split())
 
 
 def test_text_is_that_of_round_0_and_of_the_latest_evaluation_alone(experiment):

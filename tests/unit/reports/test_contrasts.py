@@ -261,7 +261,7 @@ def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_spe
 
     assert [arm for arm in cells if cells[arm][4] == "?"] == [BASE]
     assert cells[OTHER][5:7] == cells[THIRD][5:7] == ("?", "?")
-    assert cells[BASE][5:7] == ("?", "?")  # nothing is measured against its 1.00x
+    assert cells[BASE][5:7] == ("?", "?")  # in place of the baseline's 1.00x
     assert "colocated_k1, seed 0" in comparison.not_comparable[OTHER]
     assert [sentence for sentence in told(record) if "compar" in sentence] == [
         "No arm can be compared with colocated_k1 in speed or cost: other processes took 40% of "
@@ -433,7 +433,7 @@ def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_p
     assert said[-1].startswith(
         "For each quantity, 5% of experiments show a clear difference between two equal arms by"
     )
-    # With only the other arm, nothing can be said about seeds.
+    # Without the third arm, no sentence about several seeds is left.
     del runs[THIRD]
     two = write(tmp_path / "two", runs)
     assert COVERS[True] not in compare(two.trials).footnotes()
@@ -463,13 +463,13 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     assert UNEQUAL in compare(record.trials).footnotes()
     assert UNEQUAL in told(record)
 
-    # A running trial has fewer samples for the time being.
+    # A running trial still has fewer samples.
     record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
 
 
 def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
-    """Of 16 rounds each, one arm has 9 without signal and the other 8; a critic needs no signal."""
+    """One arm has 9 of 16 rounds without signal, and the other has 8. A critic needs no signal."""
 
     def without(number: int) -> list[dict[str, Any]]:
         return [
@@ -625,8 +625,8 @@ def test_the_answer_names_the_fastest_arm_and_every_clear_difference_in_reward(t
 
     fastest, reward = answered(record, rewards)
     speed = compare(record.trials).speed[OTHER]
-    times = f"{speed.value:.2f}x as many samples per second as {BASE}"
-    assert fastest.startswith(f"The fastest arm is {OTHER}, with {times} (95%: ")
+    times = f"{speed.value:.2f} times as many samples per second as {BASE}"
+    assert fastest.startswith(f"The fastest arm is {OTHER}, with {times} (95% interval: ")
     assert reward == (
         f"Compared with {BASE}, the held-out reward is clearly higher for {OTHER} (+0.050), and "
         f"clearly lower for {THIRD} (-0.040)."
@@ -639,7 +639,7 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
 
     assert answered(record, {OTHER: difference(0.05, 0.06, seeds=1)}) == [
         f"No arm is clearly faster than {BASE}.",
-        f"No arm's held-out reward clearly differs from that of {BASE}.",
+        f"No arm's held-out reward clearly differs from the reward of {BASE}.",
         "All these results rest on one seed, so they hold for these runs only.",
     ]
 
@@ -663,13 +663,13 @@ def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path)
     ]
     alone = replace(record, trials=record.trials[:1])
     assert answered(alone, {}) == [f"The baseline {BASE} has not finished a round yet."]
-    # A baseline with a longer label has run, so it is not waited for.
+    # A baseline with a longer label has run, so the answer does not wait for it.
     ran = write(tmp_path / "labelled", {BASE: [rows(rng)], OTHER: [rows(rng)]})
     labelled = [replace(trial, arm=f"{trial.arm} (optim.lr=0.0001)") for trial in ran.trials]
     assert "has not finished a round yet" not in " ".join(
         answered(replace(ran, trials=labelled), {})
     )
-    # A baseline that is no part of the experiment is not waited for.
+    # The answer does not wait for a baseline that is not part of the experiment.
     assert (
         f"No arm is clearly faster than {OTHER}." == answered(replace(record, not_begun=[]), {})[0]
     )

@@ -246,4 +246,4 @@ def test_the_console_shows_figures_categories_and_the_difference():
     assert "pass@2               1.000  0.342 to 1.000" in text
     assert "correct       format 1, answer 1          3  75.0%" in text
     assert "answer reward" not in text  # pass@1 is the same value
-    assert "compared with before, over 2 prompts that both answered" in text
+    assert "compared with before, over 2 prompts that both policies answered" in text

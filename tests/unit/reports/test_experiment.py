@@ -95,7 +95,7 @@ def test_a_half_written_line_is_skipped_and_named(experiment):
 
     assert trial.round == 2
     assert trial.problems == [
-        "colocated_k1-0-abc_00000/result.json: line 3 of 3 is half-written, skipped"
+        "colocated_k1-0-abc_00000/result.json: line 3 of 3 is half-written and was skipped"
     ]
 
 
@@ -264,7 +264,7 @@ def test_trial_whose_last_policy_is_not_saved_is_not_done(experiment):
     trials = {t.config.arm: t for t in read_experiment(experiment).trials}
     assert {arm: (t.done, t.failed, t.status) for arm, t in trials.items()} == {
         "sync": (False, True, "failed after round 4 of 4: PolicyNotSaved: sync/0: no space"),
-        "async_k1": (True, False, "finished"),  # it was tried again
+        "async_k1": (True, False, "finished"),  # the row is newer than the error
     }
 
 
@@ -410,7 +410,7 @@ def test_steps_are_medians_over_the_rounds(experiment):
 
 def test_lags_count_each_group_once_at_its_first_use(experiment):
     trial = write_trial(experiment, config("async_k1"), [row(1), row(2)])
-    # Two responses a group: cursors 0 and 1 at lag 0, then 2 at lag 1, 3 at lag 0, and 1 again.
+    # Two responses per group: cursors 0 and 1 at lag 0, then 2 at lag 1, 3 at lag 0, and 1 again.
     write_part(trial, "rollouts", 1, [rollout(1, c) for c in (0, 0, 1, 1)])
     second = [rollout(2, 2, lag=1), rollout(2, 2, lag=1), rollout(2, 3)]
     write_part(trial, "rollouts", 2, [*second, rollout(2, 1, lag=1, first_use=False)])
@@ -431,7 +431,7 @@ def test_a_damaged_part_is_skipped_and_named(experiment):
     assert files.lags == {0: 2}
     rollouts, evaluations, versions = files.damaged
     assert rollouts.startswith(
-        "colocated_k1-0-abc_00000/rollouts/part-00000002.parquet is damaged, skipped ("
+        "colocated_k1-0-abc_00000/rollouts/part-00000002.parquet is damaged and was skipped ("
     )
     assert "evaluations/part-00000001.parquet is damaged" in evaluations
     assert "versions/part-00000001.parquet is damaged" in versions

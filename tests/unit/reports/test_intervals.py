@@ -101,8 +101,8 @@ def test_the_interval_within_two_runs_holds_for_few_and_large_rounds_too(rounds)
 
 
 def test_rounds_are_weighted_by_their_responses_and_repeats_are_equal():
-    arm = ([1.0, 3.0, 1.0, 3.0], [64.0, 192.0, 64.0, 192.0])  # 64 a second in every round
-    base = ([2.0] * 8, [64.0] * 8)  # 32 a second
+    arm = ([1.0, 3.0, 1.0, 3.0], [64.0, 192.0, 64.0, 192.0])  # 64 per second in every round
+    base = ([2.0] * 8, [64.0] * 8)  # 32 per second
     estimate = over_rounds(arm, base)
 
     assert estimate == over_rounds(arm, base)
@@ -265,7 +265,8 @@ def test_prompts_that_are_all_right_or_wrong_count_once():
 
 
 def test_prompts_in_between_count_as_they_scatter():
-    # The variance of the mean is 1/12 / 4 = 1/48, and that of one trial 1/4: twelve trials.
+    # The variance of the mean is 1/12 / 4 = 1/48, and the variance of one trial is 1/4. So the
+    # effective number of trials is twelve.
     values = np.array([0.25, 0.75, 0.25, 0.75])
     assert share_over_prompts(values, draws=8).low == pytest.approx(wilson(0.5, 12).low)
 

@@ -141,7 +141,7 @@ def test_a_relative_margin_varies_with_the_baseline():
     assert found.low is not None
     assert fixed.low is not None
     assert found.verdict == NO_WORSE
-    # The difference follows the margin, so the bound is closer than that of a fixed margin.
+    # The difference follows the margin, so the bound is closer than with a fixed margin.
     assert found.low > fixed.low
 
 
@@ -186,7 +186,7 @@ def test_an_arm_without_results_counts_for_holm():
 
 
 def test_an_arm_with_too_few_seeds_for_a_test_holds_up_no_other_arm():
-    # The p-value of the second arm is far lower, but two seeds are no look.
+    # The p-value of the second arm is far lower, but two seeds allow no test.
     tested, few = [0.01, -0.01, 0.0, 0.01, 0.0, -0.01], [0.05, 0.0500001]
     design = Design(seeds=20, anytime=True, arms=2)
     both = judge({"a": pairs(tested, 0.05), "b": pairs(few, 0.05)}, design)

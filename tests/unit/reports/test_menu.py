@@ -63,7 +63,7 @@ def directory(tmp_path):
 
 def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directory):
     write_arm(directory, BASE, 2.0, LOW)
-    # One core as the baseline, faster, cheaper and higher in reward.
+    # One core, like the baseline, but faster, cheaper and higher in reward.
     write_arm(directory, "colocated_k2", 1.0, HIGH)
     # Two cores: faster than colocated_k2 but at a higher cost.
     write_arm(directory, OTHER, 0.8, LOW)
@@ -80,14 +80,14 @@ def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directo
 
 def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed(directory):
     # Differences: (0.2, 0), (-0.2, 0) and (0, 0). Means of the seeds: 0.1, -0.1 and 0, so the mean
-    # square of the seeds is 2 x 0.02 / 2 = 0.02, and that of the rest is 4 x 0.01 / 2 = 0.02.
+    # square of the seeds is 2 x 0.02 / 2 = 0.02. For the rest, it is 4 x 0.01 / 2 = 0.02.
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
     row = by_arm(menu(directory))[OTHER]
 
     assert row.noise is not None
     assert row.noise.evaluation_share == pytest.approx(1.0)
-    assert row.noise.evaluation_sd == pytest.approx((0.02 / 2) ** 0.5)  # of a mean of two prompts
+    assert row.noise.evaluation_sd == pytest.approx((0.02 / 2) ** 0.5)  # of a two-prompt mean
     # Evaluations take 2.5 of 12.5 s: four times as many prompts cost 1.6 times as much per seed,
     # and divide the variance by 4.
     assert row.noise.relative_cost == pytest.approx(1.6 / 4)
@@ -126,7 +126,7 @@ def test_the_price_counts_the_trials_of_the_baseline_once(directory):
 
 
 def test_only_an_arm_with_the_same_rounds_is_a_copy(directory):
-    """Write two arms that have learned all: one copies the baseline, and one learned otherwise."""
+    """Write two arms with perfect rewards. Only one equals the baseline in every round."""
     perfect: Rewards = [(1.0, 1.0)] * 3
     for arm in (BASE, OTHER, THIRD):
         write_arm(directory, arm, 2.0, perfect)

@@ -17,7 +17,7 @@ LR = "optim.lr"
 
 
 def rows(settings: dict[str, Any], rounds: range, reward: float, **first: Any) -> list[dict]:
-    """Return rows with evaluations in even rounds. `first` are entries of the first row."""
+    """Return rows with evaluations in even rounds. `first` has more entries for the first row."""
     found = [
         row(
             n,
@@ -44,7 +44,7 @@ def settings(seed: int, lr: float) -> dict[str, Any]:
 
 
 def write_population(directory: Path, **description: Any) -> ExperimentRecord:
-    """Write three members. After round 4, sync/0 copies sync/2, with its seed and another lr."""
+    """Write three members. After round 4, sync/0 copies sync/2 and its seed, but not its lr."""
     write_experiment(directory, scheduler="pbt", num_samples=3, **description)
     clone = settings(2, 2.4e-4)
     trained = rows(settings(0, 1e-4), range(1, 5), 0.3)

@@ -65,7 +65,7 @@ def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
 
 def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
-    rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # of eight rounds, so 2 is a quarter
+    rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # 2 is a quarter of the eight rounds
     rows = [
         experiments.row(n, eval__round=float(n) if n in rewards else 0.0,
                         **({"reward__eval_mean": rewards[n]} if n in rewards else {}))
@@ -78,7 +78,7 @@ def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_p
     assert found is not None
     assert found.arms["lag1"]["early_reward"] == [0.4]
     assert "early held-out reward" in found.header
-    assert "nearest to 25% of the rounds (here, after 25% of them)." in found.note
+    assert "nearest to the point after 25% of the rounds (here, after 25% of them)." in found.note
 
 
 def test_an_early_reward_that_was_not_measured_early_says_when_it_was(tmp_path):
@@ -91,7 +91,7 @@ def test_an_early_reward_that_was_not_measured_early_says_when_it_was(tmp_path):
         experiments.write_trial(directory, trial.to_dict(), rows)
     found = answered(directory)
     assert found is not None
-    assert "nearest to 25% of the rounds (here, after 50% to 100% of them)." in found.note
+    assert "after 25% of the rounds (here, after 50% to 100% of them)." in found.note
 
 
 def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path):
@@ -103,7 +103,7 @@ def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path)
     assert found is not None
     cells = dict(zip(found.header, found.rows()[0], strict=True))
     assert (cells["rollout"], cells["optimize"], cells["sync"]) == ("75%", "25%", "-")
-    assert "a round's work without evaluation" in found.measured[-1]
+    assert "a round's work, excluding evaluation" in found.measured[-1]
 
 
 def test_drift_from_the_sampler_is_positive_and_speed_counts_samples(tmp_path):

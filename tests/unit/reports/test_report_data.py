@@ -223,7 +223,7 @@ def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares
     own = {"task.largest": 9.0, "task.match": "exactly", "task.signs": ("+", "-")}
     said = changed_settings(tmp_path / "same", task_defaults={TASK: own})
     assert said == (
-        f"Seed: 0. Shared settings that are not the defaults: rounds=1; task.name={TASK}."
+        f"Seed: 0. Shared settings that differ from the defaults: rounds=1; task.name={TASK}."
     )
     own["task.largest"] = 10
     said = changed_settings(tmp_path / "other", task_defaults={TASK: own})
@@ -294,7 +294,7 @@ def expanded(path: str) -> list[str]:
 
 
 def paths_of(data: Any, path: str = "") -> set[str]:
-    """Return every path to a value; a median with its least and most is one value."""
+    """Return every path to a value. A median with its least and most counts as one value."""
     if isinstance(data, list) and data and isinstance(data[0], dict):
         return {inner for item in data for inner in paths_of(item, path)}
     if not isinstance(data, dict) or data.keys() == {"median", "least", "most"}:
@@ -359,7 +359,7 @@ def shipped_columns() -> dict[str, Column]:
 
 
 def test_every_column_that_ships_is_documented_by_name_and_title():
-    cells = first_cells(section(REPORT, "What was asked"))
+    cells = first_cells(section(REPORT, "The question, arm by arm"))
     assert len(shipped_columns()) >= 20
     for column in shipped_columns().values():
         assert f"`{column.name}` {column.title}" in cells

@@ -69,7 +69,7 @@ def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
     assert grid.total_samples == len(ORDER)
     assert [(t.config["arm"], t.config["seed"]) for t in trials] == ORDER
     assert [t.config["optim"] for t in trials] == [{"lr": 0.1}] * 4
-    # The searched values, as TensorBoard's hparams show them.
+    # The values of the searched settings, as TensorBoard's hparams show them.
     assert [t.evaluated_params for t in trials] == [{"arm": arm, "seed": s} for arm, s in ORDER]
     assert len({t.trial_id for t in trials}) == 4
     assert grid.next_trial() is None

@@ -1,4 +1,4 @@
-"""A user's search space is found by its file, or refused in one line."""
+"""A user's search space is found by its file, or the error is one line."""
 
 from __future__ import annotations
 

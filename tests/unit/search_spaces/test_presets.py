@@ -25,7 +25,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 
 
 def trial_of(preset: Preset, fixed: dict[str, Any]) -> GRPOConfig:
-    """Return the only trial of a preset, as with `--preset NAME --set …`."""
+    """Return the only trial of `--preset NAME --set …`."""
     (trial,) = preset.under(preset.space).trials(fixed, [0])
     return trial
 

@@ -69,7 +69,7 @@ def test_the_off_policy_spaces_have_the_arms_that_their_questions_need():
 
 def test_the_spaces_of_the_objective_have_the_arms_that_their_questions_need():
     losses = {(t.loss.type, t.loss.dual_clip) for t in SPACES["losses"].trials({}, [0])}
-    # no_baseline takes no advantage, and ppo takes only advantages of tokens.
+    # no_baseline needs loss.advantage=none, and ppo needs one advantage per token.
     built_in = {*CHECKS["loss.type"].choices} - {"no_baseline", "ppo"}
     assert losses == {*((name, None) for name in built_in), ("grpo_clip", 3.0)}
     advantages = [t.loss.advantage for t in SPACES["baselines"].trials({}, [0])]
@@ -107,7 +107,7 @@ def test_the_transport_space_leaves_out_what_this_machine_has_not():
     assert space.not_available() == {"nixl": "no nixl"}
     trials = space.trials({}, [0], without=space.not_available())
     assert [t.transport for t in trials] == ["object_store", "shm", "gloo", "nccl", "cuda_ipc"]
-    # The user may still name it, and then the launcher refuses it with its reason.
+    # The user may still name this arm. The launcher then rejects the arm and gives the reason.
     (named,) = space.trials({"arm": "nixl"}, [0], without=space.not_available())
     assert named.transport == "nixl"
 
@@ -175,9 +175,9 @@ def test_trials_that_a_fixed_key_makes_equal_are_merged():
         ({"arm": "async_k1", "k": 4, "lag": 2}, ["async_k1+lag_2+k_4"]),
         # The number of rounds is not part of an arm's identity.
         ({"arm": "colocated_k1", "rounds": 5, "eval.every": 5}, ["colocated_k1"]),
-        # A setting that the arm does not make.
+        # The arm does not set this key.
         ({"arm": "colocated_k1", "optim.lr": 1e-3}, ["colocated_k1"]),
-        # With equal rounds, colocated_k1 with k=4 is colocated_k4.
+        # With equal numbers of rounds, colocated_k1 with k=4 equals colocated_k4.
         (
             {"k": 4, "rounds": 8, "eval.every": 4},
             ["colocated_k4", "colocated_k1_two_cores+k_4", "sync+k_4", "async_k4"],

@@ -1,4 +1,4 @@
-"""Calls of an actor from its trace, by hand."""
+"""An actor's calls, read from its trace, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
         {"placement": "disaggregated", "rounds": 20, "eval": {"every": 20}}
     )
     assert simulated_wall_clock(config, times) == pytest.approx(6.4, rel=0.05)
-    # A second pass over the batch repeats the update except for the pass of the reference.
+    # A second pass over the batch repeats the update except for the reference model's pass.
     assert simulated_wall_clock(config, times, passes=2) == pytest.approx(8.4, rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Interrupted responses in virtual time: their share of a round's training batch, by hand."""
+"""Interrupted responses in virtual time: their share of a round's batch, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole trials in virtual time: the duration of a round, by hand."""
+"""Whole trials in virtual time: the duration of a round, computed by hand."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def round_s(
 ) -> float:
     """Return the seconds of a round.
 
-    It has four units of one second each, four seconds of training, 0.25 s for publishing and 0.25 s
-    for loading.
+    The round has four units of one second each, four seconds of training, 0.25 s for publishing and
+    0.25 s for loading.
     """
     config = GRPOConfig.from_dict(
         {

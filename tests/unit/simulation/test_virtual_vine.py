@@ -1,4 +1,4 @@
-"""VinePPO's completions in virtual time: seconds and counts of a round, and a real generator's."""
+"""VinePPO's completions in virtual time: durations, counts, and a real generator to compare."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_virtual_generator_accounts_as_a_real_one_does(stream: str, tmp_path: 
 
 
 def _merged(real: Scored) -> list[str]:
-    """Return the stages of a real call in order, with a held-out call as a virtual one."""
+    """Return the stages of a real call in order. As in a virtual call, "eval" appears twice."""
     stages = list(
         dict.fromkeys(s.stage for s in real.spans if s.stage not in ("idle", "sync", "reference"))
     )

@@ -148,7 +148,7 @@ def test_another_format_is_refused_by_name_and_not_taken_for_damage(trial, versi
 
 
 def test_checkpoint_of_another_trial_is_restored_from_where_it_is(trial, tmp_path):
-    # Population based training lets a trial continue from a better one's checkpoint.
+    # Population based training lets a trial continue from the checkpoint of a better trial.
     donor = FakeTrial(tmp_path / "donor")
     note(trial, saved(donor, 7, 6), 6)
     restored = Restored(trial)

@@ -1,6 +1,7 @@
 """A learner that reads or writes a checkpoint is distinguished from one that hangs.
 
-A learner that does not see the directory sends its content. The clock moves only with the disk.
+A learner that cannot see the directory sends the content of its files. The clock moves only with
+the disk.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from grpo_trainable.storage.checkpointing import (
 )
 
 DEADLINE_S = 8.0
-PIECE_BYTES = 4096  # the disk moves one in a second
+PIECE_BYTES = 4096  # the disk moves one piece per second
 
 
 class SlowDisk:

@@ -1,4 +1,4 @@
-"""A checkpoint counts only when it is complete, and the error names the file that is not."""
+"""A checkpoint counts only if it is complete. Otherwise, the error names the faulty file."""
 
 from __future__ import annotations
 
@@ -335,7 +335,8 @@ def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> No
 
 @pytest.mark.parametrize("kept", FILES[1:])
 def test_old_and_new_files_together_never_pass_for_a_checkpoint(tmp_path: Path, kept: str) -> None:
-    # An interrupted copy of the directory leaves such a mix. Both have the same groups.
+    # An interrupted copy of the directory leaves a mix of old and new files. Both checkpoints have
+    # the same groups.
     write_checkpoint(tmp_path / "old", trial(0))
     write_checkpoint(tmp_path / "new", replace(trial(1), groups=[group(5)]))
     changed = (tmp_path / "old" / kept).read_bytes() != (tmp_path / "new" / kept).read_bytes()
@@ -375,7 +376,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path, keep):
 
 
 def test_checkpoints_that_another_trial_may_start_from_are_kept_as_well(tmp_path):
-    # PBT saved round 4 twice: it saves the trial that it clones and then pauses its trial.
+    # PBT saved round 4 twice: first to clone the trial, and again to pause it.
     names = checkpoints(tmp_path, [2, 4, 4, 6, 8])
     remove_older(tmp_path, 1, shared_rounds=[4])
     assert left(tmp_path) == [names[1], names[2], names[4]]

@@ -1,4 +1,4 @@
-"""No file operation that fails in a resume loses a byte, on a disk or in an object store."""
+"""If a file operation fails in a resume, no byte is lost, on a disk or in an object store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Faults:
 
     def __init__(self, fails_at: int = 0, number: int = errno.EIO) -> None:
         self.fails_at, self.number = fails_at, number
-        # place in the code -> the first operation from there
+        # Place in the code -> number of the first operation at this place.
         self.places: dict[tuple[Any, ...], int] = {}
         self._count = itertools.count(1)  # threads of a mirror may operate at the same time
 
@@ -85,7 +85,7 @@ class FailingFile:
 
 
 class FailingDisk:
-    """A disk whose operations on files below a local directory are operations of `faults`."""
+    """A disk whose operations on files below a local directory count as operations of `faults`."""
 
     NAMES = (
         *((os, name) for name in ("open", "listdir", "scandir", "stat", "rename", "replace")),
@@ -270,7 +270,7 @@ def rounds_in(directory: Path) -> dict[str, list[int]]:
 
 
 def refuses(trial: FakeTrial) -> bool:
-    """Resume, and return True if that is refused."""
+    """Resume, and return True if the resume is refused."""
     try:
         resume(trial)
     except UnreadableCheckpoint as error:

@@ -13,7 +13,7 @@ from grpo_trainable.storage.stop_requests import TuneStopRequest, forget_all
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Replace Ray's store by a dictionary."""
+    """Replace Ray's store with a dictionary."""
     entries: dict[str, str] = {"stop/another job/a/made": "yes"}
 
     def delete(prefix: str, *, del_by_prefix: bool, namespace: str) -> None:

@@ -1,4 +1,4 @@
-"""Safetensors files written in pieces equal those of the library."""
+"""Safetensors files written in pieces equal the files that the library writes."""
 
 from __future__ import annotations
 

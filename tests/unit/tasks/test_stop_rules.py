@@ -54,7 +54,7 @@ def test_a_tokenizer_whose_tokens_cannot_be_searched_is_refused_only_if_they_are
 
         @property
         def token_bytes(self) -> list[bytes]:
-            raise ValueError("its decoder (WordPiece) is neither byte-level nor SentencePiece's")
+            raise ValueError("its decoder (WordPiece) is not supported")
 
     odd: Any = WordPiece()
     assert stop_strings(config_of(), odd, task()) == ()

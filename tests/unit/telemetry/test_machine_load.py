@@ -1,4 +1,4 @@
-"""Machine time that others take from a trial: by hand, for every tick phase, and measured."""
+"""CPU time that other work takes from a trial: by hand, for every tick phase, and measured."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_other_work_by_hand():
     after = Reading(11.0, 100.4, 2.0, {7: Usage(1, 5.9)}, frozenset({7}))
     got = disturbance(before, after, cores=2, quota=2)
     assert got.foreign_s == pytest.approx(0.7)
-    # Minus one tick of 10 ms for each core's idle time and one for its iowait time.
+    # For each core, one tick of 10 ms is subtracted for idle time and one for iowait time.
     assert got.fraction == pytest.approx((0.7 - 0.04) / 2)
 
 
@@ -147,8 +147,7 @@ def ticked(
 ) -> Disturbance:
     """Read the ticks of a machine whose cores give the shares `own` and `others` of their time.
 
-    `phases` contains the fraction of a tick that idle and iowait are past the last whole one at the
-    start.
+    At the start, idle and iowait are past the last whole tick by the fractions in `phases`.
     """
     idle_ticks = max(0.0, 1 - own - others) * seconds * machine_load.TICKS_PER_S
     waits = (idle_ticks * 0.9, idle_ticks * 0.1)  # idle, iowait
@@ -165,7 +164,7 @@ def ticked(
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        # It kept working, and reaped a child that was never seen.
+        # The process kept working, and reaped a child that was never seen.
         ({7: Usage(1, 5.0, 1.0)}, {7: Usage(1, 5.5, 1.25)}, 0.75),
         # A child of ours ended: of the 3 s reaped, 2.5 s had already been counted.
         (
@@ -177,7 +176,7 @@ def ticked(
         ({}, {7: Usage(1, 0.5, 0.25)}, 0.75),
         # An idle worker that became our actor: its earlier time does not count as ours.
         ({7: Usage(1, 5.0)}, {7: Usage(1, 5.5, 9.0)}, 0.5),
-        # Its number was given to another process.
+        # The pid of the process was given to another process.
         ({7: Usage(1, 5.0, 0.0)}, {7: Usage(1, 0.25, 0.0)}, 0.25),
         # A child that nobody reaped, because its parent ignores child exits.
         ({7: Usage(1, 5.0, 0.0), 8: Usage(7, 2.0, 0.0)}, {7: Usage(1, 5.5, 0.0)}, 0.5),

@@ -71,7 +71,7 @@ def test_waiting_for_weights_is_a_stage_from_when_they_were_sent_or_it_had_nothi
     with stages.call("sync", since=90) as waited_s:  # the first call of all
         clock.sleep(1)
     assert (waited_s, stages.take()) == (0, [])
-    clock.sleep(3)  # 101 to 104; the weights travel from 102 on
+    clock.sleep(3)  # 101 to 104; the weights are sent at 102
     with stages.call("sync", since=102) as waited_s:
         clock.sleep(1)
     assert (waited_s, stages.take()) == (2, [Span("idle", 101, 102), Span("sync", 102, 104)])

@@ -85,7 +85,8 @@ def test_weights_arrive_with_their_version_round_and_layout(sender: ShmSender) -
     fetched = ShmReceiver().fetch(sender.publish(weights(tensors, round_=3)))
     assert (fetched.version, fetched.round) == (30, 3)
     assert_arrived(fetched, tensors)
-    # Otherwise a copy would not copy raw bytes, and its checksum would need a separate pass.
+    # With other strides, a copy would not copy raw bytes, and its checksum would need a separate
+    # pass over the data.
     for name, tensor in tensors.items():
         assert fetched.tensors[name].stride() == tensor.stride()
 
@@ -146,7 +147,7 @@ def test_weights_of_another_shape_get_a_slot_of_their_own(sender: ShmSender) -> 
 
 
 def test_ray_hears_of_a_buffer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check this because a borrower of a reference keeps Ray's record of it forever."""
+    """Reusing one reference matters, because its borrowers keep Ray's record of it forever."""
     put: list[list[Tensor]] = []
 
     def number(value: list[Tensor], _tensor_transport: str) -> int:
@@ -189,7 +190,7 @@ def test_another_process_gets_whole_snapshots_while_the_learner_goes_on(
         for tensor in tensors.values():
             tensor += 1
         handles.put(sender.publish(weights(tensors, round_=round_)))
-        # A generator has fetched this snapshot when it requests none that is older.
+        # Once the snapshot has been fetched, the generator needs no older snapshot.
         assert answers.get(timeout=120) == (round_, True)
         sender.release(before_round=round_)
         for tensor in tensors.values():
@@ -207,7 +208,7 @@ def test_it_would_be_noticed_if_slots_were_written_while_they_are_used(
     assert second.fd == first.fd
     handles.put(first)
     assert "overwritten" in answers.get(timeout=120)[1]
-    # Even with a correct header, the checksum is that of other weights.
+    # Even with a correct header, the checksum does not match, because the weights are different.
     handles.put(replace(first, publication=second.publication))
     assert answers.get(timeout=120) == (0, False)
 
@@ -227,7 +228,7 @@ def test_memory_of_a_sender_that_was_killed_stays_until_its_readers_are_gone(
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert torch.equal(fetched.tensors["a"], torch.arange(5000.0))
-    with pytest.raises(TransportError, match=r"cannot be opened .*one user, on one machine"):
+    with pytest.raises(TransportError, match=r"cannot be opened .*same user, on the same machine"):
         ShmReceiver().fetch(handle)
     del fetched
     receiver.close()
@@ -310,7 +311,7 @@ APART = {"placement": "disaggregated"}
         (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "as configured"),
         (APART | {"transport": "object_store"}, ["a"], "object_store", "as configured"),
         (APART | {"transport": "shm"}, ["a"], "shm", "as configured"),
-        (APART | {"transport": "nixl"}, ["a"], "nixl", "costs each process nearly one CPU core"),
+        (APART | {"transport": "nixl"}, ["a"], "nixl", "uses nearly one CPU core"),
     ],
 )
 def test_auto_follows_where_the_actors_are(

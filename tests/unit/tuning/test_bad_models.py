@@ -76,7 +76,7 @@ def larger_tokenizer(directory: Path) -> None:
     [
         (no_weights, ["no model.safetensors here"]),
         (pickled, ["pytorch_model.bin is a pickle", "save_pretrained"]),
-        (remote_code, ["custom code of the model (auto_map), which is never run"]),
+        (remote_code, ["custom model code (auto_map), which is never run"]),
         (unknown, ['know the architecture model_type="nonesuch"']),
         (torn, ["model.safetensors", "not a readable safetensors file"]),
         (cut_short, ["model.safetensors: has ", "bytes but should have", "download it again"]),
@@ -134,7 +134,8 @@ def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said(
     assert "were checked against" not in command(*given)[1]
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", -1.0)
     _, out, _ = command(*given)
-    # One of each stream: 128 held-out prompts, and those to train on, which a trial repeats.
+    # One prompt of each stream was checked. A trial repeats the training prompts, so each counts
+    # once.
     (to_train_on,) = map(int, re.findall(r"prompts: (\d+) to train on", out))
     assert 100 < to_train_on < 200
     assert f"note: only 2 of the {128 + to_train_on} prompts of a trial were checked" in out

@@ -61,7 +61,7 @@ def stored(plan: Plan) -> dict:
 
 
 def refused(planned: Extend, capsys, *argv: str) -> str:
-    """Return the only line of an extension that is refused."""
+    """Return the error of a refused extension, which must be one line."""
     where = ("--name", "mine", "--storage", "storage")
     assert tune.main(["--extend", *argv, *where]) == 2
     output, error = capsys.readouterr()

@@ -174,7 +174,7 @@ def test_a_checkpoint_is_read_into_memory_that_waits_for_gradients_and_moments()
     alone = of()
     n = alone["weights"] // 4
     assert alone.get("checkpoint", 0) == 0
-    # Each of four learners reads all of it, 12 bytes a parameter, and has room for a quarter.
+    # Each of four learners reads all of it, 12 bytes per parameter, and has room for a quarter.
     assert of(num_learners=4, learner_strategy="fsdp2")["checkpoint"] == 4 * 9 * n
 
 

@@ -26,17 +26,19 @@ def left_cpus(bundles, nodes, strategy="PACK"):
 
 
 def test_pack_fills_the_roomiest_node_before_it_takes_another():
-    # 3 goes to the node with 4 CPUs, where 1 still fits. 2 goes to the node with 3.
+    # The bundle of 3 CPUs goes to the node with 4, and the bundle of 1 still fits there. The bundle
+    # of 2 goes to the node with 3.
     assert left_cpus((1, 2, 3), (4, 2, 3)) == [0, 2, 1]
-    # 2.9 goes to the node with 4 CPUs, which then has no room for 2. The node with 3 has room for
-    # one 2, but not for both.
+    # The bundle of 2.9 CPUs goes to the node with 4, which then has no room for 2. The node with 3
+    # has room for one bundle of 2, but not for both.
     assert left_cpus((0.1, 2.9, 2, 2), (4, 3)) is None
-    # Both 2.9 go to the node with 6 CPUs, and both 1.9 to the node with 4.
+    # Both bundles of 2.9 go to the node with 6 CPUs, and both bundles of 1.9 to the node with 4.
     assert left_cpus((0.1, 2.9, 2.9, 1.9, 1.9), (6, 4)) == [0.1, 0.2]
 
 
 def test_spread_takes_another_node_while_there_is_one():
-    # 3, 2 and 1 take the nodes with 4, 3 and 2 CPUs. A second 1 takes the roomiest node.
+    # Bundles of 3, 2 and 1 go to the nodes with 4, 3 and 2 CPUs. A second bundle of 1 goes to the
+    # roomiest node.
     assert left_cpus((1, 2, 3), (4, 2, 3), "SPREAD") == [1, 1, 1]
     assert left_cpus((1, 1, 2, 3), (4, 2, 3), "SPREAD") == [0, 1, 1]
     assert left_cpus((3, 3), (6, 2), "SPREAD") == [0, 2]

@@ -270,7 +270,7 @@ def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """Return a function that plans an experiment as if it had started, or a resume of it."""
+    """Return a function that plans an experiment as if it had started, or its resume."""
     monkeypatch.chdir(tmp_path)
     name = ("--name", "mine", "--storage", str(tmp_path / "storage"))
 
@@ -326,7 +326,7 @@ def test_a_resume_refuses_a_policy_and_a_reward_that_have_changed(started, comma
 
 
 def with_row(experiment: Path) -> None:
-    """Let an experiment look as if a trial had finished a round."""
+    """Make an experiment look as if a trial had finished a round."""
     (experiment / "sync-0-a").mkdir()
     (experiment / "sync-0-a" / "result.json").write_text('{"training_iteration": 1}\n')
 
@@ -367,7 +367,7 @@ def test_later_code_is_accepted_if_the_user_says_so_and_data_never_is(started, c
         f"task.reward: {tmp_path}/rewards.py has changed since this run started; put back the file",
         "or continue with the changed file: add --accept-changed-code",
     )
-    for option in (("--accept-changed-code",), ()):  # it is needed once
+    for option in (("--accept-changed-code",), ()):  # the option is needed only once
         resumed = started(*option, resume=True)
         assert resumed.inputs["task.reward"] == new
         assert resumed.replaced == [old]
@@ -460,7 +460,7 @@ MINE = SearchSpace(
 
 @pytest.fixture
 def of_a_file(tmp_path, monkeypatch):
-    """Prepare an experiment of a space in a file as if it had started, and return the file."""
+    """Prepare a started experiment whose space is in a file, and return the file."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "my_space.py"
     file.write_text(SPACE_FILE)
@@ -675,7 +675,7 @@ def test_dry_run_json_prints_every_resolved_config_and_starts_nothing(command, t
     configs = [json.loads(line) for line in out.splitlines()]
     assert status == 0
     assert {config["rounds"] for config in configs} == {5}
-    # In the order in which they run: a block is a seed.
+    # Trials run in blocks of one seed.
     assert [config["seed"] for config in configs] == [0] * 8 + [1] * 8
     blocks = [[config["arm"] for config in configs[start : start + 8]] for start in (0, 8)]
     assert sorted(blocks[0]) == sorted(blocks[1])

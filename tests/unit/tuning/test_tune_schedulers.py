@@ -55,7 +55,7 @@ class FakeTrial:
 
 
 class FakeController:
-    """A controller that adds trials to a scheduler and starts those it chooses, as Tune does."""
+    """A controller that adds trials to a scheduler and starts the chosen trials, as Tune does."""
 
     def __init__(self, scheduler: Any, trials: list[FakeTrial]) -> None:
         self.scheduler, self.trials, self.search_alg = scheduler, trials, None

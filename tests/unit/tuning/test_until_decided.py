@@ -1,4 +1,4 @@
-"""`--until-decided`: which seeds are added, when it ends, and that a killed command continues."""
+"""`--until-decided` adds the right seeds, ends in time, and continues after it was killed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_blocks_end_with_the_last_verdict_the_maximum_or_the_budget(tmp_path):
     assert isinstance(enough, Block)
     short = following(tmp_path / "d", REWARDS, 3, budget_s=10.5 * MINUTE)
     assert short.startswith(
-        "the next seed would take about 2 min, and 2 min of the budget are left"
+        "the next seed would take about 2 min, but only 2 min of the budget are left"
     )
 
 
@@ -94,14 +94,14 @@ def test_durations_are_written_in_words():
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL."""
+    """Stand-in for SIGKILL."""
 
 
 @pytest.fixture
 def until_decided(tmp_path, monkeypatch):
     """Return a function that runs the command with trials that only write their files.
 
-    `killed_after` ends the command after so many trials.
+    `killed_after` is the number of trials after which the command ends.
     """
     monkeypatch.chdir(tmp_path)
     begun: list[tuple[str, int]] = []
@@ -167,7 +167,7 @@ def test_seeds_are_added_until_the_maximum_and_only_for_undecided_arms(
 
     assert (len(begun), set(begun)) == (len(EXPECTED), EXPECTED)
     assert "next: seed 3 of colocated_k1, async_k1, about 2 min" in output
-    assert "no more seeds: the maximum of 5 seeds is reached (--max-seeds)" in output
+    assert "no more seeds: the maximum of 5 seeds has been reached (--max-seeds)" in output
     record = read_experiment(tmp_path / "mine")
     assert [sorted(own.planned)[-1][1] for own in record.extensions] == [1, 2, 3, 4]
     # The report and verdict.py use the recorded maximum.

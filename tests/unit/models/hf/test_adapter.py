@@ -34,7 +34,7 @@ CONFIG = {
 
 
 def stored(**changed: Any) -> dict[str, np.ndarray]:
-    """Return the matrices of both layers; `changed` replaces the shape of one, or removes it."""
+    """Return the matrices of both layers. `changed` maps names to new shapes; None: no matrix."""
     shapes: dict[str, Any] = {
         f"base_model.model.{layer}.lora_{x}.weight": shape
         for layer in LAYERS
@@ -53,7 +53,7 @@ def write(directory: Path, tensors: dict[str, np.ndarray] | None = None, **confi
 
 def test_plain_adapters_are_accepted(tmp_path):
     check_adapter(write(tmp_path), 2, 4.0, "q_proj", SHAPES)
-    # Names that differ from the stored ones are compared when the model is loaded.
+    # Names that differ from the stored names are compared when the model is loaded.
     check_adapter(tmp_path, 2, 4.0, "q_proj", {f"transformer.{n}": s for n, s in SHAPES.items()})
 
 
@@ -164,5 +164,5 @@ def test_a_trial_reads_its_adapters(tmp_path):
 
 
 def test_adapters_where_a_whole_policy_is_needed_are_called_so(tmp_path):
-    with pytest.raises(ValueError, match="LoRA adapters, not a whole policy here"):
+    with pytest.raises(ValueError, match="holds LoRA adapters, not a whole policy"):
         read_config(write(tmp_path))

@@ -1,4 +1,4 @@
-"""Reading of a Hugging Face model's small files, without an import of transformers."""
+"""A Hugging Face model's small files, read without importing transformers."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_prompt_begins_as_the_tokenizers_template_says_and_does_not_end(tmp_pa
     assert read.encode("a fox") == tokenizer().encode("a fox")
     assert read.encode_prompt("a fox") == [PAD, *tokenizer().encode("a fox")]
     assert tokenizer().encode_prompt("a fox") == tokenizer().encode("a fox")
-    # Spelled out, a special token is plain text.
+    # A special token that is spelled out is plain text.
     assert EOS not in read.encode_prompt("<|endoftext|>")
 
 
