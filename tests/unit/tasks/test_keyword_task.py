@@ -309,8 +309,8 @@ BAD_LINES = {
     '{"answer": "x"}': "prompt must be",
     '{"prompt": " ", "answer": "x"}': "prompt must be",
     '{"prompt": "\\ud800", "answer": "x"}': "prompt must be",
-    '{"prompt": "p"}': "`answer` must be",
-    '{"prompt": "p", "answer": 3}': "`answer` must be",
+    '{"prompt": "p"}': "give `answer` as",
+    '{"prompt": "p", "answer": 3}': "give `answer` as",
     '{"prompt": "p", "keywords": []}': "keywords must be",
     '{"prompt": "p", "keywords": "apple"}': "keywords must be",
     "[" * 100_000: "not JSON",
@@ -334,9 +334,9 @@ def test_many_bad_lines_are_one_warning_and_a_file_of_them_one_error(tmp_path, c
     with caplog.at_level(logging.WARNING):
         keyword_task(seed=0, train_file=some)
     (record,) = caplog.records
-    assert "line 1: `answer` must be" in record.getMessage()
+    assert "line 1: give `answer` as" in record.getMessage()
     assert "and 29 more such rows; skipped" in record.getMessage()
-    with pytest.raises(ValueError, match=r"has no valid row; line 1: `answer` must be"):
+    with pytest.raises(ValueError, match=r"has no valid row; line 1: give `answer` as"):
         keyword_task(seed=0, train_file=write_jsonl(tmp_path / "all.jsonl", bad))
 
 
