@@ -89,7 +89,7 @@ def test_how_many_prompts_are_drawn_at_most() -> None:
                 "loss": {"advantage": "my:advantage"},
             },
             "rollout.zero_advantage=resample: must be keep with rollout.group_size=1: a group of "
-            "one always has equal rewards",
+            "one response always has equal rewards",
         ),
         (
             {"rollout": rollout(zero_advantage="resample", oversample=1.2)},
