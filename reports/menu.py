@@ -73,6 +73,7 @@ class Noise:
     evaluation_share: float
     # Standard deviation that the evaluation adds to a seed's difference in reward.
     evaluation_sd: float
+    prompts: int  # number of prompts in the last evaluation
     # Cost of the same precision with `MORE_PROMPTS` times as many prompts in the last evaluation,
     # relative to the cost with more seeds alone. None if the times are unknown.
     relative_cost: float | None
@@ -471,4 +472,9 @@ def _noise(
         more = 1 + (MORE_PROMPTS - 1) * evaluating
         relative = (1 - share + share / MORE_PROMPTS) * more
     sd = math.sqrt(rest / differences.shape[1])
-    return Noise(evaluation_share=share, evaluation_sd=sd, relative_cost=relative)
+    return Noise(
+        evaluation_share=share,
+        evaluation_sd=sd,
+        prompts=differences.shape[1],
+        relative_cost=relative,
+    )

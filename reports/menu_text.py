@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 REWARD, RATIO = "{:+.3f}", "{:.2f}x"
 HEADER = (
     *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds", "power"),
-    *("to decide", "Pareto set"),
+    "to decide",
 )
 
 
@@ -122,8 +122,8 @@ def notes(menu: Menu) -> list[str]:
         f"{written(-menu.margin, REWARD)}. Power: the chance that an arm equal to the baseline "
         "gets the verdict “no worse”. To decide: the number of further seeds that would lead to a "
         f"decision in {POWER:.0%} of experiments if the observed difference and scatter were the "
-        "true ones, and the time and the device-hours of their trials. Pareto set: no other arm is "
-        "faster, cheaper and higher in reward at the same time, judging by unrounded figures."
+        "true ones, and the time of their trials. *: no other arm is faster, cheaper and higher in "
+        "reward at the same time, judging by unrounded figures (Pareto set)."
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
@@ -244,8 +244,9 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
     if noise.relative_cost is None:
         return said
     better = (
-        f"With {MORE_PROMPTS} times as many prompts in the last evaluation (eval.final_prompts), "
-        f"the same precision costs {noise.relative_cost:.2f} times as much as with more seeds, so"
+        f"With {MORE_PROMPTS} times as many prompts in the last evaluation "
+        f"(eval.final_prompts={MORE_PROMPTS * noise.prompts}, if the task has as many), the same "
+        f"precision costs {noise.relative_cost:.2f} times as much as with more seeds, so"
     )
     advice = {"prompts": "evaluate more prompts first", "seeds": "run more seeds"}
     return f"{said} {better} {advice[str(noise.cheaper)]}."
@@ -255,15 +256,15 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
 
 
 def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
-    pareto = "-" if row.faults else "yes" if row.in_pareto_set else "no"
+    arm = f"{row.arm} *" if row.in_pareto_set else row.arm
     own = row.judgement
     if row is menu.baseline:
-        return (row.arm, "1.00x", "1.00x", "-", "baseline", "-", "-", "-", pareto)
+        return (arm, "1.00x", "1.00x", "-", "baseline", "-", "-", "-")
     if own is None:
-        nothing = ("-", row.verdict, "-" if row.faults else "0", "-", "-", "-")
-        return (row.arm, _ratio(row.speed), _ratio(row.cost), *nothing)
+        nothing = ("-", row.verdict, "-" if row.faults else "0", "-", "-")
+        return (arm, _ratio(row.speed), _ratio(row.cost), *nothing)
     return (
-        row.arm,
+        arm,
         _ratio(row.speed),
         _ratio(row.cost),
         f"{written(own.difference, REWARD)}{_bounds(own)}",
@@ -271,7 +272,6 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
         str(own.seeds),
         "-" if own.power is None else f"{own.power:.0%}",
         _to_decide(menu, row, own),
-        pareto,
     )
 
 
@@ -294,12 +294,15 @@ def _to_decide(menu: Menu, row: MenuRow, own: Judgement) -> str:
     if own.seeds_missing is None:
         return f"more than {_most(menu)} seeds"
     seeds = f"{plural(own.seeds_missing, 'seed')}"
-    return seeds if row.price is None else f"{seeds}, {_cost(row.price)}"
+    return seeds if row.price is None else f"{seeds}, {_time(row.price)}"
 
 
 def _cost(price: Price) -> str:
-    minutes = f"{price.minutes:.0f} min" if price.minutes >= 1 else f"{60 * price.minutes:.0f} s"
-    return f"{minutes} and {price.device_hours:.2g} device-hours"
+    return f"{_time(price)} and {price.device_hours:.2g} device-hours"
+
+
+def _time(price: Price) -> str:
+    return f"{price.minutes:.0f} min" if price.minutes >= 1 else f"{60 * price.minutes:.0f} s"
 
 
 def _is_single(row: MenuRow) -> bool:

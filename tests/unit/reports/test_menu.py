@@ -11,7 +11,7 @@ import pytest
 from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
 from reports.menu import Menu, MenuRow, VerdictOptions, menu_of
-from reports.menu_text import notes, paragraph
+from reports.menu_text import notes, paragraph, rows
 from reports.parquet_reader import read_files
 from reports.summary import compare
 
@@ -76,6 +76,8 @@ def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directo
     assert found["colocated_k2"].verdict == "better"
     assert found["colocated_k2"].speed is not None
     assert found["colocated_k2"].speed.value == pytest.approx(2.0)
+    marked = [cells[0] for cells in rows(menu(directory))]
+    assert marked == [BASE, "colocated_k2 *", f"{OTHER} *", THIRD]
 
 
 def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed(directory):
@@ -96,6 +98,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     (said,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
     assert "100% of the variance between seeds comes from the evaluation" in said
     assert "a standard deviation of 0.100 per seed, and the margin is 0.1." in said
+    assert "(eval.final_prompts=8, if the task has as many)" in said  # four times two prompts
     assert "costs 0.40 times as much as with more seeds, so evaluate more prompts first" in said
 
 
