@@ -31,7 +31,8 @@ class RoundWriter(FailSafeCallback):
         self._uncut: set[str] = set()  # ids of started trials whose files have not been cut yet
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles callbacks with the experiment. After a resume, every trial starts again.
+        # Tune pickles callbacks with the experiment. After a resume, every unfinished trial starts
+        # again.
         return {**self.__dict__, "_waiting": {}, "_started": set(), "_uncut": set()}
 
     # ---- For subclasses ----------------------------------------------------------------------

@@ -40,7 +40,8 @@ CHECKS = (
     "equal to",
 )
 CHECKS_NOTE = (
-    "Delivered lag: the mean over the groups, with the smallest and the largest lag below it. "
+    "Delivered lag: the mean over the groups, and in the second line of the cell the smallest and "
+    "the largest lag. "
     "Without gradient: the share of the rounds that did not change the policy. Tokens: the mean "
     "length of the responses that were trained on, and of all responses that were drawn (sampled). "
     "Equal to: arms that learned the same, bit for bit, although their settings differ."

@@ -32,7 +32,7 @@ class Contrast:
     """Comparison of an arm with the baseline in one quantity."""
 
     value: float
-    neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
+    neutral: float  # the value if both arms are equal: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value is computed from
     interval: Estimate | None = None
     spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm

@@ -238,8 +238,8 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
     said = (
         f"Noise of {arm}: {share:.0%} of the variance between seeds comes from the evaluation "
         f"(prompts and sampled responses), and {1 - share:.0%} from other differences between "
-        f"runs. The evaluation has a standard deviation of {noise.evaluation_sd:.3f} per seed, and "
-        f"the margin is {margin:.3g}."
+        f"runs. The evaluation adds a standard deviation of {noise.evaluation_sd:.3f} to the "
+        f"difference of each seed, and the margin is {margin:.3g}."
     )
     if noise.relative_cost is None:
         return said

@@ -223,7 +223,10 @@ def _missing(
         "KL was not monitored (loss.kl_monitor=false)",
         lambda trial: without_kl(trial) and not trial.config.loss.kl_monitor,
     )
-    lacking("the rows have no KL", lambda t: without_kl(t) and t.config.loss.kl_monitor)
+    lacking(
+        "the KL was monitored, but no round recorded it",
+        lambda t: without_kl(t) and t.config.loss.kl_monitor,
+    )
     lacking(
         "the load from other processes was not measured, so speeds may be wrong",
         lambda trial: not trial.column("time/disturbed_fraction"),

@@ -153,7 +153,7 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             x_label="round",
             y_label="mean reward of the round",
             series=metric("reward/train_mean"),
-            missing="No row has reward/train_mean.",
+            missing="No round recorded reward/train_mean.",
         ),
     ]
 
@@ -175,7 +175,7 @@ def _tasks(arms: Arms) -> list[Plot]:
             series=_held_out_of(label),
             dotted=metric(f"task/{label}/reward_mean"),
             legend_of=("held out", "in training"),
-            missing=f"No row has eval/{label}/reward_mean.",
+            missing=f"No round recorded eval/{label}/reward_mean.",
         )
         for label in labels
     ]
@@ -296,7 +296,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
     seconds = {arm: stage_seconds(trials, responses=100) for arm, trials in arms.items()}
     timed = any(any(stages.values()) for stages in seconds.values())
-    missing = None if timed else "No row has time/…_s."
+    missing = None if timed else "No round recorded time/…_s."
     alt = "; ".join(
         f"{arm}: " + ", ".join(f"{name} {spent:.2g} s" for name, spent in stages.items() if spent)
         for arm, stages in seconds.items()
@@ -334,7 +334,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
 def _drift(arms: Arms) -> list[Plot]:
     monitored = any(trial.config.loss.kl_monitor for trials in arms.values() for trial in trials)
     no_kl = (
-        "No row has a KL (kl/…)." if monitored else "KL was not monitored (loss.kl_monitor=false)."
+        "No round recorded a KL (kl/…)."
+        if monitored
+        else "KL was not monitored (loss.kl_monitor=false)."
     )
     plots = []
     # “From” a policy means KL(that policy ‖ trained policy). The responses are samples from that
@@ -411,7 +413,7 @@ def _drift(arms: Arms) -> list[Plot]:
             x_label="round",
             y_label="clip fraction",
             series=metric("loss/clip_fraction"),
-            missing="No row has loss/clip_fraction.",
+            missing="No round recorded loss/clip_fraction.",
         )
     )
     plots.append(
@@ -427,7 +429,7 @@ def _drift(arms: Arms) -> list[Plot]:
             y_label="nats per token",
             series=metric("response/reference_nll_nats"),
             margin=metric(f"response/reference_nll_nats{SE}", STANDARD_ERRORS),
-            missing="No row has response/reference_nll_nats." if monitored else no_kl,
+            missing="No round recorded response/reference_nll_nats." if monitored else no_kl,
         )
     )
     plots.append(
@@ -440,7 +442,7 @@ def _drift(arms: Arms) -> list[Plot]:
             x_label="round",
             y_label="tokens",
             series=metric("response/length_mean"),
-            missing="No row has response/length_mean.",
+            missing="No round recorded response/length_mean.",
         )
     )
     return plots
@@ -487,7 +489,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             legend_of=("largest", "mean"),
             apart=0.02,
             whole=True,
-            missing="No row has lag/max.",
+            missing="No round recorded lag/max.",
         ),
         Plot(
             name="versions",
@@ -576,7 +578,7 @@ def _reuse(arms: Arms) -> list[Plot]:
             x_label="round",
             y_label="uses, mean",
             series=metric("buffer/uses_mean"),
-            missing="No row has buffer/uses_mean.",
+            missing="No round recorded buffer/uses_mean.",
         ),
         lines(
             arms,
@@ -589,6 +591,6 @@ def _reuse(arms: Arms) -> list[Plot]:
             series=metric("buffer/age_max"),
             dotted=metric("buffer/age_mean"),
             legend_of=("largest", "mean"),
-            missing="No row has buffer/age_max.",
+            missing="No round recorded buffer/age_max.",
         ),
     ]

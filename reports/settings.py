@@ -33,7 +33,7 @@ def settings_section(experiment: ExperimentRecord) -> str:
     if experiment.own_tuner and different:
         names = [", ".join(t.label for t in experiment.trials if t.arm == arm) for arm in by_arm]
         different.insert(0, ("trial", *names))
-    between = "arms" if len(by_arm) > 1 else "trials, as they are at the end"
+    between = "arms" if len(by_arm) > 1 else "trials (their latest values)"
     table = (
         f"<h3>Settings that differ between {between}</h3>\n"
         f"{html_table(('key', *by_arm), different)}\n"

@@ -266,7 +266,7 @@ class Comparison:
         shared = set.intersection(*every) if len(evaluated) > 1 else set()
         if not shared:
             return [
-                f"{DIFFERENT}, and there is no number of samples after which all of them were "
+                f"{DIFFERENT}, and there is no number of samples at which every trial was "
                 "evaluated, so their held-out rewards cannot be compared."
             ]
         at = max(shared)

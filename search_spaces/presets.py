@@ -219,7 +219,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_in": "reward",
             },
             paper="2501.03262",
-            differs="In the paper, the KL of the tokens after a token lowers the token's "
+            differs="In the paper, the KL of a token and of the tokens after it lowers the token's "
             "advantage. Here, the KL of the whole response does. In the paper, long responses "
             "weigh more in the mean and the standard deviation.",
         ),

@@ -42,7 +42,7 @@ def length_deviation(lengths: Tensor, target: int) -> Tensor:
 
 
 def weighted_parts(parts: Tensor, weights: Tensor, *, normalize: bool, eps: float) -> Tensor:
-    """Return Σ_k w_k·r_k of each response, (G,), from reward `parts` (G, K) and `weights` (K,).
+    """Return Σ_k w_k·r_k for each response, (G,), from `parts` (G, K) and `weights` (K,).
 
     With `normalize`, each part is first replaced by (r_k − mean) / (sample std + `eps`), computed
     within the group. The influence of a part then depends on its weight and not on its variance. A

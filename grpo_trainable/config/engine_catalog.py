@@ -46,7 +46,7 @@ class EngineRecord:
     top_p: bool = False  # True: supports `eval.top_p`
     plays: bool = False  # True: can add an environment's answers to a response
     interrupts: bool = False  # True: can insert text in the middle of a response
-    queues: bool = False  # True: supports `rollout.slots`: responses may wait for others
+    queues: bool = False  # True: supports `rollout.slots`, so responses may wait until others end
     narrows: bool = False  # True: may sample in `model.sampler_dtype`
     libraries: tuple[str, ...] = ()  # optional libraries that the engine needs
     install: str = ""  # the command that installs the libraries

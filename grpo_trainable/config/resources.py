@@ -60,7 +60,7 @@ class ResourceSettings(Settings):
     )
     learner_strategy: str = choice(
         ("replicated", "fsdp2"),
-        "Division of the policy among several learners: each learner stores the whole policy "
+        "How several learners store the policy: each learner stores the whole policy "
         "(replicated), or a part of every parameter and of its AdamW moments (fsdp2).",
         read_if=(DISAGGREGATED, _SEVERAL_LEARNERS),
     )

@@ -193,8 +193,8 @@ class PoolSettings(Settings):
 
     enabled: bool = flag(
         False,
-        "Draw prompts from three pools (easy, mid, hard) instead of in passes over all prompts. "
-        "The share of correct responses to a prompt so far decides which pool the prompt belongs "
+        "Draw prompts from three pools (easy, mid, hard) instead of passing over all prompts in "
+        "turn. The share of correct responses to a prompt so far decides which pool the prompt belongs "
         "to.",
     )
     easy: float = number(

@@ -262,7 +262,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of the kept batches at the same place in earlier rounds."""
+        """Return the accepted prompts of kept batches with the same place in earlier rounds."""
         return [
             index
             for (round_, place), batch in self._filled.items()

@@ -1,4 +1,7 @@
-"""Save the policy after a trial's last round. A trial that cannot save its policy has failed."""
+"""Save the policy after a trial's last round.
+
+A trial whose policy cannot be saved counts as failed.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _score(
 
 
 class MathReward:
-    """The reward of the task `math`, without the prompts."""
+    """Scores responses as the task `math` does, without loading any problems."""
 
     def __init__(self, settings: TaskSettings) -> None:
         """Read the form of answers from the settings.

@@ -527,7 +527,7 @@ def test_kl_that_should_be_there_and_is_not_is_told_from_kl_not_asked_for(experi
     page, _ = write(experiment)
 
     assert "KL was not monitored (loss.kl_monitor=false): sync/0" in page.words
-    assert "the rows have no KL: colocated_k1/0" in page.words
+    assert "the KL was monitored, but no round recorded it: colocated_k1/0" in page.words
 
 
 def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller(experiment):

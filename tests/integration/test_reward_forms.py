@@ -16,7 +16,7 @@ from grpo_trainable.tasks import as_messages, keyword_prompt
 
 WORDS = ("apple", "pear", "stone", "river", "cloud", "horse", "lamp", "tower")
 
-# Functions with the parameters and the kinds of results in the documentation of each project. For
+# Reward functions in the forms that the documentation of each project shows. For
 # TRL, this is the section "Using a custom reward function" of grpo_trainer.md, and the rewards in
 # `trl.rewards`. For verl, this is reward_function.rst and reward_loop.rst.
 REWARDS = """

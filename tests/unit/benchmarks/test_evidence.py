@@ -111,8 +111,8 @@ def test_a_changed_checkout_is_refused(bench, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("foreign_s", "refused"), [(0.5, False), (2.0, True)])
 def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch, foreign_s, refused):
-    # Two cores have ten core-seconds in five seconds. `fraction` would be 0, because a process that
-    # only listens never waits for a core.
+    # Two cores have ten core-seconds in five seconds. `load.fraction` would be 0, because the
+    # process that takes the reading only sleeps and never waits for a core.
     load = Disturbance(foreign_s, waited_s=0.0, denied_s=0.0, cores=2, quota=2.0, seconds=5.0)
     monkeypatch.setattr(evidence, "LISTENED_S", 0.0)
     monkeypatch.setattr(Meter, "take", lambda self: load)

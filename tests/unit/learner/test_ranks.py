@@ -272,7 +272,10 @@ def test_a_learner_among_ranks_of_one_is_a_learner_alone(policy_path: str):
 
 @pytest.mark.slow
 def test_every_rank_warms_up_with_a_microbatch_of_one_row(policy_path: str):
-    """All ranks gather a divided policy, so they would wait for a rank without a microbatch."""
+    """All ranks take part in gathering a policy that is divided among them.
+
+    So they would wait forever for a rank without a microbatch.
+    """
     config = config_with(policy_path, optim={"microbatch": 1})
 
     def work(group: ThreadGroup) -> list[int]:

@@ -1,4 +1,4 @@
-"""The memory estimate of a trial: by hand for a large model, and against small real tensors."""
+"""Compare the memory estimate of a trial with sums by hand and with the tensors of small models."""
 
 from __future__ import annotations
 
