@@ -194,8 +194,8 @@ class PoolSettings(Settings):
     enabled: bool = flag(
         False,
         "Draw prompts from three pools (easy, mid, hard) instead of passing over all prompts in "
-        "turn. The share of correct responses to a prompt so far decides which pool the prompt belongs "
-        "to.",
+        "turn. The share of correct responses to a prompt so far decides which pool the prompt "
+        "belongs to.",
     )
     easy: float = number(
         0.1, "Share of prompts drawn from the easy pool.", minimum=0, read_if=_ENABLED

@@ -4,8 +4,8 @@ Shapes: L layers, A rows in the batch, N heads, H head size, C columns of a shel
 counting prompt and response together, is in column t.
 
 A batched product over C columns costs as much for a short row as for a long row. Rows are therefore
-grouped by length into shelves. The last shelf has as many columns as a row can have tokens, the shelf
-before it has half as many, and so on. A row that has filled its shelf moves to the next shelf. At
+grouped by length into shelves. The last shelf has as many columns as a row can have tokens, the
+shelf before it has half as many, and so on. A row that has filled its shelf moves to the next. At
 least half of the columns of a row therefore contain tokens, except in the shortest rows.
 """
 

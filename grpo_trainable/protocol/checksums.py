@@ -37,8 +37,8 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
     The first eight digits are the CRC-32 of names, shapes, types and the order in which dimensions
     are stored. The last eight digits are the CRC-32 of all block sums, followed by the bytes left
     over at the end of each tensor. A block is 4 KiB of a tensor, in storage order. It is summed as
-    64-bit integers on the device of its tensor. If 64-bit words within a block change places, the checksum
-    stays the same.
+    64-bit integers on the device of its tensor. If 64-bit words within a block change places, the
+    checksum stays the same.
     """
     return copy_with_checksum(tensors, {})
 

@@ -1,8 +1,8 @@
 """The engine vLLM (extra `vllm`), which samples in this process, token by token.
 
 Random draws use the same keys as in the other engines, but vLLM's rounding depends on which rows
-are computed together. This engine therefore promises neither identical bits when a call is repeated,
-nor log-probs within 1e-4 of the learner's.
+are computed together. So this engine promises neither identical bits when a call is repeated, nor
+log-probs within 1e-4 of the learner's.
 """
 
 from __future__ import annotations
