@@ -66,7 +66,10 @@ def menu_or_reason(
     if len(comparison.arms) < 2:
         return None, None
     command = shlex.join([*command_line.command("verdict"), str(place), "--margin", "0.03"])
-    return None, f"To see which arms lose less than 0.03 in held-out reward: {command}"
+    which = "which arms lose less than 0.03 in held-out reward"
+    if max(len(trials) for trials in experiment.arms.values()) < 2:
+        which = f"how many seeds it takes to decide {which}"
+    return None, f"To see {which}: {command}"
 
 
 def paragraph(menu: Menu) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
 from reports.menu import Menu, MenuRow, VerdictOptions, menu_of
-from reports.menu_text import notes, paragraph, rows
+from reports.menu_text import menu_or_reason, notes, paragraph, rows
 from reports.parquet_reader import read_files
 from reports.summary import compare
 
@@ -59,6 +59,23 @@ HIGH: Rewards = [(0.7, 0.7), (0.72, 0.74), (0.7, 0.68)]
 @pytest.fixture
 def directory(tmp_path):
     return experiments.write_experiment(tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says"),
+    [
+        (1, "To see how many seeds it takes to decide which arms lose less than 0.03 in held-out"),
+        (2, "To see which arms lose less than 0.03 in held-out reward: "),
+    ],
+)
+def test_without_a_margin_a_line_says_what_a_margin_would_show(directory, seeds, says):
+    write_arm(directory, BASE, 2.0, LOW[:seeds])
+    write_arm(directory, OTHER, 2.0, HIGH[:seeds])
+    experiment = read_experiment(directory)
+    found, line = menu_or_reason(experiment, compare(experiment.trials), {}, directory)
+    assert found is None
+    assert line is not None
+    assert line.startswith(says)
 
 
 def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directory):
