@@ -92,14 +92,17 @@ def html_table(
     )
 
 
-def narrow_tables(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Divide a table of figures into tables of at most `MAX_COLUMNS` columns.
+def narrow_tables(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, figures: bool = True
+) -> str:
+    """Divide a table into tables of at most `MAX_COLUMNS` columns.
 
     Each of them begins with the first column.
 
     Args:
         header: The titles of the columns.
         rows: The cells of each row, as plain text.
+        figures: Show cells as numbers, with their spread on a second line.
     """
     count = math.ceil((len(header) - 1) / (MAX_COLUMNS - 1))
     edges = [1 + round(i * (len(header) - 1) / count) for i in range(count + 1)]
@@ -107,7 +110,7 @@ def narrow_tables(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         html_table(
             [header[0], *header[first:last]],
             [[row[0], *row[first:last]] for row in rows],
-            figures=True,
+            figures=figures,
         )
         for first, last in pairwise(edges)
     )

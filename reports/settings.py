@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_trainable.config import defaults_with, flatten, shown
 from grpo_trainable.text import plural
-from reports.markup import escaped, html_table
+from reports.markup import escaped, html_table, narrow_tables
 from reports.own_files import SHORT, are_noted, own_files, replaced
 from reports.records import ExperimentRecord, TrialRecord
 
@@ -36,7 +36,7 @@ def settings_section(experiment: ExperimentRecord) -> str:
     between = "arms" if len(by_arm) > 1 else "trials (their latest values)"
     table = (
         f"<h3>Settings that differ between {between}</h3>\n"
-        f"{html_table(('key', *by_arm), different)}\n"
+        f"{narrow_tables(('key', *by_arm), different, figures=False)}\n"
         if different
         else "<p>The trials differ only in arm and seed.</p>\n"
     )
