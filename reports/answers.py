@@ -1,4 +1,4 @@
-"""Table that answers the question of a search space: a row for each arm, a column for each figure.
+"""Table that answers a search space's question: a row for each arm, a column for each figure.
 
 A cell shows the median over the seeds, with the minimum and the maximum. A difference is computed
 between trials with the same seed.

@@ -89,7 +89,7 @@ LENGTH = Quantity(
     rose="responses became longer",
     threshold=0.25,
     relative=True,
-    because="a text of four sentences lost or gained about one sentence",
+    because="in a text of four sentences, this is about one sentence more or less",
 )
 TRUNCATED = Quantity(
     name="truncated_share",

@@ -219,7 +219,7 @@ class _Test:
 
     rejected: bool  # True if the claim is made
     alpha: float  # level of the arm in Holm's procedure
-    nominal: float  # level of the single test; 0 if there is no test yet
+    nominal: float  # level of each test; 0 with too few seeds for a test
 
 
 def _holm(

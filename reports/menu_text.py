@@ -138,8 +138,9 @@ def notes(menu: Menu) -> list[str]:
         row.judgement and row.judgement.seeds_missing != 0 for row in menu.others
     ):
         told.append(
-            "A fixed number of seeds allows only one test, so “to decide” is the cost of a new "
-            "experiment. With --max-seeds, an experiment may be judged after every seed."
+            "A fixed number of seeds allows only one test, which has been made. So “to decide” is "
+            "the cost of a new experiment. With --max-seeds, an experiment may be judged after "
+            "every seed."
         )
     told += [
         f"{row.arm} has no completed seed in common with {menu.baseline.arm}."
@@ -199,7 +200,7 @@ def _named(row: MenuRow) -> str:
 
 
 def _prices(menu: Menu) -> list[str]:
-    """Return sentences about the cost of the missing decisions."""
+    """Return sentences about the cost of deciding the undecided arms."""
     undecided = [
         (row.arm, row.judgement.seeds_missing)
         for row in menu.others

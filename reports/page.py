@@ -60,8 +60,7 @@ def render_page(
     Args:
         experiment: The experiment as it was read.
         comparison: The comparison of its arms.
-        asked: The table that answers the question of the search space, or None if there is no
-            table.
+        asked: The table that answers the question that the search space asks, or None.
         files: Figures from the Parquet parts, by trial name.
         sections: The plots.
         images: PNG images by plot and theme, such as "speed_up-dark".
@@ -323,8 +322,8 @@ def _answer_section(found: Answer | None) -> str:
     shares = [(row[0], *row[first:]) for row in rows]
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
-        "<p>These columns help to answer the question of the search space. The figures have no "
-        "intervals, so do not read too much into small differences.</p>\n"
+        "<p>These columns help to answer the question that the search space asks. The figures have "
+        "no intervals, so do not read too much into small differences.</p>\n"
         f"{html_list(found.said)}"
         f"{narrow_tables(header[:first], [row[:first] for row in rows])}\n"
         "<p>Each stage's share of a round's work:</p>\n"

@@ -116,7 +116,7 @@ EXACT = {**STALE, "placement": "colocated", "lag_mode": "exact"}
 
 LAG_EXACT = SearchSpace(
     name="lag_exact",
-    question="how much reward does staleness cost, if every rollout is exactly lag rounds old?",
+    question="how much reward does staleness cost if every rollout is exactly `lag` rounds old?",
     arms={f"lag{lag}": {**EXACT, "lag": lag} for lag in LAGS},
     columns=(*STALENESS, *OFF_POLICY, ESS, *DRIFT),
 )

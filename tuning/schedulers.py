@@ -61,7 +61,7 @@ class Limited(TrialScheduler):
         return any(trial.status in waiting for trial in self._trials.values())
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """Return the next trial, or None if `max_concurrent` trials already run."""
+        """Return the next trial, or None if `max_concurrent` trials are already running."""
         if not self.max_concurrent:
             return super().choose_trial_to_run(tune_controller)
         trials = tune_controller.get_trials()

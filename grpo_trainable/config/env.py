@@ -66,8 +66,8 @@ class EnvSettings(Settings):
     )
     patience_s: float = number(
         1.0,
-        "Maximum total time, in seconds, for which a call of a generator waits for environments "
-        "although other episodes of the call could continue. A call that stays below this limit "
+        "Maximum total time, in seconds, that a call to a generator waits for slow environments "
+        "while other episodes of the call could continue. A call that stays below this limit "
         "gives the same bits when it is repeated.",
         minimum=0,
         read_if=_PLAYED,

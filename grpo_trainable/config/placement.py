@@ -1,4 +1,4 @@
-"""Placement of a trial's bundles on nodes, by the rules of Ray."""
+"""Place a trial's bundles on nodes by the same rules as Ray, to see whether they fit."""
 
 from __future__ import annotations
 

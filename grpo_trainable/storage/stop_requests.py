@@ -2,7 +2,8 @@
 
 While `step()` runs, the process of a trial cannot answer a call from the driver. So the driver
 writes a request to the store, and the trial reads the store while it waits for its actors. The
-entries belong to one Ray job, which is the process that runs Tune.
+keys contain the id of the Ray job (the process that runs Tune), so jobs on the same cluster do not
+see each other's entries.
 """
 
 from __future__ import annotations

@@ -19,12 +19,6 @@ from search_spaces import system_space
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
 METRIC = {"metric": "reward/eval_mean", "mode": "max"}
-# Trials of two short rounds. The system decides the rest.
-SHORT = {
-    name: section
-    for name, section in trial_config(rollout={"prompts": 2}).items()
-    if name in ("rollout", "task", "resources")
-}
 
 
 def searcher(name: str) -> Any:

@@ -39,7 +39,7 @@ def write(
     Args:
         directory: The directory to make.
         spoiled: For some arms, a function that changes each row.
-        salt: Experiments with different numbers have different rows.
+        salt: A number. Experiments with different salts have different rows.
         fixed: Settings of all arms.
         lag: The lag of `STALE`.
     """

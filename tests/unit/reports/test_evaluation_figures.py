@@ -28,8 +28,8 @@ def test_reward_is_the_mean_over_prompts_with_wilsons_interval():
 
 
 def test_pass_at_k_is_the_mean_over_prompts():
-    # Of four responses two, none and four are correct. For the first prompt, pass@2 is 1 - C(2, 2)
-    # / C(4, 2) = 5/6.
+    # Three prompts have four responses each, of which two, none and four are correct. For the first
+    # prompt, pass@2 is 1 - C(2, 2) / C(4, 2) = 5/6.
     found = figures(answered([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]))
     assert found["pass@1"].value == pytest.approx(0.5)
     assert found["pass@2"].value == pytest.approx((5 / 6 + 0 + 1) / 3)
