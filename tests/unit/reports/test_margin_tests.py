@@ -271,10 +271,10 @@ def test_two_seeds_are_no_look():
 
 @pytest.mark.slow
 def test_a_look_after_every_seed_is_wrong_in_one_of_20_experiments_and_fixed_tests_in_more():
-    """Simulate 300 experiments at the edge of the margin."""
+    """Simulate 150 experiments at the edge of the margin. benchmarks/verdicts.py has 40,000."""
     rng = np.random.default_rng(42)
     wrong = {"anytime": 0, "fixed": 0}
-    for differences in rng.normal(-1.0, 1.0, (300, 20)):
+    for differences in rng.normal(-1.0, 1.0, (150, 20)):
         looks = [pairs(differences[:seeds].tolist(), 1.0) for seeds in range(2, 21)]
         designs = {
             "anytime": [Design(seeds=20, anytime=True)] * 19,
@@ -285,8 +285,8 @@ def test_a_look_after_every_seed_is_wrong_in_one_of_20_experiments_and_fixed_tes
                 judge({"arm": own}, plan)["arm"] for own, plan in zip(looks, plans, strict=True)
             )
             wrong[name] += any(own.verdict in (NO_WORSE, BETTER) for own in found)
-    assert wrong["anytime"] <= 0.09 * 300  # three standard errors above 5 %
-    assert wrong["fixed"] > 0.12 * 300
+    assert wrong["anytime"] <= 0.1 * 150  # almost three standard errors above 5 %
+    assert wrong["fixed"] > 0.12 * 150
 
 
 def test_the_upper_tail_of_student_is_that_of_the_tables():
