@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,7 @@ class TrialSummary:
     last: float | None
     # Number of responses that the trial was to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
+    eval_prompts: int  # number of held-out prompts; the last evaluation may have more
     truncated: float | None  # share of responses in the last rounds that the limit cut off
     max_new_tokens: int
     reference_nll: float | None
@@ -116,6 +118,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
             for round_, reward, _ in trial.evaluated()
             if round_
         },
+        eval_prompts=trial.config.eval.prompts,
         truncated=trial.late_mean("response/truncated_fraction") if has_limit(trial) else None,
         max_new_tokens=trial.config.rollout.max_new_tokens,
         reference_nll=trial.late_mean("response/reference_nll_nats"),
@@ -219,11 +222,12 @@ class Comparison:
         """Return the notes below the table, one paragraph each."""
         notes = [
             f"{self._what_ratios_are()}{DEVICE} Wall-clock time and device-hours start with round "
-            "1, when the actors are warm, and exclude evaluation and checkpoints. Tokens per "
-            "response: the mean length of the held-out responses before training and at the latest "
-            "evaluation. Reference NLL: how unlikely the initial policy finds the responses of the "
-            "last eighth of the rounds, in nats per token. Largest lag: how many rounds old the "
-            "stalest group was when it was first trained on."
+            "1, when the actors are warm, and exclude evaluation and checkpoints. "
+            f"{self._precision_of_rewards()}Tokens per response: the mean length of the held-out "
+            "responses before training and at the latest evaluation. Reference NLL: how unlikely "
+            "the initial policy finds the responses of the last eighth of the rounds, in nats per "
+            "token. Largest lag: how many rounds old the stalest group was when it was first "
+            "trained on."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
         notes += [COVERS[several] for several in sorted(among_seeds)]
@@ -236,6 +240,14 @@ class Comparison:
             notes.append(UNEQUAL)
         notes += [*self._stopped_early(), *self._at_equal_samples()]
         return notes + self._stood_still() + self.truncated() + self._notes_on_other_work()
+
+    def _precision_of_rewards(self) -> str:
+        """Return a sentence on the largest standard error of a held-out reward in [0, 1]."""
+        prompts = min(trial.eval_prompts for trials in self.arms.values() for trial in trials)
+        return (
+            f"Held-out reward: the mean over {plural(prompts, 'prompt')}, with a standard error of "
+            f"at most {0.5 / math.sqrt(prompts):.2f} if rewards lie between 0 and 1. "
+        )
 
     def _stopped_early(self) -> list[str]:
         """Return a note for each cause that ended trials before their last round."""

@@ -296,6 +296,14 @@ def test_speeds_that_cannot_be_compared_come_with_the_cause_and_a_remedy(tmp_pat
     assert remedy in " ".join(table(compare(record.trials)).split())
 
 
+def test_the_notes_say_how_uncertain_a_held_out_reward_is(tmp_path):
+    record = write(tmp_path / "few", {BASE: [rows(np.random.default_rng(0))]})
+    (prompts,) = {trial.config.eval.prompts for trial in record.trials}
+    se = f"{(0.25 / prompts) ** 0.5:.2f}"  # of a mean of rewards that are 0 or 1 with equal odds
+    text = " ".join(compare(record.trials).footnote().split())
+    assert f"the mean over {prompts} prompts, with a standard error of at most {se} if" in text
+
+
 @pytest.mark.slow
 def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
     rng = np.random.default_rng(0)
