@@ -112,8 +112,8 @@ BANDS = (
         figure="share of truncated responses",
         value=lambda row: row.get("response/truncated_fraction"),
         form="{:.0%}",
-        # If most responses are truncated from the start, the first round prints a line about it.
-        high=lambda start: 1.0 if start > TRUNCATED_ABOVE else min(TRUNCATED_ABOVE, start + 0.25),
+        # If many responses are truncated from the start, the first round prints a line about it.
+        high=lambda start: start + 0.25,
         told="at most {high}",
         advice="raise rollout.max_new_tokens if the reward needs the end of a response",
         judges=_answers_once,
@@ -229,7 +229,7 @@ class BandsCallback(FailSafeCallback):
 
 
 def _tell_of_limit(trial: str, config: GRPOConfig, row: Row) -> None:
-    """Print a line if most responses of a round are truncated."""
+    """Print a line if many responses of a round are truncated."""
     share = row.get("response/truncated_fraction", 0.0)
     if share > TRUNCATED_ABOVE:
         limit = config.rollout.max_new_tokens

@@ -74,14 +74,10 @@ class ConsoleCallback(FailSafeCallback):
             atexit.register(stop_live_table)  # the experiment may end without `on_experiment_end`
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial has started, or that it continues from a checkpoint."""
+        """Show that a trial has started, for the first time or again."""
         self._started[trial.trial_id] = time.time()
         place = [other.trial_id for other in trials].index(trial.trial_id) + 1
-        how = (
-            "started"
-            if trial.latest_checkpoint_result is None
-            else "continues from its newest checkpoint"
-        )
+        how = "started again" if trial.has_reported_at_least_once else "started"
         self._show(trials, trial, f"{how} (trial {place} of {self._count(trials)})")
 
     def on_trial_result(

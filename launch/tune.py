@@ -554,8 +554,10 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
     The output ends with the menu, or with the reason why there are no verdicts.
     """
     from reports.menu_text import menu_or_reason, table
+    from reports.own_files import changed_code
     from reports.parquet_reader import read_all
     from reports.report import ReportError, write_report_of
+    from reports.verdicts import before_and_after
 
     try:
         files = read_all(experiment.trials)
@@ -566,7 +568,8 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
             print(f"no report: {error}; to try again: {command}", flush=True)
         menu, reason = menu_or_reason(experiment, comparison, files, plan.directory)
         shown = [] if menu is None else ["", table(menu)]
-        print(*shown, *filter(None, [reason]), sep="\n")
+        said = [*before_and_after(experiment, files), changed_code(experiment)]
+        print(*shown, *filter(None, [*said, reason]), sep="\n")
     except Exception:
         # A failed report does not change the exit status, which says how the trials ended.
         traceback.print_exc()

@@ -51,6 +51,16 @@ def replaced(experiment: ExperimentRecord) -> int:
     return len(found) if isinstance(found, list) else 0
 
 
+def changed_code(experiment: ExperimentRecord) -> str:
+    """Return a warning if the user's code changed during the experiment, else an empty string."""
+    if not replaced(experiment):
+        return ""
+    return (
+        "Your code changed after the start (--accept-changed-code). If the reward changed, the "
+        "rewards before and after the change cannot be compared."
+    )
+
+
 def are_noted(experiment: ExperimentRecord) -> bool:
     """Return True if the experiment recorded the user's files. Old experiments did not."""
     return isinstance(experiment.description.get("own_files"), Mapping)

@@ -25,6 +25,7 @@ from reports.every_pair import ArmPair
 from reports.markup import escaped, html_list, html_table, moment, narrow_tables, shortened
 from reports.menu import Menu
 from reports.menu_text import paragraph
+from reports.own_files import changed_code
 from reports.parquet_reader import TrialFiles
 from reports.population import HEADER as LINEAGE
 from reports.population import SAID
@@ -103,14 +104,15 @@ def _head(
     short: Sequence[str],
     no_verdict: str | None,
 ) -> str:
-    asked = experiment.question
-    question = f"experiment {name}" if asked is None else asked.text
     trials = experiment.trials
     not_begun = experiment.not_begun
     planned = len(trials) + len(not_begun)
     seeds = len({trial.config.seed for trial in trials} | {seed for _, seed in not_begun})
     begun_arms = {trial.config.arm for trial in trials}
     arms = len({trial.arm for trial in trials}) + len({arm for arm, _ in not_begun} - begun_arms)
+    asked = experiment.question
+    # One arm does not answer the question that the space asks.
+    question = f"experiment {name}" if asked is None or arms == 1 else asked.text
     done = sum(trial.done for trial in trials)
     failed = sum(trial.failed for trial in trials)
     open_ = len(trials) - done - failed
@@ -144,7 +146,7 @@ def _head(
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
-        f"{answered}{_warnings(comparison)}</header>"
+        f"{answered}{_warnings(comparison, experiment)}</header>"
     )
 
 
@@ -180,12 +182,13 @@ def _all_done(experiment: ExperimentRecord) -> bool:
     return not experiment.not_begun and all(trial.done for trial in experiment.trials)
 
 
-def _warnings(comparison: Comparison) -> str:
+def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
     """Return the warnings for the first screen, as HTML.
 
-    The warnings concern cut-off responses, and changes in quantities other than the reward.
+    The warnings concern changed code, cut-off responses, and changes in quantities other than the
+    reward.
     """
-    found = [escaped(note) for note in comparison.truncated()]
+    found = [escaped(note) for note in (changed_code(experiment), *comparison.truncated()) if note]
     if any(change.moved for own in comparison.changes.values() for change in own):
         found.append(
             'Before you trust the reward, check <a href="#changes">the other quantities that '

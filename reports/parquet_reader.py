@@ -120,6 +120,7 @@ class TrialFiles:
     lags: Counter[int]  # lag when first trained on -> number of groups
     uses: float | None  # number of rounds that trained on a group, mean over the groups
     held_out: Mapping[str, float]  # prompt -> mean reward of its responses in the last evaluation
+    held_out_first: Mapping[str, float]  # the same before training
     examples: Examples
     changes: Sequence[VersionPoint]
     steps: Mapping[int, StepPoint]  # position of the step in its round (from 1) -> its figures
@@ -141,7 +142,8 @@ def read_files(trial: TrialRecord) -> TrialFiles:
     return TrialFiles(
         lags=_lags(rollouts),
         uses=_uses(rollouts),
-        held_out=_held_out(answered),
+        held_out=_held_out(answered, max(_rounds(answered), default=0)),
+        held_out_first=_held_out(answered, 0),
         examples=_examples(answered, EXAMPLES),
         changes=_changes(versions.to_pylist()),
         steps=_steps(steps.to_pylist()),
@@ -188,13 +190,21 @@ def _uses(rollouts: pa.Table) -> float | None:
     return trained / groups if groups else None
 
 
-def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean reward for each prompt text. An evaluation can repeat a prompt."""
-    last = max((row["round"] for row in rows if row["round"] is not None), default=0)
+def _rounds(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [row["round"] for row in rows if row["round"] is not None]
+
+
+def _held_out(rows: Sequence[Mapping[str, Any]], round_: int) -> dict[str, float]:
+    """Return the mean reward for each prompt text. An evaluation can repeat a prompt.
+
+    Args:
+        rows: The responses of all evaluations.
+        round_: The number of rounds before the evaluation.
+    """
     rewards: dict[str, list[float]] = {}
     for row in rows:
         prompt, reward = row["prompt"], row["reward"]
-        if row["round"] == last and None not in (prompt, reward) and math.isfinite(reward):
+        if row["round"] == round_ and None not in (prompt, reward) and math.isfinite(reward):
             rewards.setdefault(prompt, []).append(reward)
     return {prompt: statistics.fmean(own) for prompt, own in rewards.items()}
 

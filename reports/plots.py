@@ -104,6 +104,7 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
         return series
 
     missing = "No held-out evaluation was recorded."
+    noise = " Small gaps can be noise: see “Which arms differ”." if len(arms) > 1 else ""
     reward = "held-out reward"
     wall_clock = lines(
         arms,
@@ -135,8 +136,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             arms,
             name="reward_samples",
             title="Held-out reward over samples",
-            look="This is the fair comparison of what the arms learn: an arm with a lower curve "
-            "learns less from the same samples. Small gaps can be noise: see “Which arms differ”.",
+            look="This is the fair comparison of what arms learn: an arm with a lower curve learns "
+            f"less from the same samples.{noise}",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),

@@ -21,7 +21,7 @@ from reports.parquet_reader import TrialFiles, read_all
 from reports.records import ExperimentRecord, TrialRecord
 from reports.report_data import report_data
 from reports.summary import Comparison, compare
-from reports.verdicts import quantities, short_answer, verdicts
+from reports.verdicts import before_and_after, quantities, short_answer, verdicts
 
 if TYPE_CHECKING:
     from reports.canvas import Plot, Section
@@ -87,7 +87,8 @@ def write_report_of(
     images = _images([*of_menu, *shown], list(comparison.arms))
     asked = answer(experiment, comparison, files)
     found = quantities(experiment, comparison, files)
-    short, told = short_answer(found, comparison), verdicts(found, comparison)
+    short = short_answer(found, comparison) or before_and_after(experiment, files)
+    told = verdicts(found, comparison)
     pairs = every_pair(experiment, comparison, files)
     data = report_data(
         *(experiment, comparison, asked, found, pairs, short, told, damaged, audits),

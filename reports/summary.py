@@ -292,7 +292,7 @@ class Comparison:
         ]
 
     def truncated(self) -> list[str]:
-        """Return a warning for each token limit that cuts off most responses of some arms."""
+        """Return a warning for each token limit that cuts off many responses of some arms."""
         found: dict[int, dict[str, float]] = {}
         for arm, own in self.arms.items():
             share = median([trial.truncated for trial in own])

@@ -13,6 +13,7 @@ from grpo_trainable.telemetry.machine_load import LEAST_ROUNDS
 from grpo_trainable.text import plural, written
 from reports.contrasts import Contrast, reward_difference
 from reports.intervals import LEVEL, MOST_SEEDS, identical
+from reports.own_files import replaced
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import ADVICE, UNEQUAL, Comparison
@@ -99,6 +100,31 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
         for q in found
     )
     return [*said, _by_chance(among_seeds)] if among_seeds else said
+
+
+def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFiles]) -> list[str]:
+    """Return a sentence on what training changed if the experiment has one arm; else no sentence.
+
+    Seeds and prompts are paired: the same prompts are answered before and after training. If the
+    user's code changed meanwhile, the rewards cannot be compared.
+    """
+    evaluated = [trial for trial in experiment.trials if trial.reward_after is not None]
+    one_arm = len({trial.arm for trial in evaluated}) == 1
+    if not one_arm or any(t.member for t in evaluated) or replaced(experiment):
+        return []
+    after, before = (
+        {trial.config.seed: getattr(files[trial.name], when) for trial in evaluated}
+        for when in ("held_out", "held_out_first")
+    )
+    found = reward_difference(after, before)
+    if found is None:
+        return []
+    said = f"Training changed the held-out reward by {written(found.value, '{:+.3f}')}"
+    interval = found.shown_interval("{:+.3f}", " to ")
+    said += f" ({LEVEL:.0%} interval: {interval})" if interval else ""
+    clear = "" if found.told_apart else ", which may be chance"
+    prompts = min(map(len, before.values()))
+    return [f"{said}, on {plural(prompts, 'prompt')}{clear}."]
 
 
 def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]:

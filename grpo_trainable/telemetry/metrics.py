@@ -136,9 +136,8 @@ def is_info_metric(name: str) -> bool:
 
 PATIENCE = 4  # a trial stands still after this number of consecutive rounds without signal
 
-# If a larger share of the responses is cut off, the token limit probably hides what the policy can
-# do.
-TRUNCATED_ABOVE = 0.9
+# If a larger share of the responses is cut off, the token limit may hide what the policy can do.
+TRUNCATED_ABOVE = 0.25
 
 
 def without_signal(row: Mapping[str, float]) -> bool:

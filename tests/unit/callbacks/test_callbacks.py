@@ -577,17 +577,15 @@ def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, 
     assert f"{trial!s:<18} started" in capsys.readouterr().out
 
 
-def test_the_console_names_trials_that_continue_and_an_experiment_without_work(tmp_path, capsys):
+def test_the_console_names_trials_that_start_again_and_an_experiment_without_work(tmp_path, capsys):
     trial, console = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     console.setup()
     console.on_experiment_end([trial])
     assert capsys.readouterr().out == "nothing to run: 1 trial had already ended\n"
-    trial.checkpoint_at(3)
+    trial.last_result = row(3)
     console.on_trial_start(3, [trial], trial)
     console.on_experiment_end([trial])
-    assert capsys.readouterr().out.endswith(
-        "  continues from its newest checkpoint (trial 1 of 1)\n"
-    )
+    assert capsys.readouterr().out.endswith("  started again (trial 1 of 1)\n")
 
 
 def test_details_say_little_of_themselves():

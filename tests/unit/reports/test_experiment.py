@@ -699,8 +699,8 @@ def test_rewards_before_and_after_are_those_of_the_same_trials(experiment):
     ("share", "settings", "warned"),
     [
         (1.0, {}, True),
-        (0.95, {}, True),
-        (0.9, {}, False),
+        (0.3, {}, True),
+        (0.25, {}, False),
         # An episode has no end that the limit could cut off.
         (1.0, {"task.name": "guess"}, False),
     ],
@@ -718,7 +718,7 @@ def test_responses_that_are_cut_off_raise_a_warning(experiment, share, settings,
 
 
 def test_arms_with_one_limit_share_a_warning(experiment):
-    for arm, share in (("colocated_k1", 1.0), ("sync", 0.96), ("async_k1", 0.5)):
+    for arm, share in (("colocated_k1", 1.0), ("sync", 0.96), ("async_k1", 0.2)):
         params = config(arm, rounds=1, **{"rollout.max_new_tokens": 40})
         write_trial(experiment, params, [row(1, response__truncated_fraction=share)])
     (warning,) = compare(read_experiment(experiment).trials).truncated()
