@@ -21,11 +21,12 @@ from reports.contrasts import Contrast, reward_difference, speed_up
 from reports.every_pair import every_pair
 from reports.experiment import read_experiment
 from reports.intervals import Estimate
+from reports.own_files import changed_code
 from reports.pace import pace_of
 from reports.parquet_reader import read_files
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COVERS, UNEQUAL, compare, table
-from reports.verdicts import quantities, short_answer, verdicts
+from reports.verdicts import before_and_after, quantities, short_answer, verdicts
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
 ROUNDS = 16
@@ -681,3 +682,44 @@ def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path)
     assert (
         f"No arm is clearly faster than {OTHER}." == answered(replace(record, not_begun=[]), {})[0]
     )
+
+
+# ---- One arm, before and after training --------------------------------------------------------
+
+
+def write_trained(directory: Path, arms: Sequence[str], after: Sequence[float], **changes: Any):
+    """Write one trial per arm, with three prompts that had the rewards 0.1, 0.2 and 0.3."""
+    experiments.write_experiment(directory, **changes)
+    for arm in arms:
+        params = experiments.config(arm, rounds=1)
+        row = experiments.row(1, eval__round=1.0)
+        trial = experiments.write_trial(directory, params, [row])
+        for round_, rewards in enumerate(([0.1, 0.2, 0.3], after)):
+            answers = [experiments.evaluation(round_, i, "x", r) for i, r in enumerate(rewards)]
+            experiments.write_part(trial, "evaluations", round_, answers)
+    record = read_experiment(directory)
+    return before_and_after(record, {trial.name: read_files(trial) for trial in record.trials})
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        # Differences 0.4, 0.5 and 0.6: mean 0.5, and half the interval is 4.303 x 0.1 / sqrt(3).
+        ([0.5, 0.7, 0.9], "by +0.500 (95% interval: +0.252 to +0.748), on 3 prompts."),
+        # Differences -0.1, 0 and 0.1.
+        (
+            [0.0, 0.2, 0.4],
+            "by +0.000 (95% interval: -0.248 to +0.248), on 3 prompts, which may be chance.",
+        ),
+    ],
+)
+def test_a_single_arm_is_compared_with_itself_before_training(tmp_path, after, says):
+    said = write_trained(tmp_path / "one", [BASE], after)
+    assert said == [f"Training changed the held-out reward {says}"]
+
+
+def test_several_arms_and_changed_code_are_not_compared_with_before(tmp_path):
+    assert write_trained(tmp_path / "two", [BASE, OTHER], [0.5, 0.7, 0.9]) == []
+    assert write_trained(tmp_path / "new", [BASE], [0.5, 0.7, 0.9], replaced=["ab"]) == []
+    assert changed_code(read_experiment(tmp_path / "two")) == ""
+    assert "cannot be compared" in changed_code(read_experiment(tmp_path / "new"))
