@@ -175,7 +175,7 @@ class Plan:
         # an older version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path; None until the files are read
-        # SHA-256 of earlier versions of the user's code that trials have used.
+        # SHA-256 of each earlier version of the user's code, if a trial used it.
         self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
         # Path -> content of the files that nodes of a cluster lack; empty until the nodes answer.
         self.shipped: dict[str, bytes] = {}

@@ -44,7 +44,7 @@ def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
 
     Raises:
         TransportError: The named transport cannot work between these machines.
-        PluginError: The record of the user's transport cannot be loaded.
+        PluginError: The user's transport cannot be loaded.
     """
     if config.placement == "colocated":
         return _built_in("in_process", "generator and learner are one process")

@@ -238,8 +238,7 @@ def running_commit() -> str | None:
     Return None if this is not a checkout of the repository, for example in an installed package.
     """
     try:
-        # This directory may be inside one of the user's repositories. Git then does not track this
-        # file.
+        # The package may lie inside another repository, where Git does not track this file.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "HEAD") + ("+" if changed else "")
