@@ -68,16 +68,15 @@ def score(response, ground_truth):
 
 
 def main() -> int:
-    parser = parser_of(
-        __doc__, seed="the first seed", counts={"seeds": (5, "number of seeds or repeats")}
-    )
+    parser = parser_of(__doc__, seed="the first seed")
     add = parser.add_argument
     add("--part", choices=("a_a", "disturbed"), default="a_a")
-    add("--rounds", type=number(int, 1), help="rounds of every trial (16; disturbed: 8)")
+    add("--seeds", type=number(int, 1), help="number of seeds or repeats (12; disturbed: 5)")
+    add("--rounds", type=number(int, 1), help="rounds of every trial (8)", default=8)
     add("--resampled", type=number(int, 1), default=200, help="resampled experiments (200)")
     add("--out", type=Path, help="JSON file (a_a.json or disturbed.json)")
     args = parser.parse_args()
-    args.rounds = args.rounds or {"a_a": 16, "disturbed": 8}[args.part]
+    args.seeds = args.seeds or {"a_a": 12, "disturbed": 5}[args.part]
     result = {"a_a": a_a, "disturbed": disturbed}[args.part](args)
     workload = {"space": args.part, "rounds": args.rounds, "disturbed_above": DISTURBED_ABOVE}
     out = args.out or RESULTS / f"{args.part}.json"
@@ -105,9 +104,8 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     sleep_s = SLOWED * round_s / schedule.responses_per_round(GRPOConfig())
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},
-        # Arms with equal settings would be merged, so `a_again` has a different deadline. No call
-        # comes near either deadline.
-        "a_again": {"task.reward": reward(storage, "plain", 0.0), "resources.deadline_s": 601.0},
+        # Arms with equal settings would be merged, so `a_again` has its own copy of the function.
+        "a_again": {"task.reward": reward(storage, "plain_again", 0.0)},
         "slowed": {"task.reward": reward(storage, "slowed", sleep_s)},
     }
     search_spaces.SPACES["a_a"] = SearchSpace(

@@ -75,7 +75,7 @@ def off_policy(space: str, minutes: float) -> Item:
 SHORTER = "--seeds 3 --arms sync async_k1 --out benchmarks/results"
 ITEMS = (
     Item("startup", 2.0, "benchmarks/startup.py", "--repeats 3", "startup.json"),
-    Item("peers", 5.5, "benchmarks/peers.py", "--repeats 5 --contests step k4", "peers.json"),
+    Item("peers", 7.5, "benchmarks/peers.py", "--repeats 5", "peers.json"),
     Item(
         *("asynchrony", 9.0, "benchmarks/asynchrony.py"),
         "--repeats 2 --workloads default one_prompt --arms async sync 'colocated 1+1' "

@@ -77,7 +77,7 @@ class ConsoleCallback(FailSafeCallback):
         """Show that a trial has started, for the first time or again."""
         self._started[trial.trial_id] = time.time()
         place = [other.trial_id for other in trials].index(trial.trial_id) + 1
-        how = "started again" if trial.has_reported_at_least_once else "started"
+        how = "started again" if _has_reported(trial) else "started"
         self._show(trials, trial, f"{how} (trial {place} of {self._count(trials)})")
 
     def on_trial_result(
@@ -235,9 +235,17 @@ def seconds_left(row: Mapping[str, Any], config: GRPOConfig, evaluation_s: float
     return row["time/wall_clock_s"] / round_ * (rounds - round_) + evaluations * evaluation_s
 
 
+def _has_reported(trial: Any) -> bool:
+    """Return True if a trial has completed a round.
+
+    Tune's own `has_reported_at_least_once` is True after any access to `last_result`.
+    """
+    return bool(trial.last_result.get("training_iteration"))
+
+
 def _held_back(trial: Any) -> bool:
     """Return True if the limit on concurrent trials has kept the trial from starting."""
-    return trial.status == "PAUSED" and not trial.has_reported_at_least_once
+    return trial.status == "PAUSED" and not _has_reported(trial)
 
 
 def _state(trial: Any) -> str:

@@ -36,14 +36,11 @@ class FakeTrial:
         self.run_metadata = SimpleNamespace(checkpoint_manager=_CheckpointManager(None))
         self.status = "RUNNING"
         self.evaluated_params = {"arm": self.config["arm"]}
-        self.last_result: dict[str, Any] = {}
+        # Like Tune's, which has the id before the first report.
+        self.last_result: dict[str, Any] = {"trial_id": self.trial_id}
         self.num_failures = self.max_failures = 0
         self.is_saving = False
         self.error_file = str(directory / "error.txt")
-
-    @property
-    def has_reported_at_least_once(self) -> bool:
-        return bool(self.last_result)
 
     @property
     def latest_checkpoint_result(self) -> Any:

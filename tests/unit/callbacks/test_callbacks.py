@@ -574,7 +574,7 @@ def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, 
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
     assert caplog.records == []
-    assert f"{trial!s:<18} started" in capsys.readouterr().out
+    assert f"{trial!s:<18} started (trial" in capsys.readouterr().out
 
 
 def test_the_console_names_trials_that_start_again_and_an_experiment_without_work(tmp_path, capsys):
