@@ -25,7 +25,7 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class UsageError(Exception):
-    """A user's mistake, found before the start. The message is one line that says what to do."""
+    """A user's mistake, found before work starts. The message is one line that says what to do."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,7 +79,7 @@ positive = number(float, 0, above=True)
 def add_verdict_options(
     parser: argparse.ArgumentParser, description: str
 ) -> argparse._ArgumentGroup:
-    """Add the margin and the baseline of verdicts as a group of options, and return the group.
+    """Add a group with the options for verdicts on arms, and return the group.
 
     Args:
         parser: The parser of the command.
@@ -152,7 +152,7 @@ def run(name: str, body: Callable[[], int | None]) -> int:
     """
     try:
         status = body()
-        if sys.stdout is not None:  # None if the shell closed the stream before the start: `>&-`
+        if sys.stdout is not None:  # None if the shell closed standard output: `>&-`
             sys.stdout.flush()
         return OK if status is None else status
     except (UsageError, ConfigError, PluginError) as error:
@@ -181,7 +181,7 @@ def output_dropped_on_error() -> Iterator[None]:
     guarded = {
         name: (stream, _Droppable(stream))
         for name in ("stdout", "stderr")
-        # None if the shell closed the stream before the start: `>&-`
+        # None if the shell closed the stream: `>&-`
         if (stream := getattr(sys, name)) is not None
     }
     for name, (_, droppable) in guarded.items():

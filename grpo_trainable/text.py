@@ -34,7 +34,7 @@ def shown_truth(truth: Any) -> str:
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return `did you mean NAME?` with the names that begin with `text`, or the most similar name.
 
-    Returns None if there is neither.
+    Return None if no name is similar enough.
 
     Args:
         text: A name that does not exist.

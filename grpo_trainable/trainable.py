@@ -129,7 +129,8 @@ class GRPOTrainable(tune.Trainable):
                     "checkpoint, or create a Trainable with more rounds"
                 )
             # The trial was restored from its final checkpoint, and no round follows. Tune keeps the
-            # row of the last round. Outside Tune, this row says how far the trial got.
+            # row of the last round and ignores this one. Outside Tune, this row says how far the
+            # trial got.
             ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
             return {RESULT_DUPLICATE: True, "done": True, **ended}
         self._ran(report)

@@ -100,10 +100,10 @@ class Trial:
         """Start the actors and put the trial at round 0."""
         refuse_other_bundles(config)
         self.config = config
-        # `reset` replaces `stoppable`.
+        # The lambda looks up `stoppable` at each call, because `reset` replaces it.
         self.runtime = RayRuntime(config.resources.deadline_s, lambda: self.stoppable.look())
         self.meter = Meter(filter(None, [driver_pid()]))
-        self._niceness = 0  # the largest niceness of the trial's processes
+        self._niceness = 0  # the largest niceness of the trial's processes so far
         self.actors = TrialActors(config, self.runtime, self._files)
         try:
             self.actors.start()
@@ -140,11 +140,11 @@ class Trial:
         self._checkpoints: list[Span] = []  # spans of the checkpoints since the last round
         self._saved_round = 0  # round of the last checkpoint; 0 if there is none
         self._failures = 0  # number of consecutive checkpoints that could not be written
-        self._retry_at = math.inf  # round after which the next attempt is made
+        self._retry_at = math.inf  # round after which a failed checkpoint is retried
         self.due = False  # True if the trial requests a checkpoint of this round
         self._has_first_weights = False
         self._disturbed = False  # True once the user has been warned about a disturbed round
-        self._lost_actor = False  # True if an actor has been replaced since the last reading
+        self._lost_actor = False  # True if an actor was replaced since the meter was read
 
     def _send_first_weights(self) -> None:
         """Warm up the actors and send the first weights to the generators, once per pipeline.
@@ -166,7 +166,7 @@ class Trial:
         """Warm up the actors.
 
         Actors that were reset are warmed up too, because the new config may need larger tensors or
-        another model. The first round therefore takes as long as it does in new actors.
+        another model. The first round therefore takes as long with reset actors as with new ones.
 
         Raises:
             ActorFailed: An actor cannot do the work of a round.
@@ -357,9 +357,9 @@ class Trial:
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """Count the enclosed time as checkpoint time, and leave it out of the wall clock.
+        """Count the time of the `with` block as checkpoint time, not as wall-clock time.
 
-        Enclose both writing a checkpoint and copying it to the storage.
+        The block must include both writing a checkpoint and copying it to the storage.
         """
         start = now()
         try:

@@ -12,7 +12,7 @@ from grpo_trainable.config.foreign_names import verl
 from grpo_trainable.config.values import Settings, choice, integer, number
 from grpo_trainable.plugins import is_reference
 
-CRITIC_LR = 5.0  # as a multiple of the policy's learning rate
+CRITIC_LR = 5.0  # default of critic.lr, as a multiple of the policy's learning rate
 
 _VINE = one_of("loss.advantage", "vine")
 
@@ -32,7 +32,7 @@ _OF_THE_TASK = {
 
 
 def compares_a_group(advantage: str) -> bool:
-    """Return True if a group of equal rewards teaches nothing with this advantage.
+    """Return True if this advantage learns nothing from a group whose rewards are all equal.
 
     A user's function is assumed to compare responses, because its name does not show whether it
     does.
@@ -106,7 +106,7 @@ class VineSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between advantages and other settings. Only the first is reported."""
+    """Yield conflicts of advantages with other settings. Only the first conflict is reported."""
     yield from _group_conflicts(config)
     yield from _token_conflicts(config)
     yield from _reward_conflicts(config)
@@ -124,8 +124,8 @@ def _group_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         alone and config.task.normalize_parts,
         "rollout.group_size",
-        "must be >= 2 with task.normalize_parts=true, which compares each part across the "
-        "responses of a group",
+        "must be >= 2 with task.normalize_parts=true, which compares each part of the reward "
+        "across the responses of a group",
     )
     yield (
         alone and advantage == "batch" and config.rollout.prompts == 1,

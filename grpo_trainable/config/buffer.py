@@ -68,7 +68,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         f"must be <= buffer.sample_batches={sample} with buffer_sampling=recency, which never "
         "draws older groups; or set buffer_sampling to fifo, uniform or mixed",
     )
-    # Otherwise fresh groups alone would fill each draw.
+    # In the next two conflicts, fresh groups alone would fill each draw.
     yield (
         replay and sampling == "fifo" and sample == 1,
         "buffer.sample_batches",

@@ -21,7 +21,7 @@ from grpo_trainable.config.values import (
 )
 from grpo_trainable.models.hf.json_files import ModelFacts
 
-MIX = "mix"  # the name of the task in a trial with several tasks
+MIX = "mix"  # `task.name` of a trial with several tasks
 # Tasks whose prompts make sense only in the environment with the same name.
 GAMES = ("guess", "calculator")
 

@@ -19,10 +19,11 @@ from grpo_trainable.config.conditions import Readable
 Moment = Literal["absent", "none", "read"]
 
 # Things that a default can depend on besides the values of settings.
-TASKS = "the tasks"  # the names of the tasks, several in a mix
+TASKS = "the tasks"  # the names of the trial's tasks; a mix has several
 TEMPLATES = "the templates"  # the templates of all tasks that have a template
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
-# GPUs of the actor that trains. In each placement, one of the keys has no effect and stays 0.
+# The two settings for the GPUs of the actor that trains. In each placement, one of the two has no
+# effect and stays 0.
 TRAINING_GPUS = ("resources.learner_gpus", "resources.worker_gpus")
 # Prefix of a key in `keys`. The prefixed key stands for the given value of the key, or for none if
 # no value is given. With this prefix, the defaults of two keys can depend on each other's given
@@ -35,7 +36,7 @@ class DefaultBy:
     """Default of a key that depends on the values of other keys."""
 
     keys: tuple[str, ...]  # what the default depends on: settings, `TASKS`, `MODEL` and so on
-    value: Callable[..., Any]  # takes the values of `keys`; None: the default does not apply
+    value: Callable[..., Any]  # takes the values of `keys`; None if no default applies
     moment: Moment
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> its default
     # For a default that depends on the model or a GPU: the reason, and the default in words.
@@ -50,7 +51,7 @@ class DefaultBy:
 def by_task(**defaults: Any) -> DefaultBy:
     """Return a default for each of these tasks. docs/defaults.md gives the reasons.
 
-    A mix gets the default if all its tasks have the same name.
+    A mix gets the default of a task only if all its tasks have that task's name.
     """
 
     def value(tasks: frozenset[str]) -> Any:
@@ -103,5 +104,5 @@ def where_none(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
 
 
 def when_read(keys: tuple[str, ...], value: Callable[..., Any]) -> DefaultBy:
-    """Return a default that is computed from other keys whenever the key is read and is unset."""
+    """Return a default that is computed from other keys each time the unset key is read."""
     return DefaultBy(keys=keys, value=value, moment="read")

@@ -42,7 +42,8 @@ class EngineRecord:
     refused_placements: Mapping[str, str] = field(default_factory=dict)
     refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
     gpus: bool = True  # True: may sample on a GPU
-    lowest_temperature: float = 0.0  # lowest above 0; temperature 0 takes the likeliest token
+    # Lowest valid temperature above 0. At temperature 0, an engine chooses the most likely token.
+    lowest_temperature: float = 0.0
     top_p: bool = False  # True: supports `eval.top_p`
     plays: bool = False  # True: can add an environment's answers to a response
     interrupts: bool = False  # True: can insert text in the middle of a response

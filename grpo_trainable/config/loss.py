@@ -45,12 +45,13 @@ CLIPS = {
     "dppo_tv": (0.15, 0.15),
     "dppo_kl": (0.05, 0.05),
 }
-IMPORTANCE_CAP = 2.0  # default cap if the sampler and the learner may disagree (Yao et al. 2025)
+# Default cap if the sampler's log-probs may differ from the learner's (Yao et al. 2025).
+IMPORTANCE_CAP = 2.0
 # Losses whose ratio measures how far the policy is from the sampler.
 TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
-_CLIPPED_ABOVE = ("cispo",)  # these read only clip_high
+_CLIPPED_ABOVE = ("cispo",)  # losses that read clip_high but not clip
 _DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
 _WHITENED = ("gae", "vine", "group_to_go")
 _KL = positive("loss.kl_coef")
@@ -155,8 +156,9 @@ class LossSettings(Settings):
     )
     advantage_eps: float = number(
         1e-8,
-        "Number added to the divisor in the advantage, which is the standard deviation of the "
-        "rewards or, with maxrl, their mean. Your own advantage function receives this number too.",
+        "Number added to the divisor in the advantage. The divisor is the standard deviation of "
+        "the rewards, or their mean with maxrl. Your own advantage function receives this number "
+        "too.",
         above=0,
         read_if=_DIVIDED,
     )
@@ -278,7 +280,7 @@ class LossSettings(Settings):
     )
     teacher: str | None = path_or_hub_id(
         None,
-        "Teacher policy with the same tokenizer: the directory of a policy or of a Hugging Face "
+        "Teacher with the policy's tokenizer: the directory of a policy or of a Hugging Face "
         "model, or the name of a model on the hub. The teacher's log-prob of each token, minus the "
         "sampler's, is added to the advantage of the token.",
         read_if=OF_TEXT,
@@ -346,9 +348,10 @@ class LossSettings(Settings):
     kl_monitor_responses: int | str = count_or_all(
         16,
         "Number of responses of each round, drawn at random, on which the KL and the reference NLL "
-        "are measured. The metrics include standard errors. `all` measures every response. Every "
-        "response is also measured with loss.kl_coef or callbacks.kl_stop, because these settings "
-        "act on the KL. The number is rounded up to a multiple of resources.num_learners.",
+        "are measured. The metrics include standard errors. `all` measures every response. If "
+        "loss.kl_coef or callbacks.kl_stop is set, every response is measured, because these "
+        "settings act on the KL. The number is rounded up to a multiple of "
+        "resources.num_learners.",
         minimum=2,
         read_if=(is_true("loss.kl_monitor"), zero("loss.kl_coef"), none_given("callbacks.kl_stop")),
         harmless=(ALL,),

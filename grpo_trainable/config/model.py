@@ -30,7 +30,7 @@ from grpo_trainable.config.values import (
     path_or_hub_id,
     text,
 )
-from grpo_trainable.config.values import path as directory  # a field below is called path
+from grpo_trainable.config.values import path as directory  # ModelSettings has a field `path`
 from grpo_trainable.models.hf.json_files import PACKED, ModelFacts
 
 _HUGGING_FACE = given("model.path", "a Hugging Face model")

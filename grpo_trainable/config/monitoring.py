@@ -92,7 +92,7 @@ class CheckpointSettings(Settings):
     keep: int | None = integer(
         2,
         "Number of checkpoints to keep. With PBT, checkpoints that another trial may continue from "
-        "are kept in addition. `none` keeps all.",
+        "are kept as well. `none` keeps all.",
         minimum=1,
         optional=True,
         also_called=(trl("save_total_limit"), verl("trainer.max_actor_ckpt_to_keep")),

@@ -11,9 +11,9 @@ from grpo_trainable.config.defaults import by_model, by_task
 from grpo_trainable.config.foreign_names import IN_ROUNDS, MICROBATCH, trl, verl
 from grpo_trainable.config.values import Settings, choice, integer, number, pair
 
-FULL_LR, LORA_LR = 5e-6, 5e-5  # of Hugging Face models
+FULL_LR, LORA_LR = 5e-6, 5e-5  # default learning rates for Hugging Face models
 NOT_A_SHARE = "a number of rounds, not a share of the steps"
-WARMUP_PART, LONGEST_WARMUP = 20, 5  # a twentieth of the rounds, at most 5
+WARMUP_PART, LONGEST_WARMUP = 20, 5  # default warm-up: a twentieth of the rounds, at most 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class OptimSettings(Settings):
 
     lr: float = number(
         3e-4,
-        "Learning rate of AdamW. 0 gives a control run that never learns.",
+        "Learning rate of AdamW. With 0, the policy never changes.",
         minimum=0,
         default_by=(
             by_model(
@@ -78,7 +78,7 @@ class OptimSettings(Settings):
     microbatch_tokens: int | None = integer(
         None,
         "Maximum number of tokens in one forward and backward pass, prompts and padding included. "
-        "This limit replaces microbatch. A row with more tokens gets its own pass.",
+        "This limit replaces optim.microbatch. A row with more tokens gets its own pass.",
         minimum=1,
         also_called=(
             verl("actor.ppo_max_token_len_per_gpu"),

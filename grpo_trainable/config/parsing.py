@@ -90,7 +90,7 @@ def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
 
 
 def flatten(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaf value of each dotted key in a resolved nested config."""
+    """Return the value of each dotted key in a nested config."""
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
         if isinstance(value, Mapping):
@@ -265,7 +265,7 @@ def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_defaults_in_mix(filled: dict[str, Any], given: Given) -> dict[str, Any]:
-    """Add the defaults that a Hugging Face model gives to the tasks of a mix."""
+    """Add to each task of a mix the defaults that depend on the Hugging Face model."""
     task = filled.get("task")
     if not isinstance(task, Mapping):
         return filled

@@ -117,7 +117,7 @@ class ResourceSettings(Settings):
     deadline_s: float = number(
         600.0,
         "Time limit for calls of actors, in seconds. An actor is considered lost if, after a call, "
-        "it neither answers nor makes progress for this time. The same limit applies to fetching "
+        "it neither answers nor makes progress for this long. The same limit applies to fetching "
         "an answer from another machine.",
         above=0,
     )
@@ -181,10 +181,11 @@ def conflicts(config: Config) -> Iterator[Conflict]:
 # ---- Resources that the actors reserve -----------------------------------------------------------
 
 # Environment variables of every actor. They control how an actor's threads wait for each other
-# between two matrix products. GNU OpenMP reads both variables; other implementations read only the
-# first. A thread polls for work for at most half a millisecond, then sleeps. Sleeping immediately
-# would cost two threads a quarter of their speed, because a product of small matrices takes less
-# time than waking a thread. Polling longer would occupy a core that another actor has reserved.
+# between two matrix products. GNU OpenMP reads both variables. Other implementations read only
+# OMP_WAIT_POLICY. A thread polls for work for at most half a millisecond, then sleeps. Sleeping
+# immediately would cost two threads a quarter of their speed, because a product of small matrices
+# takes less time than waking a thread. Polling longer would occupy a core that another actor has
+# reserved.
 OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
@@ -198,9 +199,9 @@ def generator_cpus(config: Config) -> float:
     given = config.resources.generator_cpus
     if given is not None:
         return given
-    # Ray rounds to 1e-4, so round down here. If 0.95 / 3 were rounded up, three generators would
-    # not fit on two cores beside the 0.1 + 0.95 CPUs of the other processes. A placement group that
-    # does not fit waits forever.
+    # Ray rounds resources to 1e-4, so round down here. If 0.95 / 3 were rounded up, three
+    # generators would not fit on two cores beside the 0.1 + 0.95 CPUs of the other processes. A
+    # placement group that does not fit waits forever.
     return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
 
 

@@ -17,7 +17,7 @@ from grpo_trainable.config.values import Settings, choice, flag, integer, number
 from grpo_trainable.models.hf.json_files import ModelFacts
 from grpo_trainable.text import plural
 
-REASONING = 256  # tokens in which a Hugging Face model solves a problem step by step
+REASONING = 256  # default max_new_tokens for a Hugging Face model that solves problems
 
 _RESAMPLED = one_of("rollout.zero_advantage", "resample")
 _INTERRUPTED = one_of("rollout.overlong", "interrupt")
@@ -136,7 +136,7 @@ class RolloutSettings(Settings):
     )
     redraws: int = integer(
         8,
-        "Maximum number of consecutive draws of prompts to replace the prompts that were left out.",
+        "Maximum number of consecutive draws of replacement prompts for a rollout batch.",
         minimum=1,
         read_if=_RESAMPLED,
         also_called=(verl("algorithm.filter_groups.max_num_gen_batches"),),
@@ -194,8 +194,8 @@ class PoolSettings(Settings):
     enabled: bool = flag(
         False,
         "Draw prompts from three pools (easy, mid, hard) instead of passing over all prompts in "
-        "turn. The share of correct responses to a prompt so far decides which pool the prompt "
-        "belongs to.",
+        "turn. The pass rate of a prompt, a running mean of its answer rewards, decides which pool "
+        "the prompt belongs to.",
     )
     easy: float = number(
         0.1, "Share of prompts drawn from the easy pool.", minimum=0, read_if=_ENABLED
@@ -221,7 +221,7 @@ class PoolSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between sampling and other settings. Only the first is reported."""
+    """Yield conflicts between sampling and other settings. Only the first conflict is reported."""
     yield from _signal_conflicts(config)
     yield from _length_conflicts(config)
     yield from _pool_conflicts(config)
@@ -299,12 +299,13 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
         config.resources.num_generators > schedule.chunks_at_once(config),
         "resources.num_generators",
         f"at most {plural(schedule.chunks_at_once(config), 'generator')} can have work at any "
-        "time, one chunk each; set resources.num_generators to "
+        "time, one chunk of prompts each; set resources.num_generators to "
         f"{schedule.chunks_at_once(config)}, "
         + (
             "or raise rollout.prompts"
             if schedule.unit_prompts(config) == 1
-            else "or set rollout.unit_prompts to none, which shares each round evenly"
+            else "or set rollout.unit_prompts to none, which divides the prompts of each round "
+            "evenly"
         ),
     )
 

@@ -34,7 +34,7 @@ def held_out_prompts(config: Config, *, final: bool) -> int:
 
     Args:
         config: The trial's settings.
-        final: True for the last evaluation of the trial, which is the largest.
+        final: True for the last evaluation of the trial, which may have more prompts.
     """
     given = config.eval.final_prompts
     return config.eval.prompts if given is None or not final else given
@@ -43,8 +43,8 @@ def held_out_prompts(config: Config, *, final: bool) -> int:
 def monitored_responses(config: Config) -> int | None:
     """Return the number of responses of a round on which the KL is measured, or None for all.
 
-    The number is a multiple of the number of learners. So the learners share a pass equally, as
-    fsdp2 requires.
+    The number is a multiple of the number of learners, so each learner measures the same number of
+    responses, as fsdp2 requires.
     """
     responses, learners = config.loss.kl_monitor_responses, config.resources.num_learners
     if responses == ALL or not config.reads("loss.kl_monitor_responses"):
@@ -55,8 +55,8 @@ def monitored_responses(config: Config) -> int | None:
 def last_collected(config: Config, round_: int) -> int:
     """Return the last round whose rollouts are complete before the gradient steps of `round_`.
 
-    With `lag_mode=exact`, the rollouts of this last round are sampled with the newest weights, and
-    the rollouts of the rounds before it wait.
+    With `lag_mode=exact`, that round comes `lag` rounds after `round_`. Its rollouts are sampled
+    with the newest weights, and wait for `lag` rounds until they are trained on.
     """
     ahead = config.lag if config.lag_mode == "exact" else 0
     return min(round_ + ahead, config.rounds - 1)

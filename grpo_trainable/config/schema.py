@@ -213,7 +213,7 @@ SOMETIMES_READ = [key for key, check in CHECKS.items() if check.read_if]
 
 
 def of_other_placement(key: str, placement: str) -> bool:
-    """Return True if `key` is a resource that only the other placement reserves."""
+    """Return True if `key` is a setting of `resources` that has no effect in this placement."""
     conditions = CHECKS[key].read_if if key in CHECKS else ()
     return key.startswith("resources.") and any(
         condition.keys == ("placement",) and not condition.holds(placement)
@@ -254,7 +254,7 @@ def placement_conflicts(config: Config) -> Iterator[Conflict]:
 
 def engine_conflicts(config: Config) -> Iterator[Conflict]:
     """Yield conflicts that involve the engine."""
-    # `auto` chooses an engine that works with all of these settings.
+    # `auto` chooses an engine that works with all settings that are checked below.
     record = engine_record(config.engine)
     placement = record.refused_placements.get(config.placement)
     transport = TRANSPORTS.get(config.transport)

@@ -62,16 +62,16 @@ SCORED_APART = Condition(
     needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
     holds=scored_apart,
 )
-# Text environments also run in their own processes.
+# Environments of tasks with text (`env.name`) also run in processes of their own.
 PROCESSES_OF_ITS_OWN = Condition(
     keys=("env.name", *SCORED_APART.keys),
-    needs=f"env.name, {SCORED_APART.needs}",
+    needs=f"an env.name other than off, {SCORED_APART.needs}",
     holds=lambda name, *scoring: name != "off" or scored_apart(*scoring),
 )
-# Rewards may fail in all of these processes, and in the environment of a control task.
+# Computing a reward may fail in all of these processes, and in the environment of a control task.
 _MAY_FAIL = Condition(
     keys=PROCESSES_OF_ITS_OWN.keys,
-    needs=f"env.name, task.name={CONTROL}, {SCORED_APART.needs}",
+    needs=f"an env.name other than off, task.name={CONTROL}, {SCORED_APART.needs}",
     holds=lambda *settings: settings[2] == CONTROL or PROCESSES_OF_ITS_OWN.holds(*settings),
 )
 

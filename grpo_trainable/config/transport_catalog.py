@@ -29,7 +29,7 @@ class Transport:
     """A way of moving weights, with its requirements, limits and cost.
 
     `grpo_trainable.protocol.weight_transfer` defines the interfaces of the sender and the receiver.
-    The record contains a callable that creates each of them, or names the callable as
+    For each of the two, the record contains the callable that creates it, or the callable's name as
     `module:name`. The callable runs in the process that uses the sender or receiver. The callable
     for the sender has no arguments. The callable for the receiver has two arguments: `deadline_s`,
     the number of seconds within which weights must arrive, and `device` ("cpu" or "cuda"), on which
@@ -55,7 +55,7 @@ class Transport:
     tensor_transport: bool = False  # True: Ray must know the transport when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
     missing_library: Callable[[], str | None] = _nothing  # returns what this process lacks, or None
-    cost: str = ""  # a cost that a user should know before choosing it
+    cost: str = ""  # a cost that a user should know before choosing the transport
 
     def __post_init__(self) -> None:
         for name, valid in (("sidedness", get_args(Sidedness)), ("gpus", get_args(GPUs))):

@@ -275,8 +275,8 @@ class GRPOConfig(TrialSettings):
     def corrects_itself(self) -> bool:
         """Return True if the ratio of the loss measures how far the policy is from the sampler.
 
-        With importance weights, the ratio would measure how far the policy has moved since the
-        start of the round.
+        This assumes that there are no importance weights. With them, the ratio measures how far the
+        policy has moved since the start of the round.
         """
         return self.loss.type in TO_THE_SAMPLER
 
@@ -285,7 +285,7 @@ class GRPOConfig(TrialSettings):
         """Return True if a group teaches only through differences between its task rewards."""
         shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
         shaped = shaped or self.rollout.overlong == "penalty"
-        # A group that zero_advantage leaves out is left out before its rewards are shaped.
+        # `rollout.zero_advantage` leaves groups out before their rewards are shaped.
         otherwise = self.loss.teacher is not None or (
             shaped and self.rollout.zero_advantage == "keep"
         )
@@ -293,7 +293,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Tokens before the length limit that are penalised, or reserved for an interruption."""
+        """Number of tokens before the length limit, for the penalty or an interruption."""
         return self.effective("rollout.overlong_buffer")
 
     @property
@@ -309,7 +309,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def needs_unequal_rewards(self) -> bool:
-        """Return True if a group of equal rewards teaches nothing."""
+        """Return True if a group whose rewards are all equal teaches nothing."""
         return compares_a_group(self.loss.advantage)
 
     @property
@@ -348,15 +348,15 @@ def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, 
 def prepared(
     data: Mapping[str, Any], base_dir: str | None = None, *, must_fetch: bool = True
 ) -> dict[str, Any]:
-    """Return `expanded` data, and download the small files of its model if they are missing.
+    """Return the result of `expanded`, and download the model's small files if they are missing.
 
     Call this before `GRPOConfig.from_dict`, because defaults depend on these files.
 
     Args:
         data: Nested settings, as the user gives them.
         base_dir: Base directory for relative paths. None: the directory in which Ray was started.
-        must_fetch: If the files cannot be downloaded, raise an error. False: continue without the
-            files, because they are needed by another process, on another machine.
+        must_fetch: True: raise an error if the files cannot be downloaded. False: continue without
+            the files, because they are needed by another process, on another machine.
 
     Raises:
         ConfigError: `set` or the adapters cannot be used, or the files cannot be downloaded.
@@ -371,7 +371,7 @@ def prepared(
 
 
 def explained_defaults(config: GRPOConfig) -> dict[str, str]:
-    """Return the keys that have a default for the config's model or for a GPU, with the reasons."""
+    """Return the keys whose value is the default for the model or for a GPU, with the reasons."""
     settings, found = config.to_dict(), {}
     given = Given(settings)
     explained = {key for key, check in CHECKS.items() if check.of_models or check.of_gpus}

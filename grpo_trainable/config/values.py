@@ -221,7 +221,7 @@ def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
 
 
 def choice(words: Sequence[str], meaning: str = "", *, advice: str = "", **relations: Any) -> Any:
-    """Declare a choice among a few words. The first is the default.
+    """Declare a choice among a few words. The first word is the default.
 
     `advice` follows the valid words in errors.
     """
@@ -371,7 +371,7 @@ def texts(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """Declare a list of strings that each satisfy `valid`. A string counts as a list of one."""
+    """Declare a list of strings that each satisfy `valid`. A string is a list of one."""
 
     def convert(value: Any) -> tuple[str, ...]:
         listed = [value] if isinstance(value, str) else value

@@ -177,7 +177,8 @@ def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normal(uniform: Tensor) -> Tensor:
-    """Convert uniform draws, each at the middle of its bin of width 2^-24, to normal draws."""
+    """Convert uniform draws, which are multiples of 2^-24, to normal draws."""
+    # Adding 2^-25 moves each draw to the middle of its bin, so 0 does not become minus infinity.
     return torch.special.ndtri(uniform.double() + 2.0**-25).float()
 
 

@@ -1,7 +1,7 @@
 """Tokens for the actions of a control policy, so that episodes look like text.
 
-This module does not import torch, so that the command can read a policy's shape and tokenizer
-before it starts anything else.
+This module does not import torch, so that a command can read a policy's shape and tokenizer before
+it starts anything else.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class Disturbance:
         """Share of the CPU time (of the cores, or of the quota) taken from the trial, 0 to 1."""
         if not self.seconds:
             return 0.0
-        # The kernel rounds the idle and the iowait time of each core; this is the largest error.
+        # The kernel rounds the idle and the iowait time of each core. `rounded_s` is the largest
+        # error that the rounding can cause.
         rounded_s = 2 * self.cores / TICKS_PER_S
         taken_s = max(0.0, self.foreign_s - rounded_s)
         if self.waited_s is not None:
@@ -162,7 +163,7 @@ class Meter:
         self._before: Reading | None = None
 
     def add(self, other: MachineProcess) -> None:
-        """Count another process as the trial's own; ignore a process on another machine."""
+        """Count a process as the trial's own, unless it runs on another machine."""
         if other.machine == self._here.machine:
             self.own.add(other.pid)
 
@@ -218,7 +219,7 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds for which the trial waited, plus the stolen core-seconds."""
+    """Return the core-seconds for which the trial waited for a core, or which were stolen."""
     if before.waited_s is None or after.waited_s is None:
         return None
     # The waiting time of a process excludes threads that have ended, so it may decrease.
@@ -311,7 +312,7 @@ def quota_cores(cgroup: Path | None) -> float:
         _text(cgroup / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
     ]
     if len(words) != 2 or not all(word.isdigit() for word in words):
-        return float("inf")  # "max", or -1
+        return float("inf")  # "max" or -1 means no quota
     return int(words[0]) / int(words[1])
 
 
@@ -392,7 +393,8 @@ class ProcessTree:
         own = {pid for pid in times if self._is_own(pid)}
         usages = {}
         for pid, cpu_s in times.items():
-            # The raylet reaps workers of every trial, so its reaped time is not ours alone.
+            # The raylet is the parent of the workers of all trials, so the CPU time of its ended
+            # children is not ours alone.
             reaped_s = _reaped_seconds(pid) if pid in own and pid != self._raylet else None
             usages[pid] = Usage(self._parent(pid), cpu_s, reaped_s)
         return usages, frozenset(own)

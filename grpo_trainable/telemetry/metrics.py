@@ -134,7 +134,9 @@ def is_info_metric(name: str) -> bool:
     return name.startswith("env/")
 
 
-PATIENCE = 4  # a trial stands still after this number of consecutive rounds without signal
+# A trial stands still after this number of consecutive rounds in which no group had unequal
+# rewards.
+PATIENCE = 4
 
 # If a larger share of the responses is cut off, the token limit may hide what the policy can do.
 TRUNCATED_ABOVE = 0.25
@@ -165,13 +167,13 @@ class ActorSpan:
 
 
 def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
-    """Return `time/<stage>_s` of one round, and the idle time of each side.
+    """Return `time/<stage>_s` of one round, and the idle time of each role.
 
     Actors of a role work in parallel, so the time of a stage is the time of the actor that spent
-    longest on it. The times of the two roles are added: in `sync`, for example, the learner
-    publishes before the generators load. If two threads of an actor work on the same stage at the
-    same time, that time counts once. Idle time is the mean over the actors of a side. An actor with
-    both roles is idle while neither role works.
+    longest on it. The times of the two roles are added: in the stage `sync`, for example, the
+    learner publishes weights before the generators load them. If two threads of an actor work on
+    the same stage at the same time, that time counts once. Idle time is the mean over the actors of
+    a role. An actor with both roles is idle while neither role works.
     """
     by_actor: dict[tuple[str, str, str], list[Span]] = defaultdict(list)
     actors: dict[str, set[str]] = {"generator": set(), "learner": set()}

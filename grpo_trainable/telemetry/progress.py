@@ -8,8 +8,8 @@ _steps = 0
 def advance() -> None:
     """Count one finished step.
 
-    A step is a token of a batch, a reward that was answered or timed out, a microbatch, or a piece
-    of a checkpoint.
+    Examples of steps are the next token of all responses in a batch, a response that was scored or
+    could not be scored, a microbatch, and a piece of a checkpoint file.
     """
     global _steps
     _steps += 1

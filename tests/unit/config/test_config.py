@@ -809,8 +809,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART | nested(rollout__unit_prompts=8, resources__num_generators=3),
             "resources.num_generators=3: at most 2 generators can have work at any time, one "
-            "chunk each; set resources.num_generators to 2, or set rollout.unit_prompts to none, "
-            "which shares each round evenly",
+            "chunk of prompts each; set resources.num_generators to 2, or set rollout.unit_prompts "
+            "to none, which divides the prompts of each round evenly",
         ),
         (
             APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
@@ -888,8 +888,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(resources__reward_cpus=1),
             "resources.reward_cpus=1.0: has no effect with env.name=off and task.reward=none and "
-            "task.name=keyword and task.equality=auto and task.mix=none; needs env.name, "
-            "task.reward, a task of your own, task.name=reasoning_gym or "
+            "task.name=keyword and task.equality=auto and task.mix=none; needs an env.name "
+            "other than off, task.reward, a task of your own, task.name=reasoning_gym or "
             "task.equality=math_verify",
         ),
         (

@@ -187,7 +187,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             {},
             "env.name=off and task.reward=none and task.name=keyword and task.equality=auto and "
             "task.mix=none",
-            f"env.name, {also}{SCORED_APART}",
+            f"an env.name other than off, {also}{SCORED_APART}",
             read,
         )
         for key, value, also, read in (
@@ -221,7 +221,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         {},
         "task.train_file=none and task.eval_file=none and env.name=off and task.reward=none and "
         "task.name=keyword and task.equality=auto and task.mix=none",
-        f"task.train_file, task.eval_file, env.name, task.name=control, {SCORED_APART}",
+        "task.train_file, task.eval_file, an env.name other than off, task.name=control, "
+        f"{SCORED_APART}",
         {"task.eval_file": "/e"},
     ),
     "task.normalize_parts": (
