@@ -52,9 +52,9 @@ def number(
 
     Args:
         kind: int or float.
-        low: The smallest number.
-        high: The largest number.
-        above: Exclude `low`.
+        low: The smallest valid number.
+        high: The largest valid number.
+        above: True: `low` itself is not valid.
     """
     what = "an integer" if kind is int else "a number"
     span = f"in {'(' if above else '['}{low:g}, {high:g}]"
@@ -191,8 +191,8 @@ def output_dropped_on_error() -> Iterator[None]:
     finally:
         for name, (stream, droppable) in guarded.items():
             droppable.end()
-            # A live table that began earlier may have ended in the meantime and restored its
-            # stream.
+            # A live table that started before this block may have ended inside it and restored the
+            # stream that it had replaced.
             if getattr(sys, name) is droppable:
                 setattr(sys, name, stream)
 

@@ -194,7 +194,7 @@ DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(TrialSett
 SECTIONS: dict[str, Any] = {name: value for name, value in DEFAULTS.items() if is_dataclass(value)}
 
 
-# Every key, dotted.
+# The check of every dotted key.
 CHECKS: dict[str, Check] = {
     **checks_of(TrialSettings),
     **{

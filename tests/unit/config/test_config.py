@@ -815,7 +815,7 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
             "resources.num_generators=5: at most 4 generators can have work at any time, one "
-            "chunk each; set resources.num_generators to 4, or raise rollout.prompts",
+            "chunk of prompts each; set resources.num_generators to 4, or raise rollout.prompts",
         ),
         (
             nested(optim__epochs=2, k=2),
