@@ -140,7 +140,7 @@ class Trial:
         self._checkpoints: list[Span] = []  # spans of the checkpoints since the last round
         self._saved_round = 0  # round of the last checkpoint; 0 if there is none
         self._failures = 0  # number of consecutive checkpoints that could not be written
-        self._retry_at = math.inf  # round after which a failed checkpoint is retried
+        self._retry_at = math.inf  # round after which writing a checkpoint is tried again
         self.due = False  # True if the trial requests a checkpoint of this round
         self._has_first_weights = False
         self._disturbed = False  # True once the user has been warned about a disturbed round

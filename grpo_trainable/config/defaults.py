@@ -36,7 +36,7 @@ class DefaultBy:
     """Default of a key that depends on the values of other keys."""
 
     keys: tuple[str, ...]  # what the default depends on: settings, `TASKS`, `MODEL` and so on
-    value: Callable[..., Any]  # takes the values of `keys`; None if no default applies
+    value: Callable[..., Any]  # takes the values of `keys`; returns None if no default applies
     moment: Moment
     of_tasks: Mapping[str, Any] = field(default_factory=dict)  # task -> its default
     # For a default that depends on the model or a GPU: the reason, and the default in words.

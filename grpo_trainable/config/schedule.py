@@ -55,8 +55,9 @@ def monitored_responses(config: Config) -> int | None:
 def last_collected(config: Config, round_: int) -> int:
     """Return the last round whose rollouts are complete before the gradient steps of `round_`.
 
-    With `lag_mode=exact`, that round comes `lag` rounds after `round_`. Its rollouts are sampled
-    with the newest weights, and wait for `lag` rounds until they are trained on.
+    With `lag_mode=exact`, that round comes `lag` rounds after `round_`, because its rollouts are
+    sampled with the newest weights and then wait for `lag` rounds. It is never later than the
+    trial's last round.
     """
     ahead = config.lag if config.lag_mode == "exact" else 0
     return min(round_ + ahead, config.rounds - 1)

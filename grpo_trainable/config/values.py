@@ -371,7 +371,7 @@ def texts(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """Declare a list of strings that each satisfy `valid`. A string is a list of one."""
+    """Declare a list of strings that each satisfy `valid`. A single string counts as a list."""
 
     def convert(value: Any) -> tuple[str, ...]:
         listed = [value] if isinstance(value, str) else value
