@@ -83,7 +83,7 @@ class Disturbance:
 
     @property
     def fraction(self) -> float:
-        """Share of the CPU time (of the cores, or of the quota) taken from the trial, 0 to 1."""
+        """Share of the available CPU time that other work or a quota took away, from 0 to 1."""
         if not self.seconds:
             return 0.0
         # The kernel rounds the idle and the iowait time of each core. `rounded_s` is the largest
