@@ -18,8 +18,8 @@ CLOSE_DEADLINE_S = 5.0
 class Dialogue(Generic[T]):
     """Runs the coroutine `lead(ask)` in a separate thread.
 
-    The thread keeps the coroutine's connections alive while the coroutine waits for a reply. An
-    open dialogue closes when the process ends.
+    The coroutine awaits `ask(message)` to get a reply. In the meantime, the thread keeps the
+    coroutine's connections alive. A dialogue that is still open when the process ends is closed.
     """
 
     def __init__(self, lead: Callable[[Ask], Coroutine[Any, Any, T]]) -> None:
@@ -51,7 +51,7 @@ class Dialogue(Generic[T]):
         return self._waited(_result_of(self._task))
 
     def close(self) -> None:
-        """Cancel the coroutine at its current point and end the thread. Call no method afterwards.
+        """Cancel the coroutine and end the thread. Call no method afterwards.
 
         Raises:
             TimeoutError: If the coroutine does not end within 5 s.

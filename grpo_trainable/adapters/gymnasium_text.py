@@ -20,13 +20,13 @@ def gymnasium_environment(
     Args:
         name: Name of the environment in Gymnasium.
         actions: Words for the actions of a discrete space, in order. By default the words are the
-            numbers of the actions. If the space is a text space, any text in it is an action.
+            numbers of the actions. In a text space, every text in the space is an action.
         describe: Describes an observation as text. A line break is added to this text.
         **options: Options of `gymnasium.make`.
 
     Raises:
-        ValueError: If Gymnasium is not installed, or if the actions are neither discrete nor text.
-            The message is one line.
+        ValueError: If Gymnasium is not installed. The returned class raises it if the actions of
+            the environment are neither discrete nor text. The message is one line.
     """
     gymnasium = library("gymnasium", extra="rllib")
 

@@ -46,7 +46,7 @@ def listed_task(
     held_out: Sequence[JSONValue] = (),
     stop: Sequence[str] = ("\n",),
 ) -> type:
-    """Return a class for `task.name` that plays `specs`, in a different order in each pass.
+    """Return a class for `task.name` that iterates over `specs`, in a new order in each pass.
 
     Args:
         environment: Class of the environment.

@@ -11,13 +11,13 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MOST_CHARACTERS = 10_000  # in a call; longer text is not a call
+MOST_CHARACTERS = 10_000  # maximum length of a call; longer text is not a call
 _MARKED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The name of a tool and the arguments for it."""
+    """The name of a tool and the arguments of the call."""
 
     name: str
     positional: tuple[Any, ...]

@@ -94,7 +94,7 @@ class Conversation:
         self._unread.append((vf.UserMessage, task.data.prompt_text))
 
     async def turn(self, message: Any = None) -> Any:
-        """Return the reply as a `Segment`, or a terminated `Segment` after `max_turns` turns."""
+        """Return the policy's reply as a `Segment`; after `max_turns` turns, a terminated one."""
         if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
             self.trace.stop("max_turns")
             return self._vf.Segment(messages=[], terminated=True)
@@ -120,7 +120,7 @@ class Conversation:
 
 
 def recorded(vf: Any, task: Any) -> Any:
-    """Convert a task to its recorded form in traces and episodes."""
+    """Convert a task to the form in which traces and episodes record it."""
     return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
 
 

@@ -13,14 +13,14 @@ from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 
 # Largest allowed difference between log-probs, in nats, averaged over tokens, for each precision of
-# the body. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. Weights that
-# have not arrived cause a difference above 1.
+# the engine. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. If the engine
+# did not receive the weights, the difference is above 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TOKENS = 8  # tokens per response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
-    """Return two requests with prompts of different lengths and ids from the whole vocabulary.
+    """Return two requests. Their prompts differ in length and use ids from the whole vocabulary.
 
     `longest` is the maximum number of tokens of a prompt plus its response.
     """

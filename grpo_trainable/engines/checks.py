@@ -13,7 +13,8 @@ from grpo_trainable.models.stop_strings import StopStrings, stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 
-# Fields of a group with one entry per token, (G, R), or with one entry per response, (G,).
+# Fields of a group with one entry per token, (G, R), or one entry per response, (G,). G is the
+# number of responses, and R the number of token columns.
 PER_TOKEN = {
     "response_ids": torch.int64,
     "response_mask": torch.bool,
@@ -106,7 +107,7 @@ def _mistakes(
     vocab_size: int,
     stops: StopStrings | None,
 ) -> Iterator[str]:
-    """Yield the mistakes in a group. Later checks rely on earlier ones."""
+    """Yield the mistakes in a group. Each check assumes that the checks before it found none."""
     if not isinstance(group, RolloutGroup):
         yield f"generate returned a {type(group).__name__} instead of a RolloutGroup"
         return
@@ -135,7 +136,10 @@ def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
 
 def _wrong_prompt(request: Request, group: RolloutGroup) -> Iterator[str]:
     if group.prompt_index != request.prompt_index:
-        yield f"the group belongs to prompt {group.prompt_index}: return groups in order"
+        yield (
+            f"the group belongs to prompt {group.prompt_index}: return the groups in the order of "
+            "the requests"
+        )
     if group.prompt_ids.tolist() != list(request.prompt_ids):
         yield "prompt_ids differ from those of the request"
     if group.example_index != request.example_index:
@@ -214,7 +218,7 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
     """Return the index of the first token that ends a response, or None. `ids` is (R,).
 
     Only tokens that were `sampled` (R,) can end a response. An end id counts at any position,
-    because it cannot be sampled before `min_new_tokens`.
+    because none can be sampled before `min_new_tokens`.
     """
     end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
     own = zip(ids.tolist(), sampled.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The interface between sampling and everything else, and the construction of an engine."""
+"""The interface of an engine, and the function that builds the configured engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineError(RuntimeError):
 class EngineSetup:
     """Everything that is needed to build an engine in its generator's process."""
 
-    config: GRPOConfig  # config of the trial; `models.store.build_policy` builds the policy
+    config: GRPOConfig  # config of the trial; `models.store.build_policy` builds its policy
     tokenizer: Tokenizer
     device: torch.device
 
@@ -108,9 +108,9 @@ class Partner(Protocol):
         ...
 
     def observations(self, *, waits: bool) -> list[Observation]:
-        """Return the observations since the last call, in the order of rows.
+        """Return the observations made since the last call, ordered by row.
 
-        `waits` means that no row can continue. In that case, wait for at least one observation.
+        With `waits`, wait for at least one observation, because no row can continue without one.
         """
         ...
 
@@ -130,8 +130,8 @@ class PlayingEngine(Protocol):
         tokens, which have ids but no log-prob, version or round.
 
         `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
-        ended the response. Draw t belongs to token t of a response, whether that token is sampled
-        or fed.
+        ended the response. The t-th random draw of a response belongs to its t-th token, whether
+        that token is sampled or fed.
         """
         ...
 

@@ -1,7 +1,8 @@
 """The growing responses of a call with episodes: sampled tokens, and observations between them.
 
-Of B rows to fill, A are still in the batch. R is the maximum number of new tokens and V the size of
-the vocabulary. Rows advance independently, so each has its own number of tokens.
+A row is one response. Of the B rows of a call, A are still in the batch. R is the maximum number of
+new tokens and V the size of the vocabulary. Each row has its own number of tokens, because some
+rows wait for their environments while others continue.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class EpisodeRows:
         self._finished = torch.zeros(rows, dtype=torch.bool)
 
         self._rows = list(range(rows))  # (A,) indices among the B rows
-        self._length = [0] * rows  # tokens of each response
+        self._length = [0] * rows  # number of tokens of each response
         self._action: list[list[int]] = [[] for _ in range(rows)]  # tokens of the current action
         self._fed: list[deque[int]] = [deque() for _ in range(rows)]  # tokens still to feed
         self._waiting: set[int] = set()  # rows that wait for their environment
@@ -82,7 +83,7 @@ class EpisodeRows:
     def extend(self, observation: Observation) -> None:
         """Continue a waiting row: feed it the observation, or end it.
 
-        An observation that leaves no room for another sampled token cuts the response off.
+        If the observation leaves no room for another sampled token, the response ends without it.
         """
         row = observation.row
         self._waiting.remove(row)
@@ -108,7 +109,7 @@ class EpisodeRows:
     def last_tokens(self) -> tuple[Tensor, Tensor]:
         """Return the last token (A,) of every row, and its position (A,) in prompt plus response.
 
-        The next token of the row follows that position. The last token of a waiting row is already
+        The next token of the row follows that position. In a waiting row, the last token is already
         in the cache.
         """
         tokens = [self._last(row) for row in self._rows]
@@ -122,18 +123,18 @@ class EpisodeRows:
         return int(self._ids[row, length - 1]) if length else self._prompts[row][-1]
 
     def sequences(self) -> list[Tensor]:
-        """Return each batch row's prompt and its response so far, without the last token."""
+        """Return, for each row in the batch, all tokens of prompt and response except the last."""
         return [
             torch.cat((torch.tensor(self._prompts[row]), self._ids[row, : self._length[row]]))[:-1]
             for row in self._rows
         ]
 
     def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
-        """Add one token to every row that does not wait, and return the completed actions.
+        """Add one token to every row that can continue, and return the completed actions.
 
         The token comes from the row's observation, or is drawn from `logits` (A, V). `logits` is
-        changed in place. The rows of the returned actions then wait for their environments. Token t
-        of a response always gets draw t.
+        changed in place. The rows of the returned actions then wait for their environments. The
+        t-th token of a response always uses the t-th random draw.
         """
         at = [min(self._length[row], self._limits.max_new_tokens - 1) for row in self._rows]
         uniform = torch.from_numpy(self._uniforms[self._rows, at]).to(self._device)

@@ -39,8 +39,8 @@ class LoadedWeights:
     def load(self, weights: PolicyWeights) -> None:
         """Load a snapshot and sample with it from now on.
 
-        Tensors that are already in the right memory are not copied. The snapshot must therefore
-        stay unchanged until the next snapshot is loaded.
+        Tensors that already have the right type, device and alignment are not copied. The snapshot
+        must therefore stay unchanged until the next snapshot is loaded.
 
         Raises:
             RuntimeError: The checksum of the loaded tensors differs from the snapshot's checksum.

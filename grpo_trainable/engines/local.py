@@ -35,22 +35,23 @@ class PromptBatch:
 
 
 class Decoder(Protocol):
-    """Computes next-token logits for the rows of one call, using a cache of their tokens.
+    """Computes next-token logits for the rows of one call, using a KV cache.
 
-    Of B rows, A are in the batch. V is the size of the vocabulary. Logits are float32, and the
-    caller may change them.
+    A row is one response. Of the B rows, A are in the batch. V is the size of the vocabulary.
+    Logits are float32, and the caller may change them.
     """
 
     def enter(self, rows: range) -> Tensor:
-        """Add `rows` to the batch and return the logits (rows, V) of their first tokens.
+        """Add `rows` to the batch and return the logits (rows, V) for their first tokens.
 
-        The new rows come after those already in the batch. Without slots, all B rows enter
-        together. Each distinct prompt among the new rows runs through the model once.
+        The new rows come after those already in the batch. If `PromptBatch.slots` is None,
+        all B rows enter together. Each distinct prompt among the new rows runs through the model
+        once.
         """
         ...
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Append one token (A,) to every row and return the logits (A, V) of the next."""
+        """Append one token (A,) to every row and return the logits (A, V) for the next token."""
         ...
 
     def keep(self, rows: Tensor) -> None:
@@ -62,8 +63,8 @@ class Decoder(Protocol):
 
         Args:
             sampled: Ids of the tokens so far, (A, T).
-            lengths: Number of those tokens in each row. Without slots, this number is T for every
-                row.
+            lengths: Number of those tokens in each row. If all rows entered together, this number
+                is T for every row.
         """
         ...
 
@@ -71,9 +72,9 @@ class Decoder(Protocol):
 class LocalEngine(LoadedWeights, ABC):
     """Samples token by token, and loads new weights between two tokens.
 
-    Every draw is a function of (seed, stream, prompt index, response, token). On one machine, the
-    same list of requests in one call gives the same bits in any process with the same number of
-    threads.
+    Every random draw is a function of (seed, stream, prompt index, response, token). On one
+    machine, the same list of requests in one call gives the same bits in any process with the same
+    number of threads.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class LocalEngine(LoadedWeights, ABC):
             tokenizer: Tokenizer of the policy.
             seed: Seed of all draws.
             recompute: Rebuild the KV cache of the tokens sampled so far when weights arrive in the
-                middle of a call (AReaL, arXiv 2505.24298). Otherwise the cache of the older weights
-                stays (PipelineRL, arXiv 2509.19128).
+                middle of a call (AReaL, arXiv 2505.24298). Otherwise the cache computed with the
+                older weights is kept (PipelineRL, arXiv 2509.19128).
             slots: Maximum number of rows in the batch, for an engine whose decoder lets rows enter
                 later. With None, all rows of a call are in the batch from the start.
         """
@@ -110,7 +111,7 @@ class LocalEngine(LoadedWeights, ABC):
     ) -> list[RolloutGroup]:
         """Sample one unscored group for each request.
 
-        Each distinct prompt runs through the model once, whatever its group size. Prompts may
+        The prompt of each request runs through the model once, whatever the group size. Prompts may
         differ in length.
 
         Raises:
@@ -176,7 +177,7 @@ class LocalEngine(LoadedWeights, ABC):
 
 
 def _next_logits(decoder: Decoder, rows: Rows) -> Tensor:
-    """Return the logits (A, V) of the rows in the batch, including those that enter now."""
+    """Return the logits (A, V) for the rows in the batch, including those that enter now."""
     running = decoder.next(rows.last_tokens()) if rows.running else None
     entering = rows.enter()
     if not entering:

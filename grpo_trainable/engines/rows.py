@@ -1,9 +1,10 @@
 """The growing responses of one call, independent of the code that computes their logits.
 
-Of B rows to fill, A are in the batch. All other rows have ended or wait in a queue. R is the
-maximum number of new tokens and V the size of the vocabulary. With fewer slots than rows, waiting
-rows enter after others have ended (continuous batching; Yu et al., Orca, OSDI 2022). The requests
-and the lengths of their responses determine which rows share the batch. Timing has no influence.
+A row is one response. Of the B rows of a call, A are in the batch. All other rows have ended or
+wait in a queue. R is the maximum number of new tokens and V the size of the vocabulary. If the
+batch has fewer slots than there are rows, waiting rows enter after others have ended (continuous
+batching; Yu et al., Orca, OSDI 2022). The requests and the lengths of their responses determine
+which rows share the batch. Timing has no influence.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ENTER_ABOVE = 0.125
 
 
 def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
-    """Return the draws (B, R) for every row's tokens. The rows of a group are consecutive."""
+    """Return the random draws (B, R) for every row's tokens. Rows of a group are consecutive."""
     return np.stack(
         [
             uniforms(seed, r.stream, r.prompt_index, response, r.limits.max_new_tokens, r.state)
@@ -87,7 +88,7 @@ class Rows:
         self._slots = len(draws) if slots is None else slots
         self._entered = 0  # number of rows that have entered; rows enter in order
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices among B rows
-        self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) number of tokens
+        self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) tokens so far
 
     @property
     def running(self) -> int:
@@ -100,9 +101,10 @@ class Rows:
         return not self.running and self._entered == len(self._finished)
 
     def enter(self) -> range:
-        """Let waiting rows enter at the end of the batch, and return the indices of these rows.
+        """Let waiting rows enter at the end of the batch.
 
-        The indices refer to all B rows.
+        Returns:
+            Indices of these rows among the B rows.
         """
         waiting, free = len(self._finished) - self._entered, self._slots - self.running
         enough = min(waiting, max(1, int(ENTER_ABOVE * self._slots)))
@@ -130,8 +132,8 @@ class Rows:
     def draw(self, logits: Tensor, version: int, round_: int) -> None:
         """Draw the next token of every row from `logits` (A, V), and record it.
 
-        Rows that have ended record nothing. An interrupted row records a fed token in place of the
-        drawn one. `logits` is changed in place.
+        Rows that have ended record nothing. A row that is being interrupted records a fed token in
+        place of the drawn one. `logits` is changed in place.
         """
         rows, at = self._rows, self._at
         least = self._limits.min_new_tokens - 1

@@ -1,6 +1,7 @@
 """Interruptions of responses that have been thinking for too long.
 
-Of the B rows of a call, A are in the batch. R is the maximum number of new tokens.
+A row is one response. Of the B rows of a call, A are in the batch. R is the maximum number of new
+tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from grpo_trainable.protocol.rollout import Interruption
 
 
 class ThinkingBudget:
-    """Tracks which of the B rows are interrupted, and provides the tokens that they are fed."""
+    """Tracks which of the B rows are interrupted, and provides the tokens to insert."""
 
     def __init__(
         self,
@@ -25,9 +26,9 @@ class ThinkingBudget:
         """Set up interruptions for one call.
 
         Args:
-            interruption: The interruption of the call's limits.
-            answers: Search for `interruption.answer_strings`, on the CPU. None if there
-                are no such strings.
+            interruption: The interruption that the call's limits define.
+            answers: Finds `interruption.answer_strings` among ids on the CPU. None if there are no
+                such strings.
             rows: B, the number of rows of the call.
             device: Device of the rows.
         """
@@ -38,7 +39,7 @@ class ThinkingBudget:
         self._interrupted = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def fed(self, rows: Tensor, at: Tensor, ids: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a mask (A,) of the rows that are fed their next token, and these tokens, (A,).
+        """Return the mask (A,) of rows whose next token is inserted, and the inserted tokens (A,).
 
         Args:
             rows: Indices among the B rows, (A,).

@@ -142,7 +142,7 @@ class TorchDecoder:
         self._next_column = batch.longest
 
     def enter(self, rows: range) -> Tensor:
-        """Run the model on the prompts, and return the logits (B, V) of every row's first token."""
+        """Run the model on the prompts; return the logits (B, V) for every row's first token."""
         assert len(rows) == len(self._fan_out), "all rows enter at once"
         hidden = self._prefill()
         prompts = torch.arange(len(hidden), device=hidden.device)
@@ -150,7 +150,7 @@ class TorchDecoder:
         return self._model.head(last)[self._fan_out]
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Append one token (A,) to every row and return the logits (A, V) of the next."""
+        """Append one token (A,) to every row and return the logits (A, V) for the next token."""
         positions, column = self._next_positions, self._next_column
         hidden = decode(self._model, tokens[:, None], positions[:, None], self._cache, column)
         self._next_positions, self._next_column = positions + 1, column + 1
@@ -172,7 +172,7 @@ class TorchDecoder:
             decode(self._model, sampled, positions, self._cache, self._prompt_ids.shape[1])
 
     def _prefill(self) -> Tensor:
-        """Start a new cache for the rows, and return hidden states (prompts, P, D)."""
+        """Start a new cache for the rows, and return the prompts' hidden states (prompts, P, D)."""
         hidden, self._cache = prefill(
             self._model,
             self._prompt_ids,
@@ -184,28 +184,28 @@ class TorchDecoder:
 
 
 class SlotDecoder:
-    """Computes logits with a `ShelvedCache`, so that rows can enter slots left by other rows."""
+    """Computes logits with a `ShelvedCache`, so that a row can take the place of an ended row."""
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
         self._model = model
         self._pad_id = pad_id
         self._prompts = batch.prompts
-        self._prompt_of: list[int] = batch.fan_out.tolist()  # index of each row's prompt, B in all
+        self._prompt_of: list[int] = batch.fan_out.tolist()  # (B,) index of each row's prompt
         self._rows: list[int] = []  # (A,) indices among the B rows
         self._device = batch.fan_out.device
         columns = batch.longest + batch.max_new_tokens
         self._cache = ShelvedCache(model.config, columns, slots, self._device)
 
     def enter(self, rows: range) -> Tensor:
-        """Add `rows` to the batch and return the logits (rows, V) of their first tokens."""
-        # Rows of a group are consecutive, so their prompts are consecutive too.
+        """Add `rows` to the batch and return the logits (rows, V) for their first tokens."""
+        # Rows enter in the order of their prompts, so the prompts of these rows are consecutive.
         first, last = self._prompt_of[rows[0]], self._prompt_of[rows[-1]]
         fan_out = [self._prompt_of[row] - first for row in rows]
         self._rows += rows
         return self._first(self._prompts[first : last + 1], fan_out)
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Append one token (A,) to every row and return the logits (A, V) of the next."""
+        """Append one token (A,) to every row and return the logits (A, V) for the next token."""
         return self._model.head(self._cache.decode(self._model, tokens))
 
     def keep(self, rows: Tensor) -> None:
@@ -215,7 +215,7 @@ class SlotDecoder:
         self._cache.keep(places)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache for the prompts and the first `lengths` tokens of `sampled` rows."""
+        """Recompute the cache from each row's prompt and first `lengths` tokens in `sampled`."""
         prompts = [self._prompts[self._prompt_of[row]] for row in self._rows]
         sampled = sampled.cpu()
         sequences = [
@@ -226,7 +226,7 @@ class SlotDecoder:
         self._prefill(sequences, range(len(sequences)))
 
     def _first(self, prompts: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
-        """Add rows with these prompts, and return the logits (rows, V) of their first tokens."""
+        """Add rows with these prompts, and return the logits (rows, V) for their first tokens."""
         hidden = self._prefill(prompts, fan_out)
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
         hidden = hidden[torch.arange(len(prompts), device=self._device), last]
@@ -256,7 +256,7 @@ class EpisodeCache:
         self._device = batch.fan_out.device
 
     def first(self) -> Tensor:
-        """Run the model once per distinct prompt; return every row's first logits (B, V)."""
+        """Run the model once per prompt; return the logits (B, V) for every row's first token."""
         hidden, lengths = self._prefill(self._batch.prompts, self._batch.fan_out)
         last = hidden[torch.arange(len(hidden), device=self._device), lengths - 1]
         return self._model.head(last)[self._batch.fan_out]
@@ -279,7 +279,7 @@ class EpisodeCache:
         self._prefill(sequences, torch.arange(len(sequences), device=self._device))
 
     def _prefill(self, sequences: Sequence[Tensor], fan_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Start a new cache for the rows in `fan_out`.
+        """Start a new cache. `fan_out` contains the index of each row's sequence.
 
         Returns:
             Hidden states (sequences, S, D), and the lengths of the sequences.

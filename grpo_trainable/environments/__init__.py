@@ -12,7 +12,7 @@ ENVIRONMENTS = {
     "calculator": "grpo_trainable.environments.calculator:Calculator",
     "python": "grpo_trainable.environments.python_tool:PythonTool",
 }
-# The class of `python` with `env.allow_unsafe=true`.
+# The class that implements `python` with `env.allow_unsafe=true`.
 UNSAFE_PYTHON = "grpo_trainable.environments.python_tool:UnsafePythonTool"
 
 __all__ = [

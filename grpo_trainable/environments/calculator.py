@@ -28,7 +28,7 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 
 
 def calculate(expression: str) -> int:
-    """Evaluate an expression made of integers, the operators + - * // % and brackets.
+    """Evaluate an expression made of integers, brackets and the operators + - * // %.
 
     Raises:
         ValueError: If the expression contains anything else, is too long, or divides by 0.

@@ -11,7 +11,7 @@ JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
 )
 
-# Maximum length of an observation. Longer text would not fit into any context, so it is a mistake.
+# Maximum length of an observation. Longer text would fit into no context, so it must be a mistake.
 MOST_CHARACTERS = 1_000_000
 FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
@@ -23,8 +23,8 @@ class Turn:
     text: str = ""  # observation that the next action responds to; ignored after the last action
     reward: float = 0.0  # reward of this action; an episode earns the sum
     done: bool = False  # True at the end of the episode
-    # Numbers and booleans are summed over an episode: they become metrics and may be reward parts.
-    # Other values are ignored.
+    # Numbers and booleans are summed over an episode. The sums become metrics, and can be parts of
+    # the reward. Other values are ignored.
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ def as_turn(value: Any) -> Turn:
 
 
 def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the numbers and booleans of an `info`, without numbers that no float32 can hold."""
+    """Return the numbers and booleans of an `info`, except numbers that are not a finite float32."""
     found = {}
     for name, value in info.items():
         if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or PyTorch

@@ -19,7 +19,7 @@ class PythonTool:
     """Environment that runs code in a sandbox.
 
     An episode's specification is {"question": PROMPT, "answer": TEXT}. Set `rollout.stop` to
-    `</python>` and `</answer>`, so these strings end an action.
+    `</python>` and `</answer>`, so that these strings end an action.
     """
 
     run = staticmethod(run_python)

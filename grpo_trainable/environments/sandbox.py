@@ -26,7 +26,7 @@ LOOK_S = 3.0  # interval of checks; code that is asleep at a check is killed
 MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
 SCRATCH_BYTES = 16 << 20
-MOST_CHARACTERS = 2000  # in the output
+MOST_CHARACTERS = 2000  # maximum length of the output
 NOBODY = 65534
 
 OTHER_INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")

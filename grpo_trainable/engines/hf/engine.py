@@ -1,7 +1,7 @@
-"""The engine for Hugging Face models: their forward pass and cache, with our loop and draws.
+"""The engine for Hugging Face models: their forward pass and cache, in our sampling loop.
 
-The `generate()` method of `transformers` accepts neither our draws nor new weights between two
-tokens.
+The `generate()` method of `transformers` accepts neither our random draws nor new weights between
+two tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HFEngine(LocalEngine):
         """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
-        self._head: Tensor | None = None  # head weights in the precision of the product
+        self._head: Tensor | None = None  # converted copy of the head; None until needed
         self._refuse_other_caches()
 
     def load(self, weights: PolicyWeights) -> None:
@@ -51,8 +51,8 @@ class HFEngine(LocalEngine):
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return the float32 logits (A, V) of hidden states (A, D)."""
         if self._head is None:
-            # The copy is computed only once per snapshot, because widening the head of a bfloat16
-            # model takes about as long as sampling a token.
+            # The copy is computed only once per snapshot, because converting the head of a
+            # bfloat16 model to float32 takes about as long as sampling a token.
             _, self._head = self.policy.head_operands(hidden)
         return (hidden.to(self._head.dtype) @ self._head.t()).float()
 
@@ -134,17 +134,17 @@ class HFDecoder:
             seen[row, : batch.longest - len(prompt)] = 0
         self._prompt_ids = ids.to(device)  # (prompts, P)
         self._seen = seen.to(device)  # (prompts, P + R), 0 where a column is padding
-        self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,), number of columns
+        self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,), padding columns
         self._is_padded = bool((seen == 0).any())
         self._fan_out = batch.fan_out  # (A,)
 
     def enter(self, rows: range) -> Tensor:
-        """Run the model on the prompts, and return the logits (B, V) of every row's first token."""
+        """Run the model on the prompts; return the logits (B, V) for every row's first token."""
         assert len(rows) == len(self._fan_out), "all rows enter at once"
         return self._logits(self._prefill())[self._fan_out]
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Append one token (A,) to every row and return the logits (A, V) of the next."""
+        """Append one token (A,) to every row and return the logits (A, V) for the next token."""
         return self._logits(self._run(tokens[:, None], self._fan_out))
 
     def keep(self, rows: Tensor) -> None:
@@ -204,7 +204,7 @@ class PreallocatedLayer(DynamicLayer):
         """Set up a layer for at most `columns` columns."""
         super().__init__()
         self._columns = columns
-        self._room: list[Tensor] = []  # storage of keys and values, after the first update
+        self._room: list[Tensor] = []  # storage of keys and values; empty until an update
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

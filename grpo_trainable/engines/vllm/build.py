@@ -27,7 +27,7 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-# Maximum number of training prompts to measure. Measuring this many takes a few seconds.
+# Maximum number of training prompts whose length is measured. This many take a few seconds.
 MAX_PROMPTS = 1 << 16
 
 
@@ -78,7 +78,7 @@ def _snapshot(policy: Policy) -> PolicyWeights:
 
 
 def _longest(config: GRPOConfig, prompts: Prompts) -> int:
-    """Return the number of tokens of the longest prompt plus the longest response."""
+    """Return the number of tokens of the longest prompt plus the maximum response length."""
     asked = {
         "train": min(prompts.train_count, MAX_PROMPTS),
         "eval": schedule.held_out_prompts(config, final=True),

@@ -117,10 +117,10 @@ class VLLMEngine:
         """Sample one unscored group for each request.
 
         Raises:
-            ValueError: A prompt is longer than any prompt examined when the engine was built, the
-                requests differ in their limits, or there are no requests.
-            EngineError: vLLM samples no token in a step, or samples with unexpected versions of the
-                weights.
+            ValueError: A prompt is empty or longer than any prompt examined when the engine was
+                built, the requests differ in their limits, or there are no requests.
+            EngineError: vLLM samples no token in a step, or samples with weights of an unexpected
+                version.
         """
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)
@@ -189,7 +189,8 @@ class VLLMEngine:
             stop_token_ids=list(limits.end_ids),
             ignore_eos=True,  # only `end_ids` end a response
             logprobs=0,  # only the log-prob of the sampled token
-            # One request per response: with n > 1 vLLM uses the seeds seed + i, which collide.
+            # One request per response. With n > 1, vLLM would use the seeds seed + i, which could
+            # be the seeds of other requests.
             seed=response_seed(
                 self._seed, request.stream, request.prompt_index, row.response, request.state
             ),

@@ -32,7 +32,7 @@ UNLESS_SET = {
 # torch version than vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # minimum of vLLM's limit on tokens per step; further rows wait
+PREFILL_TOKENS = 4096  # maximum tokens per step of vLLM, unless a single row is longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +110,11 @@ def start_llm(
         model=directory,
         dtype=dtype,
         load_format="dummy",  # every weight arrives through the weight-transfer API
-        skip_tokenizer_init=True,  # requests are ids, and we search for stop strings
+        skip_tokenizer_init=True,  # requests contain ids, and we find stop strings
         trust_remote_code=False,
         hf_overrides=dict(overrides),
         generation_config="vllm",  # ignore the sampling defaults of the directory
-        logprobs_mode="processed_logprobs",  # of the distribution that is sampled
+        logprobs_mode="processed_logprobs",  # log-probs under which tokens are drawn
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),
@@ -123,7 +123,7 @@ def start_llm(
         enable_prefix_caching=True,  # responses to a prompt share the prompt's cache
         block_size=BLOCK_TOKENS,
         kv_cache_memory_bytes=cache.bytes(rows, longest),  # the default takes nearly all memory
-        async_scheduling=False,  # else a step would return the previous step's token
+        async_scheduling=False,  # otherwise, a step returns the previous step's token
         enforce_eager=True,
         disable_log_stats=True,
         seed=0,

@@ -109,7 +109,7 @@ def register_backend() -> None:
 
 
 def load_snapshot(model: Any, weights: PolicyWeights, renamed: Renaming) -> None:
-    """Load all weights of a snapshot into a vLLM model that waits for them.
+    """Load all weights of a snapshot into a vLLM model that is prepared for reloading.
 
     Raises:
         RuntimeError: The snapshot arrived corrupted, or has no value for some parameter.
