@@ -2,7 +2,7 @@
 
 The directory contains a policy of this package (config.json, policy.safetensors, tokenizer.json) or
 a Hugging Face model. This module tells the two kinds apart, and reads the shape and the tokenizer
-of either kind. The module does not import torch, so that the command can check a policy before it
+of either kind. The module does not import torch, so that the launcher can check a policy before it
 starts anything else.
 """
 
@@ -194,7 +194,7 @@ def _acting(env: str) -> tuple[PolicyShape, Tokenizer]:
 
 
 def read_tokenizer(path: str | None) -> Tokenizer:
-    """Read the tokenizer of a directory, or of the shipped story policy."""
+    """Read the tokenizer of the policy at `path`, or of the shipped story policy without a path."""
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     if is_hugging_face(directory):
         return hf_directory.read_tokenizer(directory)
@@ -202,7 +202,7 @@ def read_tokenizer(path: str | None) -> Tokenizer:
 
 
 def refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
-    """Raise a ValueError if a setting that only Hugging Face models support is set in `model`."""
+    """Raise a ValueError if `model` has a setting that only Hugging Face models support."""
     asked = {
         "model.dtype": model.dtype != "float32",
         "model.lora_rank": model.lora_rank is not None,

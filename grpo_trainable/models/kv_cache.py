@@ -67,7 +67,7 @@ class KVCache:
         self._lay_out()
         for old, new in zip(before, self._layers, strict=True):
             new[..., :held, :] = old.clone()  # old and new use the same storage
-            # The weight 0 would not hide an empty column that contains NaN, because 0 x NaN is NaN.
+            # An attention weight of 0 would not hide a NaN in an empty column: 0 x NaN is NaN.
             new[..., held:, :] = 0.0
 
     def keep(self, rows: Tensor) -> None:
@@ -178,9 +178,9 @@ def decode_in_place(
 ) -> Tensor:
     """Return the hidden states (B, D) after one more token per row, `tokens` (B,).
 
-    Each token is written to the column that equals its position (B,), and may overwrite an earlier
-    token. Rows may have different numbers of tokens: a row sees the columns of its prompt and the
-    columns that it has written.
+    Each token is written to the column that equals its position, `positions` (B,), and may overwrite
+    an earlier token. Rows may have different numbers of tokens: a row sees the columns of its
+    prompt and the columns that it has written.
     """
     rows = torch.arange(len(tokens), device=tokens.device)
     cache.reserve(int(positions.max()) + 1)

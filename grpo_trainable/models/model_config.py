@@ -1,6 +1,6 @@
 """The shape of a policy of this package, and the names of its weights.
 
-Only the standard library is imported, so that the command can check a policy before it starts
+Only the standard library is imported, so that the launcher can check a policy before it starts
 anything else.
 """
 

@@ -1,4 +1,4 @@
-"""bfloat16 matrices around float32 states, for a policy of this package that only samples.
+"""bfloat16 matrices and float32 states, for a policy of this package that only samples.
 
 A CPU with AVX512-BF16 or AMX multiplies bfloat16 matrices twice as fast as float32 matrices, and
 accumulates in float32. The result of each matrix product is rounded to bfloat16. Norms, attention,
@@ -50,7 +50,7 @@ def narrow(model: TransformerLM) -> None:
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
         attention.qkv = NarrowLinear(attention.qkv, widens=True)
-        # The results of these layers are multiplied again, or added to float32 states.
+        # These results stay bfloat16: they are multiplied again, or added to float32 states.
         attention.out = NarrowLinear(attention.out, widens=False)
         mlp.gate_up = NarrowLinear(mlp.gate_up, widens=False)
         mlp.down = NarrowLinear(mlp.down, widens=False)

@@ -64,7 +64,8 @@ def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     own = there.clone()
     own[1:] &= ~alike.cumprod(dim=1).bool()
     number = torch.where(own.flatten(), own.flatten().cumsum(dim=0) - 1, 0).view_as(own)
-    # Numbers increase from row to row, so a shared token has the largest number seen in its column.
+    # Token numbers increase from row to row. So the number of a shared token is the largest number
+    # in its column up to this row.
     token_at = torch.where(there, number.cummax(dim=0).values, 0)
     home = own.flatten().nonzero()[:, 0]
     return Packing(

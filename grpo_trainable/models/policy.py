@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class NamedWeights(nn.Module, ABC):
-    """A policy of any kind, seen as named weights.
+    """A policy of any kind, as a set of named weights.
 
     The names identify the tensors that are trained, published, loaded and saved.
     """
@@ -29,8 +29,8 @@ class NamedWeights(nn.Module, ABC):
     def layers(self) -> Sequence[nn.Module]:
         """Return the repeated layers, in order.
 
-        Ranks that share a policy gather one layer at a time. The default has no layers, so the
-        policy is gathered as a whole.
+        If the policy is divided among learner ranks, they gather one layer at a time. The default
+        has no layers, so the policy is gathered as a whole.
         """
         return ()
 

@@ -19,7 +19,7 @@ def uniforms(
     count: int,
     state: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
+    """Return one response's float32 draws in [0, 1), (count,). The t-th draw is for the t-th token.
 
     Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). If the
     response continues an earlier response, `state` also sets the start of Philox's counter. `state`
@@ -74,7 +74,8 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> None:
     """Set `logits` (B, V) outside the nucleus to -inf, in place.
 
     The nucleus is the smallest set of most likely tokens whose probabilities add up to at least
-    `top_p` (Holtzman et al., arXiv 1904.09751). Of equally likely tokens, the first enters first.
+    `top_p` (Holtzman et al., arXiv 1904.09751). Of equally likely tokens, the
+    one with the lowest id enters first.
     """
     probs, order = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     outside = probs.cumsum(dim=-1) - probs >= top_p
@@ -104,8 +105,8 @@ def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Find the item of `weights` (B, W) into which `uniform` (B,), in [0, 1), falls.
 
     Also return how far into the item `uniform` falls, as a fraction of the item's weight. An item
-    of weight zero is never found, because it leaves the cumulative sum unchanged, and the target
-    stays strictly below the total.
+    of weight zero is never found, because it leaves the cumulative sum unchanged, and the target,
+    `uniform` times the total weight, stays strictly below the total.
     """
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]

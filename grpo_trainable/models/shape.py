@@ -18,7 +18,7 @@ class PolicySettings(Protocol):
 
     @property
     def preset(self) -> str:
-        """Name of the shape, if `path` is not set."""
+        """Name of the preset that defines the policy, if `path` is None."""
         ...
 
     @property

@@ -5,8 +5,8 @@ counting prompt and response together, is in column t.
 
 A batched product over C columns costs as much for a short row as for a long row. Rows are therefore
 grouped by length into shelves. The last shelf has as many columns as a row can have tokens, the
-shelf before it has half as many, and so on. A row that has filled its shelf moves to the next. At
-least half of the columns of a row therefore contain tokens, except in the shortest rows.
+shelf before it has half as many, and so on. A row that has filled its shelf moves to the next
+shelf. At least half of the columns of a row therefore contain tokens, except in the shortest rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shelf:
         self, config: ModelConfig, columns: int, places: int, device: torch.device
     ) -> None:
         self.columns = columns
-        self.rows: list[int] = []  # row of the batch at each place
+        self.rows: list[int] = []  # index in the batch of the row at each place
         self.lengths: list[int] = []  # number of tokens of the row at each place
         shape = (config.num_layers, 2, places, config.num_heads, columns, config.head_dim)
         self._storage = torch.empty(shape, device=device)
@@ -59,7 +59,7 @@ class Shelf:
         filled = min(self.columns, source.shape[4])
         for own, other in zip(self._storage, source, strict=True):
             own[:, here, :, :filled] = other[:, at, :, :filled]
-            # The weight 0 would not hide an empty column that contains NaN, because 0 x NaN is NaN.
+            # An attention weight of 0 would not hide a NaN in an empty column: 0 x NaN is NaN.
             own[:, here, :, filled:] = 0.0
         self.rows += rows
         self.lengths += lengths

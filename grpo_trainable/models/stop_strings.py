@@ -79,7 +79,7 @@ class StopStrings:
 def stops_of(
     strings: tuple[str, ...], tokenizer: Tokenizer, vocab_size: int, device: torch.device
 ) -> StopStrings | None:
-    """Return the stop strings of a request's limits, or None if there are none.
+    """Return the search for these stop strings, or None if there are no strings.
 
     Raises:
         ValueError: The bytes of a token depend on other tokens.

@@ -141,7 +141,7 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        tokenizer = hf_directory.read_tokenizer(directory)  # first, because it is fast
+        tokenizer = hf_directory.read_tokenizer(directory)  # before the weights, because it is fast
         return _load_hf(model, directory), tokenizer
     refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
@@ -165,9 +165,9 @@ def build_trained_policy(
 ) -> tuple[Policy, Tokenizer]:
     """Build the learner's version of the policy that `build_policy` builds.
 
-    The policy has adapters and gradient checkpointing if the settings request them. The names
-    and shapes of its `weights` match the policy of `build_policy`. With `adapters_apart`, they
-    match the policy of `build_adapted_policy`.
+    The policy has adapters and gradient checkpointing if the settings request them. Its `weights`
+    have the same names and shapes as in the policy that `build_policy` builds. With
+    `adapters_apart`, they are as in the policy that `build_adapted_policy` builds.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.

@@ -170,7 +170,7 @@ class Tokenizer:
 def _parsed(content: str) -> tokenizers.Tokenizer:
     """Parse the content of a tokenizer file, once per process.
 
-    Several roles in a process read the same file. The roles can share the result, because encoding
+    Several components of a process read the same file. They can share the result, because encoding
     and decoding do not change it.
     """
     return tokenizers.Tokenizer.from_str(content)

@@ -98,7 +98,7 @@ def _refuse_other_kinds(directory: Path) -> None:
 
 
 def _refuse_other_alpha(directory: Path, alpha: float) -> None:
-    """Check that the adapters were trained with this alpha, which sets their scale in a trial."""
+    """Check that the adapters were trained with `alpha`, which sets their scale in the trial."""
     own = lora_alpha(read_json(directory / ADAPTER_CONFIG))
     if own is None:
         raise ValueError(f"{directory}: {ADAPTER_CONFIG} must give r and lora_alpha")

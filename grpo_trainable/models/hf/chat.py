@@ -78,8 +78,8 @@ class ChatTemplate:
         """Return the ids of `render(messages)`.
 
         Raises:
-            ValueError: The template rejects the conversation, or a message spells a special token
-                that cannot be encoded as text here. The message is one line.
+            ValueError: The template rejects the conversation, or a message spells out a special
+                token that cannot be encoded as text. The error message is one line.
         """
         contents = [message["content"] for message in messages]
         spelled = re.search(self._special, "\n".join(contents))
@@ -105,7 +105,7 @@ class ChatTemplate:
         response. Even if the template drops earlier reasoning, the reasoning in the response stays.
 
         Raises:
-            ValueError: The template rejects such a conversation, or drops the model's message.
+            ValueError: The template rejects the conversation, or drops the model's earlier message.
         """
         before, after = _unused_characters(text + (system or ""))
         said = f"{before}{after}"
@@ -123,7 +123,7 @@ class ChatTemplate:
         return ids[1:] if list(response[-1:]) == ids[:1] else ids
 
     def _marked(self, content: str, before: str, after: str) -> str:
-        """Put every special token that a message spells out between two marks."""
+        """Put a mark before and after every special token that a message spells out."""
         return re.sub(self._special, rf"{before}\g<0>{after}", content)
 
     def _by_parts(self, text: str, quoted: re.Pattern[str], stray: str) -> list[int]:

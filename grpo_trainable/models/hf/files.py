@@ -87,7 +87,7 @@ def _is_complete(directory: Path, *, weights: bool) -> bool:
 
 
 def fetch_small_files(path: Any) -> None:
-    """Download the small files of the model that `model.path` names, because defaults need them.
+    """Download the small files of the model at `model.path`, which determine some defaults.
 
     If `path` is not a hub id, nothing happens.
 
@@ -111,7 +111,7 @@ def model_files(directory: Path) -> list[str]:
 def revision_file(directory: Path) -> dict[str, Path]:
     """Return the file `refs/main` of a download from the hub, or {} for any other directory.
 
-    A machine needs this file to find the download. Without the file, it would contact the hub.
+    `huggingface_hub` needs this file to find the download. Without the file, it contacts the hub.
     """
     main = directory.parent.parent / "refs" / "main"
     return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}

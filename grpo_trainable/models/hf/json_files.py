@@ -1,4 +1,4 @@
-"""The small JSON files of a Hugging Face model, and the facts in them that defaults depend on.
+"""The small JSON files of a Hugging Face model, and the facts in them that determine defaults.
 
 This module imports only the standard library, because the config reads these facts.
 """
@@ -31,7 +31,7 @@ JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a Hugging Face model. The defaults are for a model not on this machine."""
+    """Facts about a Hugging Face model. The defaults apply if it is not on this machine."""
 
     has_chat_template: bool = False
     context_length: int | None = None  # maximum tokens of a prompt plus its response
@@ -41,7 +41,7 @@ class ModelFacts:
 def facts_of(path: str) -> ModelFacts | None:
     """Return the facts about a Hugging Face model, or None for any other directory.
 
-    Files that cannot be read count as missing, because the check of the model reports them later.
+    Files that cannot be read count as missing, because a later check of the model reports them.
 
     Args:
         path: A directory, or the name of a model on the hub. Nothing is downloaded.

@@ -48,8 +48,8 @@ class LoraPolicy(Policy):
             targets: "all-linear" for every linear layer except the head, or names of modules
                 separated by commas.
             seed: Seed for drawing A.
-            start: Adapters to start from, under the names of `trained`. None: A is drawn at random,
-                and B is zero.
+            start: Adapters to start from, under the names of `trained`. With None, A is drawn at
+                random, and B is zero.
             apart: Make `weights` return the adapters as separate tensors, instead of merging them
                 into the model's weights.
 
@@ -92,7 +92,7 @@ class LoraPolicy(Policy):
                 raise ValueError(f"model.lora_targets: no layer is called {name}")
 
     def _draw(self, seed: int) -> None:
-        """Draw A as peft does, but from a separate generator."""
+        """Draw A as peft does, but from a separate random generator, and set B to zero."""
         generator = torch.Generator().manual_seed(seed)
         for layer in self._adapted().values():
             first, second = layer.lora_A[ADAPTER].float(), layer.lora_B[ADAPTER].float()
@@ -187,7 +187,7 @@ class LoraPolicy(Policy):
         """Make the policy compute as the untrained policy does, within this context."""
         live, start = self.trained(), self.start()
         trained = {name: live[name].data for name in start}
-        layers = () if start else self._adapted().values()  # if empty, turn adapters off
+        layers = () if start else self._adapted().values()  # without a start, turn adapters off
         for name, tensor in start.items():
             live[name].data = tensor
         for layer in layers:
@@ -202,7 +202,7 @@ class LoraPolicy(Policy):
 
 
 class _Untrained(Policy):
-    """A LoRA policy as it was before training. It shares memory with the policy in training."""
+    """A LoRA policy in its state before training. It shares memory with the policy in training."""
 
     def __init__(self, policy: LoraPolicy) -> None:
         super().__init__()

@@ -23,8 +23,8 @@ from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.plugins import one_line
 
 PROBE_TOKENS = 16  # length of the sequence with which a model is checked
-# Factor by which hidden states are magnified for a second comparison. With random weights, logits
-# are so small that a cap on them would have no effect.
+# Factor by which hidden states are magnified for a second comparison. Without this factor, the
+# logits of a model with random weights are so small that a cap on them would go unnoticed.
 MAGNIFIED = 1000.0
 
 
@@ -72,7 +72,7 @@ class HFPolicy(Policy):
         states_1TD = self.body(
             input_ids=packing.ids[None],
             position_ids=packing.positions[None],
-            # A mask of four dimensions is passed on unchanged. Packed rows never read it.
+            # `transformers` does not change a mask of four dimensions. Packed rows never read it.
             attention_mask=wanted.new_ones(1, 1, 1, 1),
             packing=packing,
             use_cache=False,
@@ -146,8 +146,9 @@ class HFPolicy(Policy):
     def _refuse_other_heads(self) -> None:
         """Compare the model's own logits with hidden states times head.
 
-        Some architectures scale or cap their logits, or add a bias. Engines and scoring multiply by
-        the head themselves, so their results would differ from the model's logits.
+        Some architectures scale or cap their logits, or add a bias. Engines and scoring
+        multiply hidden states by the head themselves, so their logits would differ from those of
+        the model.
         """
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
         if head is None or len(self.head_weight) != self.vocab_size:
@@ -192,8 +193,8 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     Only safetensors are read, nothing is downloaded, and no code from the directory is run.
 
     Raises:
-        ValueError: The model cannot be loaded, lacks weights, or is not a policy. The message is
-            one line.
+        ValueError: The model cannot be loaded, lacks weights, or cannot serve as a policy. The
+            message is one line.
     """
     refuse_unusable(directory)
     transformers.utils.logging.disable_progress_bar()

@@ -69,7 +69,10 @@ def longer(tokens: int) -> RolloutGroup:
         ([], "returned 0 groups for 1 requests"),
         (None, "returned NoneType for 1 requests"),
         (["text"], "generate returned a str instead of a RolloutGroup"),
-        ([changed(prompt_index=8)], "belongs to prompt 8: return the groups in the order of the requests"),
+        (
+            [changed(prompt_index=8)],
+            "the group belongs to prompt 8: return the groups in the order of the requests",
+        ),
         ([changed(prompt_ids=torch.tensor([2]))], "prompt_ids differ from those of the request"),
         ([changed(example_index=3)], "example_index differs from that of the request"),
         ([longer(4)], "a response of 4 tokens exceeds the limit of 3"),
