@@ -99,7 +99,7 @@ def as_turn(value: Any) -> Turn:
 
 
 def numbers_in(info: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the numbers and booleans of an `info`, except those that no finite float32 can hold."""
+    """Return the numbers and booleans of an `info`, except those outside the range of float32."""
     found = {}
     for name, value in info.items():
         if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or PyTorch

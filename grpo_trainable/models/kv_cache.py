@@ -178,8 +178,8 @@ def decode_in_place(
 ) -> Tensor:
     """Return the hidden states (B, D) after one more token per row, `tokens` (B,).
 
-    Each token is written to the column that equals its position, `positions` (B,), and may overwrite
-    an earlier token. Rows may have different numbers of tokens: a row sees the columns of its
+    Each token is written to the column that equals its position, and may overwrite an earlier token.
+    `positions` is (B,). Rows may have different numbers of tokens: a row sees the columns of its
     prompt and the columns that it has written.
     """
     rows = torch.arange(len(tokens), device=tokens.device)
