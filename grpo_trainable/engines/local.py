@@ -21,7 +21,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimit
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBatch:
-    """The distinct prompts of one call, and the index of each row's prompt."""
+    """The prompts of one call, one per request, and the index of each row's prompt."""
 
     prompts: list[Tensor]  # (P,) int64 each
     fan_out: Tensor  # (B,) int64, index of each row's prompt
@@ -44,9 +44,8 @@ class Decoder(Protocol):
     def enter(self, rows: range) -> Tensor:
         """Add `rows` to the batch and return the logits (rows, V) for their first tokens.
 
-        The new rows come after those already in the batch. If `PromptBatch.slots` is None,
-        all B rows enter together. Each distinct prompt among the new rows runs through the model
-        once.
+        The new rows come after those already in the batch. If `PromptBatch.slots` is None, all B
+        rows enter together. Each distinct prompt of the new rows runs through the model once.
         """
         ...
 

@@ -110,7 +110,7 @@ def read_config(directory: str | Path) -> ModelConfig:
 def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
     """Check the policy as far as possible before training, and return its shape and tokenizer.
 
-    Of the weights, only names and shapes are read.
+    Only the names and shapes of the weights are read.
 
     Raises:
         ValueError: The directory cannot be used. The message is one line that begins with the

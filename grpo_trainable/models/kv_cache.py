@@ -178,9 +178,9 @@ def decode_in_place(
 ) -> Tensor:
     """Return the hidden states (B, D) after one more token per row, `tokens` (B,).
 
-    Each token is written to the column that equals its position, and may overwrite an earlier token.
-    `positions` is (B,). Rows may have different numbers of tokens: a row sees the columns of its
-    prompt and the columns that it has written.
+    Each token is written to the column that equals its position, and may overwrite an earlier
+    token. `positions` is (B,). Rows may have different numbers of tokens: a row sees the columns of
+    its prompt and the columns that it has written.
     """
     rows = torch.arange(len(tokens), device=tokens.device)
     cache.reserve(int(positions.max()) + 1)

@@ -1,7 +1,7 @@
 """Attention of Hugging Face models, in two cases for which torch's attention is unsuitable.
 
 In the first case, rows are packed, and each row must attend only to its own tokens. In the second
-case, bfloat16 rows are on a CPU, where attention is computed in float32.
+case, bfloat16 rows are on a CPU, and their attention is computed in float32.
 
 T tokens, B rows, S positions, N heads, K heads of keys and values, H head size.
 """

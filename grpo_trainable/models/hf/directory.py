@@ -213,7 +213,7 @@ def refuse_unknown_targets(targets: str, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def layers_named(targets: str, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the stored names of the linear body layers that the names in `targets` select."""
+    """Return the stored names of the body's linear layers that the names in `targets` select."""
     names, modules = names_in(targets), _modules(shapes)
     return [module for module, fits in modules.items() if fits and _is_named(module, names)]
 

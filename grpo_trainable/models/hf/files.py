@@ -87,7 +87,7 @@ def _is_complete(directory: Path, *, weights: bool) -> bool:
 
 
 def fetch_small_files(path: Any) -> None:
-    """Download the small files of the model at `model.path`, which determine some defaults.
+    """Download the small files of the model at `path`, because some defaults depend on them.
 
     If `path` is not a hub id, nothing happens.
 

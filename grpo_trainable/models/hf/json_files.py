@@ -23,7 +23,7 @@ WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 # Values of model_type for which tests compare packed rows with padded rows.
 PACKED = ("llama", "qwen2", "qwen3")
-# Kinds of RoPE whose angles depend only on the position. The same tests cover these kinds.
+# Kinds of RoPE whose angles depend only on the position. The tests of `PACKED` use these kinds.
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 ADAPTER_CONFIG = "adapter_config.json"  # peft writes this file next to LoRA adapters
 JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
