@@ -53,7 +53,7 @@ def raw_reward(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def zero(rewards: Tensor, *, eps: float) -> Tensor:
-    """Return 0 for every response, leaving only a teacher's advantages (distillation).
+    """Return 0 for every response, so that only a teacher gives advantages (distillation).
 
     `eps` is ignored.
     """
@@ -84,7 +84,7 @@ def batch(rewards: Tensor, *, eps: float) -> Tensor:
     """Return (r − mean) / (sample std + eps) over all groups together.
 
     REINFORCE++ (arXiv 2501.03262). If the batch has a single reward, because the other responses
-    could not be scored, the advantage is 0.
+    could not be scored, its advantage is 0.
     """
     if rewards.numel() == 1:
         return torch.zeros_like(rewards)

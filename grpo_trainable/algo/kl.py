@@ -2,8 +2,8 @@
 
 d = log π_θ − log π_ref. All tensors are (B, S). Off the mask, log-probs may hold anything and
 estimates are 0. Source: Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds
-the values of `loss.kl_estimator`. It also holds k1, which is used only as a metric, because its
-expected gradient as a loss is 0.
+the values of `loss.kl_estimator`. It also holds k1, which that setting does not accept, because the
+expected gradient of k1 in a loss is 0.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def response_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
 
 
 def steered_coefficient(coefficient: float, kl: float, target: float, gain: float) -> float:
-    """Return the next round's β: larger if `kl` is above `target`, smaller if it is below.
+    """Return the next round's β: larger if `kl` is above `target`, smaller if `kl` is below.
 
     The result is β · (1 + gain · clip(kl / target − 1, −0.2, 0.2)) (Ziegler et al. 2019, arXiv
     1909.08593: gain 0.1). `kl` is the round's KL in nats per response. If `kl` is not finite, β

@@ -5,11 +5,11 @@ Shapes: B responses, S positions. All tensors are (B, S) unless stated otherwise
 
 `LOSSES` holds the built-in values of `loss.type`. All losses, including user-defined ones, take the
 same tensors and the clip range, so the learner calls them all in the same way. A loss ignores
-arguments that it does not need. Any further argument is either a setting of the same name, such as
-`loss.tau_positive`, or `selected`, a mask from the module `selection`. Each function returns the
-loss of every token and a mask of the tokens that it clipped. `loss/clip_fraction` counts the
-clipped tokens. Positions off the mask may hold anything: their loss is 0 and they never count as
-clipped.
+arguments that it does not need. Any further argument of a loss is either a setting of the same
+name, such as `loss.tau_positive`, or `selected`, a mask from the module `selection`. Each function
+returns the loss of every token and a mask of the tokens that it clipped. `loss/clip_fraction` is
+the share of clipped tokens. Positions off the mask may hold anything: their loss is 0 and they
+never count as clipped.
 """
 
 from __future__ import annotations

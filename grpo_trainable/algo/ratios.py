@@ -23,10 +23,11 @@ IMPORTANCE_RULES = ("truncate", "mask")
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """Return min(log_ratio, LOG_RATIO_MAX), for any shape, with a gradient even above the bound.
 
-    Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and so is its derivative. A
-    loss does not clip tokens with A < 0 there, so the gradient still lowers the probability of
-    these tokens. A plain clamp has derivative 0 and would leave their probability as it is. No
-    lower bound is needed: the exponential underflows to 0, and so does its derivative.
+    Above the bound, the exponential of the result is e^LOG_RATIO_MAX, and so is its derivative.
+    Most losses do not clip tokens with A < 0 and a ratio above the bound, so the gradient still
+    lowers the probability of these tokens. A plain clamp has derivative 0 and would leave their
+    probability unchanged. No lower bound is needed: the exponential underflows to 0, and so does
+    its derivative.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess
@@ -127,7 +128,7 @@ def weights_bounded(
     """Return a mask (B, S) of tokens whose importance weight is cut to the cap or set to 0.
 
     The result is False off the mask. Both rules change the same tokens, except that only the rule
-    `mask` has a `floor`. `importance_weight` takes the same arguments.
+    `mask` has a `floor`. For the arguments, see `importance_weight`.
     """
     weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
     return _out_of_range(weight, cap, floor) & mask.bool()

@@ -12,7 +12,7 @@ from grpo_trainable.algo.kl import k1
 
 
 def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return Σ_t (log π − log π_ref) of each response in nats, (G,), positive or negative.
+    """Return Σ_t (log π − log π_ref) of each response in nats, (G,). The sum may be negative.
 
     All arguments are (G, R). π is the policy that sampled the responses, so the mean of this sum
     over responses estimates the KL to the reference. RLHF uses the reward r − β·(this sum) (Ziegler
@@ -24,7 +24,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor
 
 
 def overlong_penalty(lengths: Tensor, longest: int, buffer: int) -> Tensor:
-    """Return 0 up to `longest` − `buffer` tokens, then a linear rise to 1 at `longest`.
+    """Return penalties: 0 up to `longest` − `buffer` tokens, rising linearly to 1 at `longest`.
 
     `lengths` (G,) is in tokens and the result (G,) is float32. This is the soft overlong punishment
     of DAPO (arXiv 2503.14476, equation 13: `longest` 20,480 and `buffer` 4,096).

@@ -57,8 +57,8 @@ def second_moment_outliers(
 
     The selected tokens are those with the largest (log ρ)². Only tokens whose probability moved in
     the direction that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed.
-    Clipping would not affect other tokens either. Equation 4 and algorithm 1 of arXiv 2510.01161
-    (`second_moment` 0.04).
+    Clipping would not affect other tokens either. M2PO, arXiv 2510.01161, equation 4 and
+    algorithm 1 (`second_moment` 0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0
@@ -114,7 +114,7 @@ def clip_cov_tokens(
     """Select random tokens whose covariance is in `cov_band`.
 
     The number of selected tokens is `cov_fraction` times the number of all tokens, but at least 1.
-    Clipped tokens are never selected. If too few tokens qualify, all of them are selected.
+    Clipped tokens are never selected. If too few tokens qualify, all that qualify are selected.
     Clip-Cov, arXiv 2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token
     follows the authors' code.
     """
@@ -193,7 +193,10 @@ def kl_cov(
 
 
 def _share(fraction: float, mask: Tensor) -> int:
-    """Return `fraction` times the number of tokens, rounded down, but at least 1 if any exist."""
+    """Return `fraction` times the number of tokens, rounded down, but at least 1.
+
+    If there are no tokens, return 0.
+    """
     tokens = int(mask.bool().sum())
     return min(tokens, max(1, int(fraction * tokens)))
 

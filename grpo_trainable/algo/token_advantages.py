@@ -96,8 +96,7 @@ def whitened_tokens(
 ) -> list[Tensor]:
     """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) per group.
 
-    Equal advantages give exactly 0. A single advantage equals its own mean, so the result is also
-    0.
+    Equal advantages give exactly 0. If there is a single token, its result is also 0.
     """
     tokens = torch.cat([a[mask] for a, mask in zip(advantages, masks, strict=True)])
     white = whitened(tokens[None], eps)[0] if len(tokens) > 1 else torch.zeros_like(tokens)

@@ -78,8 +78,8 @@ def topr(
     sg stops the gradient. A good response is imitated even after it has become unlikely. A bad
     response is ignored once it is unlikely. The tokens of a bad response count as clipped if the
     response's ratio was cut to 1. `clip_low` and `clip_high` are ignored. TOPR, arXiv 2503.14286.
-    The paper's ratio is the product over the tokens of the response. A is the paper's R minus the
-    baseline of `loss.advantage`.
+    As in the paper, the response's ratio is the product of ρ over its tokens. A is the paper's R
+    minus the baseline of `loss.advantage`.
     """
     ratio = response_ratio(log_probs, old_log_probs, mask).detach()
     a = zero_off_mask(advantages, mask)

@@ -40,16 +40,18 @@ Groups = Sequence[RolloutGroup]
 class CriticTargets:
     """A critic's values and training targets on a rollout batch, (G, R) for each group."""
 
-    values: list[Tensor]  # values of the states, computed before the round's first step
-    returns: list[Tensor]  # value + advantage, the targets of the values
-    earned: list[Tensor]  # discounted sum of the rewards that follow, without the critic
+    values: list[Tensor]  # values of the states, computed before the round's first gradient step
+    returns: list[Tensor]  # the targets that the values are trained towards: value + advantage
+    # Discounted sum of the rewards after each state. It does not depend on the critic.
+    earned: list[Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:
     """The advantages of one rollout batch."""
 
-    advantages: list[Tensor]  # one per group: (G,), or (G, R) with one advantage per token
+    # One tensor per group: (G,), or (G, R) if each token has its own advantage.
+    advantages: list[Tensor]
     critic: CriticTargets | None = None  # None without a critic
 
     def of_responses(self, groups: Groups) -> Tensor:
@@ -166,15 +168,16 @@ def critic_figures(
 
 
 def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
-    """Return a group's rewards, or the weighted sum of their parts, minus penalties, (G,).
+    """Return the rewards (G,) of a group, minus penalties.
 
-    The penalties are `kl_coefficient` times the KL to the reference, the penalty for overlong
-    responses, and the penalty for deviating from the target length.
+    With `task.reward_weights`, each reward is the weighted sum of its parts. The penalties are
+    `kl_coefficient` times the KL to the reference, the penalty for overlong responses, and the
+    penalty for deviating from the target length.
     """
     rewards, rollout, task = _rewards(config, group), config.rollout, config.task
     sampled = group.response_mask.sum(dim=1)
     if kl_coefficient > 0:
-        assert group.reference_log_probs is not None, "the reference's pass comes first"
+        assert group.reference_log_probs is not None, "the KL needs the reference's log-probs"
         rewards = rewards - kl_coefficient * kl_penalty(
             group.behaviour_log_probs, group.reference_log_probs, group.response_mask
         )
@@ -183,7 +186,7 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
             group.extents, rollout.max_new_tokens, config.overlong_buffer
         )
     if task.length_penalty > 0:
-        assert task.length_target is not None, "the config was checked"
+        assert task.length_target is not None, "task.length_penalty needs task.length_target"
         rewards = rewards - task.length_penalty * length_deviation(sampled, task.length_target)
     return rewards
 
@@ -192,7 +195,7 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
     weights = config.task.part_weights
     if not weights:
         return group.rewards
-    assert group.reward_parts is not None, "the generator keeps the parts that the config names"
+    assert group.reward_parts is not None, "the generator did not return the parts of the reward"
     return weighted_parts(
         group.reward_parts,
         torch.tensor(list(weights.values())),
@@ -204,7 +207,8 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
     """Return each action's discounted reward at its last token, (G, R); 0 elsewhere.
 
-    All rewards are 0 if the responses are not episodes, or if the reward is composed of parts.
+    The result is 0 everywhere if the responses are not episodes, or if the reward is composed of
+    parts.
     """
     if group.turn_rewards is None or config.task.part_weights:
         return torch.zeros(group.response_mask.shape)
@@ -218,13 +222,14 @@ def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float
     """Distribute the shaped rewards over the tokens, (G, R).
 
     Each token gets its own KL penalty. The last token of an action also gets the action's reward.
-    The last token of a response also gets the rest of the shaped reward.
+    The last token of a response also gets the rest of the response's shaped
+    reward.
     """
     rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
     earned = _earned(config, group)
     rewards = at_the_end(rewards - earned.sum(dim=1), mask) + earned
     if kl_coefficient > 0:
-        assert group.reference_log_probs is not None, "the reference's pass comes first"
+        assert group.reference_log_probs is not None, "the KL needs the reference's log-probs"
         rewards = rewards - kl_coefficient * k1(
             group.behaviour_log_probs, group.reference_log_probs, group.response_mask
         )

@@ -19,14 +19,16 @@ from grpo_trainable.models.store import build_any_trained_policy
 from grpo_trainable.protocol.messages import CriticStep
 from grpo_trainable.protocol.rollout import TrainBatch
 
-PREFIX = "critic/"  # prefix of the critic's tensors in a checkpoint; no policy parameter has it
+# The names of the critic's tensors in a checkpoint begin with this prefix. No name of a policy
+# parameter does.
+PREFIX = "critic/"
 
 
 class ValueHead(nn.Module):
     """Maps each hidden state to a value, in float32 regardless of the body's dtype.
 
-    The weights start at 0, so an untrained critic leaves the returns unchanged. Shapes: T
-    positions, D width.
+    The weights start at 0, so an untrained critic predicts 0 for every state. Shapes: T positions,
+    D width.
     """
 
     def __init__(self, width: int) -> None:
@@ -149,7 +151,8 @@ class Critic:
     def load_state(self, state: Mapping[str, Tensor]) -> bool:
         """Restore the critic and return True, if the state contains a matching critic.
 
-        Otherwise, the critic starts from scratch, for example if PBT has changed the advantage.
+        Otherwise, return False. The critic then starts from scratch, for example after PBT has
+        changed `loss.advantage`.
         """
         if not self.parameters.keys() <= state.keys():
             return False
@@ -179,7 +182,7 @@ class CriticStatistics:
         self._clipped += int((clipped & mask).sum())
 
     def sum_over(self, ranks: Ranks) -> None:
-        """Replace the sums by sums over all ranks."""
+        """Replace this rank's sums with sums over all ranks."""
         own = torch.tensor([self.loss, self._tokens, self._clipped], dtype=torch.float64)
         self.loss, tokens, clipped = ranks.sum_(own).tolist()
         self._tokens, self._clipped = int(tokens), int(clipped)

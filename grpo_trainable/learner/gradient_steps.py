@@ -30,11 +30,12 @@ from grpo_trainable.protocol.messages import GradientStep
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.metrics import RATIO_EDGES
 
-SELECTION = 2  # last element of the key for the random draws of a loss that selects tokens
+# Last number of the seed for the random draws of a loss that selects tokens.
+SELECTION = 2
 
 
 class GradientSteps:
-    """Takes the gradient steps of a policy and, if there is one, its critic."""
+    """Takes the gradient steps of a policy, and of its critic if there is one."""
 
     def __init__(
         self,
@@ -163,8 +164,8 @@ class GradientSteps:
             batch: The rows.
             present: Log-probs of the policy in training, (B, S).
         """
-        # Only the rows of the round's first step lack `start`. In that step, the policy in training
-        # is still the policy before the round.
+        # Only the rows of the round's first gradient step have no `start`. In that step, the policy
+        # in training is still the policy before the round.
         start = present if batch.start is None else batch.start
         if self._config.importance_cap is not None:
             return start
@@ -264,8 +265,9 @@ class StepStatistics:
         self._ratio_counts += _count_ratios(ratio[mask])
 
     def sum_over(self, ranks: Ranks) -> None:
-        """Replace the sums by sums over all ranks."""
-        # Each rank fills one entry, so the sum collects the maxima of all ranks. It keeps NaN.
+        """Replace this rank's sums with sums over all ranks."""
+        # Each rank fills only its own entry, so the sum holds the maxima of all ranks. A NaN stays
+        # NaN.
         largest = torch.zeros(ranks.size, dtype=torch.float64)
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
@@ -300,7 +302,7 @@ class StepStatistics:
 def _count_ratios(ratio: Tensor) -> np.ndarray:
     """Count the finite ratios in the bins of `RATIO_EDGES`.
 
-    Ratios beyond the edges count in the outermost bins.
+    Ratios below the first edge or above the last edge count in the outermost bins.
     """
     finite = ratio[ratio.isfinite()].cpu().numpy()
     return np.histogram(finite.clip(RATIO_EDGES[0], RATIO_EDGES[-1]), RATIO_EDGES)[0]

@@ -19,7 +19,7 @@ from grpo_trainable.learner.log_probs import BatchWithLogProbs
 from grpo_trainable.protocol.messages import Drift
 from grpo_trainable.protocol.rollout import TrainBatch, stack_rows
 
-MONITOR = 4  # last element of the key for the random draw
+MONITOR = 4  # last number of the seed with which the watched responses are drawn
 
 # ---- The sample ----------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.n
     This is a systematic sample: the groups and the responses of each group are put in random order,
     and responses at equal distances are drawn. Each response is equally likely to be drawn. The
     groups are strata: if they have equal sizes, their numbers of drawn responses differ by at most
-    one. So no second response is drawn from a group before every group has one drawn response.
+    one. In that case, a group has two drawn responses only if every group has at least one.
 
     Args:
         sizes: Number of responses in each group, N in all.
@@ -59,7 +59,7 @@ def watched_rows(
 
     Args:
         batches: The round's batches.
-        sizes: Number of consecutive rows of each group, over all batches.
+        sizes: Number of rows of each group, in the order of the rows of all batches.
         responses: Number of rows to watch in all batches together. None: all rows.
         seed: Seed of the trial.
         round_: Number of rounds before this one.
@@ -108,7 +108,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(watched: Tensor, responses: int, divisor: float, known: float = 0.0) -> Estimate:
-    """Estimate (`known` + the sum over all responses) / `divisor`, without bias.
+    """Estimate (`known` + the sum of a quantity over all responses) / `divisor`, without bias.
 
     Each response is equally likely to be watched. So the sum over all N responses is estimated as N
     times the mean y̅ of the n watched responses. The standard error is
@@ -230,7 +230,7 @@ def _kl(
     watched: Sequence[Tensor | None],
     estimator: str,
 ) -> Estimate:
-    """Return the mean KL in nats over all non-empty responses, from the watched rows."""
+    """Estimate the mean KL, in nats, of all non-empty responses from the watched rows."""
     rows, nonempty = [], 0
     for ours, theirs, mask, own in zip(policy, others, masks, watched, strict=True):
         assert theirs is not None, "a monitored batch must have log-probs under every policy"

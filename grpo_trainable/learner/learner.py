@@ -191,7 +191,7 @@ class Learner:
             RuntimeError: More than `optim.max_skipped_steps` consecutive steps had a loss or
                 gradient that was not finite.
         """
-        beta = self._state.kl_coefficient.value  # β of this round; `_train` may set the next one
+        beta = self._state.kl_coefficient.value  # read before `_train` adjusts β for the next round
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self._ranks.settle()
@@ -226,8 +226,8 @@ class Learner:
         if self._teacher is not None:
             with clock("reference"):
                 made, teacher_nats = self._batches.taught(self._teacher, made)
-        # These log-probs belong to the policy before the round, so compute them before the first
-        # gradient step. With k > 1, the later steps reuse them.
+        # Some of these log-probs belong to the policy before the round, so compute them before the
+        # first gradient step. With k > 1, the later steps reuse them.
         with clock("reference"):
             batches = self._batches.with_log_probs(made, plan)
             nll = reference_nll(batches)
@@ -312,7 +312,7 @@ class Learner:
         """
         with self._context.call():
             with self._context.clock("sync"):
-                weights, handle = self._weights(), None  # the handle stays None on other ranks
+                weights, handle = self._weights(), None  # only the first rank gets a handle
                 if self._sender is not None:
                     self._sender.release(needed_from)
                     handle = self._sender.publish(weights, self.policy.frozen())
@@ -349,7 +349,7 @@ class Learner:
         return self._state.own()
 
     def rewind(self, state: LearnerState) -> None:
-        """Return to an earlier `own_state` in the middle of a round."""
+        """In the middle of a round, return to an earlier `own_state`."""
         self.load_state(state)
         self.optimizer.drop_gradients()
 
@@ -358,7 +358,7 @@ class Learner:
         return self._state.write(directory, seen_by)
 
     def next_message(self) -> tuple[str, bytes] | None:
-        """Return the next unwritten piece, as `TrainingState.next_message` does."""
+        """Return the next piece of a checkpoint, as `TrainingState.next_message` does."""
         return self._state.next_message()
 
     def read_state(

@@ -21,7 +21,7 @@ from grpo_trainable.telemetry.progress import steps_done
 
 
 class LearnerRank:
-    """A learner that joins other learners. After `join`, it has the methods of `Learner`.
+    """A learner that joins other learners. The methods of `Learner` may be called after `join`.
 
     All ranks get the same calls in the same order. The first rank publishes the weights, and only
     its results contain tensors.
@@ -44,14 +44,15 @@ class LearnerRank:
         device = torch.device("cuda" if r.learner_gpus else "cpu")
         self._group = ProcessGroup(device, r.deadline_s, elastic=r.elastic)
         self._learner: Learner | None = None
-        self._before: LearnerState | None = None  # state before the round, in an elastic group
+        # State before the last round. Only a rank of an elastic group keeps it.
+        self._before: LearnerState | None = None
 
     def host(self, address: str = "") -> tuple[str, int]:
-        """Open a meeting point for the ranks in this process, and return its address and port.
+        """Open, in this process, a meeting point for all ranks. Return its address and port.
 
         Args:
-            address: The address by which the other ranks reach this process. Empty: the address of
-                the previous call.
+            address: The address by which the other ranks reach this process. Empty: use the address
+                of the previous call.
         """
         self._address = address or self._address
         self._rendezvous = Rendezvous(self._address, self._config.resources.deadline_s)

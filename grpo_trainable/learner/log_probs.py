@@ -78,7 +78,7 @@ class LogProbs:
 def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
     """Return the hidden states (T, D) that predict the sampled tokens, row by row."""
     if isinstance(model, ActingPolicy):
-        assert batch.observations is not None, "episodes of control have observations"
+        assert batch.observations is not None, "an acting policy needs observations"
         return model.hidden(batch.observations[batch.response_mask])
     assert isinstance(model, Policy), "there is no other kind of policy"
     return response_states(model, batch.input_ids, batch.response_mask)
@@ -128,15 +128,15 @@ class BatchWithLogProbs:
         )
 
     def without_start(self) -> BatchWithLogProbs:
-        """Return the batch for the round's first step, which computes `start`."""
+        """Return the batch without `start`, which the round's first gradient step computes."""
         return replace(self, start=None)
 
     def with_start(self, rows: Tensor, seen: Tensor) -> BatchWithLogProbs:
         """Return the batch with `start` filled in for some rows.
 
         Args:
-            rows: The rows of the round's first step.
-            seen: The log-probs of these rows in that step, (rows, S).
+            rows: The rows of the round's first gradient step.
+            seen: The log-probs that this step computed for the rows, (rows, S).
         """
         start = self.start
         if start is None:

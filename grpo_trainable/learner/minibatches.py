@@ -111,7 +111,7 @@ def largest_microbatch(
 
 
 def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
-    """Adapt an artificial batch to an acting policy. Observations and actions are 0."""
+    """Adapt an artificial batch to an `ActingPolicy`. All observations and actions are 0."""
     shape, numbers = batch.input_ids.shape, policy.action_numbers
     return replace(
         batch,

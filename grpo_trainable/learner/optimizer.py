@@ -19,7 +19,7 @@ class StepTaken(NamedTuple):
 
     grad_norm: float  # norm of the policy's gradient, before clipping
     lr: float
-    skipped: bool  # True: loss or gradient was not finite, so nothing changed
+    skipped: bool  # True: nothing changed, because loss or gradient was not finite
     critic_grad_norm: float  # norm of the critic's gradient, before clipping; 0 without a critic
 
 
@@ -33,7 +33,7 @@ class PolicyOptimizer:
         critic: Mapping[str, Tensor] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Create an optimizer that has taken no step.
+        """Create an optimizer that has not taken any steps.
 
         Args:
             parameters: The policy's trained parameters, each once, by name.
@@ -110,9 +110,9 @@ class PolicyOptimizer:
         return StepTaken(grad_norm=grad_norm, lr=lr, skipped=skip, critic_grad_norm=critic_norm)
 
     def _limited(self, parameters: Sequence[Tensor]) -> float:
-        """Clip the gradient norm of some parameters.
+        """Clip the gradient norm of `parameters`.
 
-        Return the norm before clipping, or 0 without parameters.
+        Return the norm before clipping, or 0 if there are no parameters.
         """
         if not parameters:
             return 0.0
@@ -193,9 +193,9 @@ def _adamw(parameters: Sequence[list[Tensor]], config: GRPOConfig) -> AdamW:
 
 
 def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Copy a moment to the parameter's device.
+    """Copy a tensor of AdamW's state to the parameter's device.
 
-    A moment that has the parameter's shape also gets the parameter's memory layout, because the
+    A tensor that has the parameter's shape also gets the parameter's memory layout, because the
     fused optimizer assumes equal layouts.
     """
     if value.shape != parameter.shape:
@@ -203,7 +203,9 @@ def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-MASTER = "master"  # the name of a master weight in a checkpoint; the other names are from AdamW
+# In a checkpoint, a master weight has the key PARAMETER/master. The other keys end in names from
+# AdamW.
+MASTER = "master"
 
 
 class MasterWeights:

@@ -52,7 +52,8 @@ class ProcessGroup:
         Args:
             device: The device of the tensors.
             deadline_s: Maximum number of seconds that a rank waits for the others to join. The
-                maximum wait in a sum is a multiple of `deadline_s`.
+                maximum wait in a collective operation, such as a sum, is a multiple of
+                `deadline_s`.
             elastic: True if the trial may continue after the group has lost ranks.
         """
         self.device = device
@@ -90,7 +91,7 @@ class ProcessGroup:
         )
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replace a tensor by its sum over the ranks, and return it."""
+        """Replace a tensor with its sum over the ranks, and return it."""
         dist.all_reduce(tensor)
         return tensor
 

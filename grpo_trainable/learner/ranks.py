@@ -1,9 +1,9 @@
 """The interface between the learners of a trial. Each learner is a rank.
 
-Every rank gets all groups of a round, so it computes the advantages, the plan of the steps and the
-denominators without communication. A rank runs its share of the microbatches (`deal`). Then the
-results are summed over the ranks: before the sum, a row's log-probs are 0 on every rank but one,
-and a rank's gradients are its share of the step's gradient.
+Every rank gets all groups of a round, so it computes the advantages, the plan of the gradient steps
+and the denominators of the losses without communication. A rank runs its share of the microbatches
+(`deal`). Then the results are summed over the ranks: before the sum, a row's log-probs are 0 on
+every rank but one, and a rank's gradients are its share of the step's gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Communicator(Protocol):
         ...
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replace a tensor by its sum over the ranks, bit-identical on all ranks, and return it.
+        """Replace a tensor with its sum over the ranks, bit-identical on all ranks, and return it.
 
         All ranks must call this in the same order, with tensors of the same shape and type.
         """
@@ -45,7 +45,7 @@ class Communicator(Protocol):
 class Ranks(Protocol):
     """The ranks of a trial, as the learners see them.
 
-    All ranks must call collective methods in the same order.
+    Some methods are collective: all ranks must call them, in the same order.
     """
 
     @property
@@ -63,7 +63,7 @@ class Ranks(Protocol):
         ...
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace gradients by their sums over the ranks. Collective."""
+        """Replace gradients with their sums over the ranks. Collective."""
         ...
 
     def divide(self, policy: NamedWeights) -> NamedWeights:
@@ -130,7 +130,7 @@ class Replicas(ConnectedRanks):
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace gradients by their sums over the ranks.
+        """Replace gradients with their sums over the ranks.
 
         A parameter that has no gradient on any rank is left out. A rank that ran no microbatch
         contributes zeros.
@@ -157,7 +157,7 @@ class Replicas(ConnectedRanks):
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
         """Yield the policy's weights on the first rank."""
-        if self.rank == 0:  # elsewhere, merging adapters would only copy weights
+        if self.rank == 0:  # other ranks need not merge adapters
             yield from policy.weights().items()
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -193,9 +193,9 @@ class Replicas(ConnectedRanks):
 
 
 def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield lists of parameters of one type. A list has at most `MESSAGE_BYTES` in total.
+    """Yield lists of parameters. Each list has one type and at most `MESSAGE_BYTES` in total.
 
-    A larger parameter is yielded alone.
+    A parameter larger than `MESSAGE_BYTES` is yielded alone.
     """
     message: list[Tensor] = []
     size = 0
@@ -246,12 +246,12 @@ def deal(
     in their original order.
 
     If the number of microbatches is not a multiple of the number of ranks, the largest microbatches
-    are cut in two until the number is a multiple. If only single rows are left to cut, some ranks
-    get one microbatch fewer than others.
+    are cut in two until the number is a multiple. Microbatches of one row cannot be cut. If there
+    are no others left, some ranks get one microbatch fewer than others.
 
     Args:
         parts: The microbatches, each as the indices of its rows.
-        tokens: Returns the cost of a microbatch.
+        tokens: Returns the cost of a microbatch, in tokens.
         ranks: Number of ranks.
     """
     if ranks == 1:

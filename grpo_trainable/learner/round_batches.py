@@ -162,7 +162,7 @@ class RoundBatches:
         """Return True if all rows need log-probs under the policy before the round.
 
         The loss may need them. The KL between sampler and learner also needs them, because it is
-        measured on every token that both computed with the same weights. The other KLs need them
+        measured on every token for which both used the same weights. The other KLs need them
         only for the watched rows.
         """
         config = self._config
@@ -181,7 +181,7 @@ class RoundBatches:
         return {name: self._as_rows(batch.groups, found) for name, found in targets.items()}
 
     def _counted(self, batch: RoundBatch) -> Tensor | None:
-        """Return a mask (B, S) of the response tokens that the loss counts, or None for all."""
+        """Return a mask (B, S) of the response tokens that the loss counts; None if all count."""
         if self._config.rollout.overlong != "filter":
             return None
         finished = torch.cat([group.finished for group in batch.groups]).to(self._device)
@@ -209,9 +209,9 @@ class RoundBatches:
     def _own_tokens(self, groups: Groups) -> Tensor:
         """Return a mask (B, S) of the tokens sampled with the learner's current weights.
 
-        With `weight_update=in_flight`, a row that began with older weights continues with the
-        key-value cache of these weights. So no token of that row counts, not even a token that was
-        sampled with the current weights.
+        With `weight_update=in_flight`, a row that began with older weights keeps the key-value
+        cache that these older weights computed. So no token of that row is in the mask, not even a
+        token that was sampled with the current weights.
         """
         own = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
         if self._config.weight_update == "in_flight":

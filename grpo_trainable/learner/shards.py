@@ -49,7 +49,7 @@ class Shards(ConnectedRanks):
         for layer in policy.layers():
             fully_shard(layer, mesh=self._mesh)
         fully_shard(policy, mesh=self._mesh)
-        register_fsdp_forward_method(policy, "states_at")  # scoring does not call `forward`
+        register_fsdp_forward_method(policy, "states_at")  # scoring calls it instead of `forward`
         for module in policy.modules():
             if isinstance(module, FSDPModule):
                 # Sum, do not average: losses are already divided by the denominators of the whole
@@ -107,7 +107,7 @@ class Shards(ConnectedRanks):
         )
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows that this rank has. Only the first rank returns undivided tensors."""
+        """Return this rank's rows of divided tensors, and undivided tensors on the first rank."""
         mine = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):

@@ -183,7 +183,7 @@ class GRPO(Algorithm):
         assert self.trial is not None
         if self.trial.pipeline.ended:
             # Tune restored the checkpoint of the last round without knowing that the trial had
-            # ended. The last row has already been reported.
+            # ended. The result of the last round has already been reported.
             return {RESULT_DUPLICATE: True, "done": True}
         results = super().step()
         assert self._report is not None
@@ -192,7 +192,7 @@ class GRPO(Algorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Return the mean reward on the held-out prompts under the current weights.
 
-        If the last round ended with an evaluation, return its result without sampling again.
+        If the last round ended with an evaluation, return that result without sampling again.
         """
         assert self.trial is not None
         self._call_back("on_evaluate_start")
@@ -213,7 +213,7 @@ class GRPO(Algorithm):
         return trained_language_model(self.trial.config, self.trial.learner_state().policy)
 
     def get_weights(self, policies: list[str] | None = None) -> dict[str, Any]:
-        """Return the trained weights of the policy or its adapters: module id → name → array."""
+        """Return the trained weights (of the policy or its adapters): module id → name → array."""
         if policies is not None and DEFAULT_MODULE_ID not in policies:
             return {}
         assert self.trial is not None
@@ -332,7 +332,8 @@ def _results(report: RoundReport) -> dict[str, Any]:
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
     nested: dict[str, Any] = {"done": report.last}
     for name, value in {**row, **named}.items():
-        # The name of a number in the `info` of environments may contain any character.
+        # Split an info metric only at its first slash, because the rest of its name may contain
+        # slashes that separate nothing.
         *areas, leaf = name.split("/", 1 if is_info_metric(name) else -1)
         inner = nested
         for area in areas:
@@ -342,7 +343,7 @@ def _results(report: RoundReport) -> dict[str, Any]:
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested mappings; values of `second` take precedence."""
+    """Merge nested mappings. Values of `second` take precedence."""
     both = {**first, **second}
     for key in first.keys() & second.keys():
         if isinstance(first[key], Mapping) and isinstance(second[key], Mapping):

@@ -20,7 +20,7 @@ from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.store import build_trained_policy
 
-NO_TOKEN = -1  # fills the rest of a row after its last token
+NO_TOKEN = -1  # fills a row of token ids after its last token
 
 
 def token_spaces(shape: PolicyShape) -> tuple[Box, Discrete]:

@@ -29,7 +29,7 @@ ENDLESS = 10**9
 # RLlib's name -> our name, for settings with the same meaning.
 SAME = {"lr": "optim.lr", "grad_clip": "optim.grad_clip", "seed": "seed"}
 
-# Setting of a trial -> the way to set it in RLlib, for settings that `grpo` may not contain.
+# Settings of a trial that `grpo` may not contain -> the way to set them in RLlib.
 IN_RLLIBS_WAY = {
     "optim.lr": "training(lr=…)",
     "optim.grad_clip": "training(grad_clip=…)",
@@ -58,7 +58,7 @@ READ = {
     *("log_level", "log_sys_usage", "_use_msgpack_checkpoints", "class"),
 }
 
-# Other settings -> the reason why GRPO does not read them, or the setting to use instead.
+# RLlib's other settings -> the reason why GRPO does not read them, or the setting to use instead.
 WHY_NOT = {
     "env": "use training(grpo={'task': {…}})",
     "gamma": "a response has one reward, at its end",
@@ -167,7 +167,7 @@ def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
     """
     defaults = untouched.to_dict()
     for name, value in config.to_dict().items():
-        if name in READ or name.startswith("__"):  # keys of Tune, such as __stdout_file__
+        if name in READ or name.startswith("__"):  # a key of Tune, such as __stdout_file__
             continue
         shown_name = name.removeprefix("_")
         if name not in defaults:

@@ -29,7 +29,7 @@ PROMPTS = 1 << 20  # an episode draws one of the first PROMPTS prompts of the tr
 
 @dataclass(frozen=True)
 class World:
-    """Objects that all environments with the same settings share in a process."""
+    """Objects that the environments of one process share if their settings are the same."""
 
     prompts: Prompts
     scorer: Scorer

@@ -17,19 +17,29 @@ from grpo_trainable.telemetry.stages import IDLE, OTHER_THREADS, TRACE_NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """The duration of each call in a run, by side and kind, and the time that the driver adds."""
+    """The durations of a trial's calls, and the delays that the driver adds.
 
-    # (side, kind) -> seconds, in run order, so that a slow minute of the run slows both sides.
+    A call belongs to the side "generator" or "learner". Its kind is the stage of the call, such as
+    "rollout".
+    """
+
+    # (side, kind) -> seconds of each call, in the order of the rounds. The simulation keeps this
+    # order, so a minute in which the machine was slow slows both sides at about the same time.
     calls: dict[tuple[str, str], list[float]]
-    reference_s: float  # duration of the part of an update that further passes do not repeat
+    # Seconds that an update spends in the stage "reference", however many passes it makes over the
+    # batch.
+    reference_s: float
     hop_s: float  # time from the submission of a call to its start
     gap_s: float  # time from the end of one `step()` to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
-        """Return the durations of the run's calls, in run order, starting over after the last call.
+        """Return a function that gives simulated calls the durations of the trial's calls in order.
+
+        After the last duration, the function starts over with the first one.
 
         Args:
-            passes: number of passes that an update makes over the batch. The recorded run made one.
+            passes: number of passes that an update makes over the batch. The recorded trial made
+                one.
         """
         seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
 
@@ -43,15 +53,15 @@ class Times:
 
 
 def side_of(actor: str, kind: str) -> str:
-    """Return the side to which a call belongs. A colocated worker has calls of both sides."""
+    """Return the side of a call: "learner" or "generator". A colocated worker has both."""
     return "learner" if actor == "learner" or kind == UPDATE else "generator"
 
 
 def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any]]) -> Times:
-    """Return the times of a finished trial from its rows and the events of its `trace.json`.
+    """Return the times of a finished trial from its metrics and the events of its `trace.json`.
 
-    `hop_s` is 0 if rounds overlap, because `time/other_s` does not show the driver's time in that
-    case.
+    `rows` holds the metrics, one mapping for each round. `hop_s` is 0 if rounds overlap, because
+    `time/other_s` does not show the driver's time in that case.
     """
     actors = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -73,20 +83,20 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
     return Times(
         calls=dict(calls),
         reference_s=statistics.median(row["time/reference_s"] for row in rows),
-        # A synchronous round has four hops, one before each of these calls: load, first chunk,
-        # update, publication.
+        # In a synchronous round, the actors are idle before four calls start: the load, the first
+        # chunk of responses, the update and the publication. Each of these delays is `hop_s`.
         hop_s=other / 4 if synchronous else 0.0,
         gap_s=max(0.0, between / (len(rows) - 1)),
     )
 
 
 def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
-    """Return the seconds that a round of `config` would take, given the times of another run.
+    """Return the mean seconds per round of a simulated trial, given the times of another trial.
 
     Args:
         config: the trial to simulate.
-        times: the times of the other run.
-        passes: number of passes that an update makes over the batch. The other run made one.
+        times: the times of the other trial.
+        passes: number of passes that an update makes over the batch. The other trial made one.
     """
     durations = times.in_order(passes)
     reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)
@@ -97,10 +107,10 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
-VINE = "vine"  # a part of a sampling call that is listed separately
+VINE = "vine"  # a part of a sampling call; `calls_of` lists this part as a separate call
 # A call's kind is recognised by a stage that only calls of this kind contain. The exception is
-# `sync`, which calls of other kinds may contain too. So `sync` is looked for last: it decides only
-# for loads and publications, which contain no other stage.
+# `sync`, which calls of other kinds may contain too. So `sync` is looked for last, and recognises
+# only loads and publications, which contain no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 

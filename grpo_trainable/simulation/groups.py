@@ -1,4 +1,4 @@
-"""Groups of synthetic responses with given rewards and weights."""
+"""Groups of synthetic responses with given rewards and given versions of the weights."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class VirtualRequests:
         self.config = config
         self.limit = schedule.most_prompts(config)  # every prompt index is below this limit
         self.asked: list[tuple[str, int]] = []
-        self.train_size = 24  # number of examples for difficulty pools
+        self.train_size = 24  # number of training examples, needed by difficulty pools
         self.examples: dict[int, int] = {}  # prompt index of a training prompt -> its example
 
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
@@ -123,7 +123,7 @@ class VirtualGenerator:
         self._scores_apart = scores_apart
         self._completions = completions
         self._interrupted = interrupted
-        self._completing_s = 0.0  # seconds that the current call spends on completing states
+        self._completing_s = 0.0  # seconds in which the current call completes states
         self._scored: dict[int, tuple[str, Scored]] = {}  # number -> (stream, answer of `score`)
         self._numbers = itertools.count()
         self._name = name
@@ -274,7 +274,7 @@ class VirtualGenerator:
         )
 
     def _reading(self, request: Request) -> list[bool] | None:
-        """Return True for each interrupted response, or None if no response can be interrupted."""
+        """Return a bool for each response, True if it is interrupted, or None if none can be."""
         if self._interrupted is None or request.stream == "eval":
             return None
         return [self._interrupted(request.prompt_index, i) for i in range(request.group_size)]
@@ -299,7 +299,7 @@ class TrainingCall:
     round: int  # number of rounds finished before this call
     start: float
     end: float
-    prompt_indices: tuple[tuple[int, ...], ...]  # of each rollout batch
+    prompt_indices: tuple[tuple[int, ...], ...]  # one tuple for each rollout batch
     group_rounds: tuple[tuple[int, ...], ...]
     group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]

@@ -111,6 +111,8 @@ class VirtualRuntime:
 class VirtualActor:
     """Works through its calls in the order in which they were submitted, one at a time.
 
+    Calls to `deposit` and `score` are exceptions: they run beside the other calls.
+
     Args:
         runtime: the clock.
         name: name of the actor.
@@ -147,7 +149,8 @@ class VirtualActor:
         self._submitted = {} if submitted is None else submitted
         self._dead = False
         self._free_at = 0.0
-        self._thread_free_at = {"deposit": 0.0, "score": 0.0}  # each method has a separate thread
+        # Each of these two methods has its own thread.
+        self._thread_free_at = {"deposit": 0.0, "score": 0.0}
         self._step_s, self._mute = step_s, mute
         self._worked: list[tuple[float, float]] = []  # (start, end) of each call
         self._hangs_from = math.inf
@@ -204,7 +207,7 @@ class VirtualActor:
         return call
 
     def kill(self) -> None:
-        """Kill the actor: its calls are never answered."""
+        """Kill the actor. Its remaining calls are never answered."""
         self.killed = True
         self._runtime.kills.append((self.name, self._runtime.time))
         # Nobody collects the answers of a killed actor.

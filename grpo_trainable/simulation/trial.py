@@ -1,9 +1,9 @@
 """Whole trials in virtual time: the real pipeline with virtual actors.
 
-The pipeline, its gate, its buffer and the learner group are real. The actors, the calls and the
-clock are virtual. Unit tests drive the pipeline through timings that a real machine could not
-reproduce.
-`benchmarks/schedule_sim.py` compares simulated times with those of real trials.
+The pipeline is real, and so are its staleness gate, its replay buffer and the learner group. The
+actors, the calls and the clock are virtual. Unit tests drive the pipeline through timings that a
+real machine could not reproduce. `benchmarks/schedule_sim.py` compares simulated times with the
+times of real trials.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def virtual_trial(
         hangs: `hangs(actor, stage, n)` is True if the actor of this name never answers the n-th
             call of a stage.
         dies: `dies(actor, stage, n)` is True if the actor dies during the n-th call of a stage.
-        room: `room(actor, at_s)` is True if a machine has room for a replacement at time `at_s`.
+        room: `room(actor, at_s)` is True if, at time `at_s`, a machine has room for a replacement
+            of the actor of this name.
         step_s: seconds of a call that count as one step of progress.
         mute: True if an actor that hangs does not answer `progress` either.
     """

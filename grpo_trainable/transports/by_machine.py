@@ -24,7 +24,7 @@ def machine() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearAndFar:
-    """The handle of a snapshot that was published over both transports."""
+    """The handle of a snapshot that was put both into shared memory and into the object store."""
 
     machine: str  # the machine that published the snapshot
     near: SharedWeights
@@ -32,10 +32,13 @@ class NearAndFar:
 
 
 class ByMachineSender:
-    """Publishes snapshots over both transports, so generators can be replaced on any machine."""
+    """Publishes snapshots both in shared memory and in the object store.
+
+    A generator can therefore be replaced on any machine.
+    """
 
     def __init__(self, far_machines: int = 0) -> None:
-        """Set up both senders.
+        """Set up a sender for shared memory and one for the object store.
 
         Args:
             far_machines: Number of machines that fetch weights, not counting this one.
@@ -68,7 +71,10 @@ class ByMachineReceiver:
     """
 
     def __init__(self, deadline_s: float, device: str = "cpu", first: float = 0.0) -> None:
-        """Set up both receivers. The arguments are the same as for `ObjectStoreReceiver`."""
+        """Set up a receiver for shared memory and one for the object store.
+
+        The arguments are the same as for `ObjectStoreReceiver`.
+        """
         self._near = ShmReceiver(deadline_s, device)
         self._far = ObjectStoreReceiver(deadline_s, device, first)
         self._machine = machine()

@@ -23,7 +23,10 @@ from grpo_trainable.transports.object_store import (
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The handle of a snapshot: the handles of its trained and of its frozen tensors, if any."""
+    """The handle of a snapshot: a handle of its trained tensors, and one of its frozen tensors.
+
+    If no tensors are frozen, `frozen` is None.
+    """
 
     trained: Any
     frozen: StoredWeights | StoredParts | None

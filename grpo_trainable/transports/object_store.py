@@ -47,20 +47,21 @@ def get_in_time(
             f"transport={transport}: weights did not arrive within "
             f"resources.deadline_s={deadline_s:g} s"
         ) from error
-    except (RayError, RuntimeError, ValueError) as error:  # Direct Transport raises plain errors
+    except (RayError, RuntimeError, ValueError) as error:
+        # Ray Direct Transport raises RuntimeError or ValueError, not RayError.
         reason = " ".join(str(error).split())[:200]
         raise TransportError(f"transport={transport}: weights are lost ({reason})") from error
 
 
 def _as_array(tensor: Tensor) -> tuple[np.ndarray, torch.dtype]:
-    """Return the tensor's bits as integers of the same width, because numpy has no bfloat16."""
+    """Return a tensor's bits as integers (numpy has no bfloat16), and the tensor's dtype."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.cpu().view(whole[tensor.element_size()]).numpy(), tensor.dtype
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The handle of stored weights. Ray does not resolve the reference, because it is nested."""
+    """The handle of stored weights. Ray does not resolve `ref`, because this object contains it."""
 
     ref: Any
 
@@ -69,8 +70,8 @@ class ObjectStoreSender:
     """Puts a copy of the weights into the store, as numpy arrays that receivers map.
 
     The arrays are in a dict. Putting torch tensors instead would take three to five times as long.
-    If several other machines fetch weights, the sender puts parts into the store, and each receiver
-    assembles the parts in one piece of memory.
+    If several other machines fetch weights, the sender puts the weights into the store in parts,
+    and each receiver assembles the parts in one piece of memory.
     """
 
     def __init__(self, far_machines: int = 0) -> None:
@@ -112,7 +113,7 @@ def _put_parts(weights: LiveWeights, checksum: str, frozen: Collection[str]) -> 
 class ObjectStoreReceiver:
     """Maps the arrays from the store, read-only and shared with every other reader on the machine.
 
-    If the sender has put parts into the store, the receiver copies the parts out of the store.
+    If the sender has put the weights into the store in parts, the receiver copies these parts.
     """
 
     name = "object_store"
@@ -150,7 +151,7 @@ class ObjectStoreReceiver:
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)
 
     def release(self, before_round: int) -> None:
-        """Do nothing: Ray counts references."""
+        """Do nothing: Ray frees an object once nothing refers to it or its memory."""
 
     def close(self) -> None:
         """Do nothing."""

@@ -43,7 +43,7 @@ FREED_DEADLINE_S = 60.0  # time limit for Ray to release a snapshot that is no l
 
 @dataclass(frozen=True)
 class DirectWeights:
-    """The handle of `nixl` and `cuda_ipc`. Ray does not resolve the reference: it is nested."""
+    """The handle of `nixl` and `cuda_ipc`. Ray does not resolve `ref`: this object contains it."""
 
     packed: Packed
     ref: Any
@@ -107,7 +107,7 @@ class _PackingSender:
 
 
 class _PullSender(_PackingSender):
-    """Puts each buffer into Ray once, and reuses the reference for all later publications.
+    """Calls `ray.put` once for each buffer, and reuses the reference for later publications.
 
     Receivers get the content that the buffer has when they fetch it. A new reference for each
     publication would make memory grow: every process that borrows a reference from `ray.put`
@@ -233,7 +233,7 @@ class CudaIpcReceiver:
 
 
 class _TwoSidedReceiver:
-    """Unpacks the buffer that Ray has received before the call begins."""
+    """Unpacks a buffer that Ray has already received when `fetch` is called."""
 
     def __init__(self, deadline_s: float, device: str) -> None:
         """Set up a receiver. Both arguments are ignored.

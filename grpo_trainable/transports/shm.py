@@ -63,7 +63,7 @@ class _Slot:
         self._views = layout.of(_bytes(self._map))
 
     def write(self, publication: int, weights: LiveWeights) -> Packed:
-        """Pack the weights. Until they are complete, the slot is marked as being written."""
+        """Pack the weights. Until all are packed, the slot is marked as being written."""
         HEADER.pack_into(self._map, 0, self.token, WRITING)
         packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)
@@ -117,8 +117,8 @@ class ShmReceiver:
     def __init__(self, deadline_s: float = math.inf, device: str = "cpu") -> None:
         """Set up a receiver. Both arguments are ignored.
 
-        The snapshot behind a handle is already in memory, and the engine moves the weights to the
-        engine's device.
+        The snapshot behind a handle is already in memory, and the engine moves the weights to its
+        own device.
         """
         self._maps: dict[bytes, mmap.mmap] = {}  # token of a slot -> its mapping
 
