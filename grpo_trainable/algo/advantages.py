@@ -53,7 +53,7 @@ def raw_reward(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def zero(rewards: Tensor, *, eps: float) -> Tensor:
-    """Return 0 for every response, so that only a teacher gives advantages (distillation).
+    """Return 0 for every response, so that all advantages come from a teacher (distillation).
 
     `eps` is ignored.
     """
@@ -99,8 +99,8 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     responses more weight. Here, every response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")
-    # The mean of all deviations is 0 up to a rounding error. Subtracting the mean would give equal
-    # rewards a nonzero advantage.
+    # The mean of all deviations is 0 up to a rounding error. Subtracting this mean would give
+    # equal rewards a nonzero advantage.
     return _over_std(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
 
 

@@ -266,8 +266,8 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Replace this rank's sums with sums over all ranks."""
-        # Each rank fills only its own entry, so the sum holds the maxima of all ranks. A NaN stays
-        # NaN.
+        # Each rank fills only its own entry, so the sum holds the maxima of all ranks. A
+        # maximum that is NaN stays NaN.
         largest = torch.zeros(ranks.size, dtype=torch.float64)
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()

@@ -1,7 +1,7 @@
 """KL from the policy to three other policies, and the reference NLL, on the round's responses.
 
-These values are not part of any loss. They need passes without gradients, so they are estimated
-from a sample of the responses, which are called the *watched* responses.
+These values are not part of any loss, and they need additional passes without gradients. To keep
+these passes cheap, the values are estimated from a sample: the *watched* responses.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def watched_rows(
 
     Args:
         batches: The round's batches.
-        sizes: Number of rows of each group, in the order of the rows of all batches.
+        sizes: Number of rows in each group of all batches, in order.
         responses: Number of rows to watch in all batches together. None: all rows.
         seed: Seed of the trial.
         round_: Number of rounds before this one.

@@ -72,7 +72,7 @@ class LearnerRank:
     def _ranks(self) -> Ranks:
         if self._config.resources.learner_strategy == "replicated":
             return Replicas(self._group)
-        from grpo_trainable.learner.shards import Shards  # this import loads much of torch
+        from grpo_trainable.learner.shards import Shards  # this import loads a large part of torch
 
         return Shards(self._group)
 

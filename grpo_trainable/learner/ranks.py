@@ -246,8 +246,8 @@ def deal(
     in their original order.
 
     If the number of microbatches is not a multiple of the number of ranks, the largest microbatches
-    are cut in two until the number is a multiple. Microbatches of one row cannot be cut. If there
-    are no others left, some ranks get one microbatch fewer than others.
+    are cut in two until the number is a multiple. Microbatches of one row cannot be cut. If no
+    larger ones are left, some ranks get one microbatch fewer than others.
 
     Args:
         parts: The microbatches, each as the indices of its rows.

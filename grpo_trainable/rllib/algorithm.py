@@ -332,8 +332,8 @@ def _results(report: RoundReport) -> dict[str, Any]:
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
     nested: dict[str, Any] = {"done": report.last}
     for name, value in {**row, **named}.items():
-        # Split an info metric only at its first slash, because the rest of its name may contain
-        # slashes that separate nothing.
+        # Split the name of an info metric only at its first slash. Any later slash is a part of the
+        # name that the environment gave.
         *areas, leaf = name.split("/", 1 if is_info_metric(name) else -1)
         inner = nested
         for area in areas:

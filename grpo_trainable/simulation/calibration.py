@@ -53,7 +53,7 @@ class Times:
 
 
 def side_of(actor: str, kind: str) -> str:
-    """Return the side of a call: "learner" or "generator". A colocated worker has both."""
+    """Return the side of a call: "learner" or "generator". A colocated worker has calls of both."""
     return "learner" if actor == "learner" or kind == UPDATE else "generator"
 
 

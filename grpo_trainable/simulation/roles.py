@@ -123,7 +123,7 @@ class VirtualGenerator:
         self._scores_apart = scores_apart
         self._completions = completions
         self._interrupted = interrupted
-        self._completing_s = 0.0  # seconds in which the current call completes states
+        self._completing_s = 0.0  # seconds in which the current call samples completions of states
         self._scored: dict[int, tuple[str, Scored]] = {}  # number -> (stream, answer of `score`)
         self._numbers = itertools.count()
         self._name = name
@@ -274,7 +274,10 @@ class VirtualGenerator:
         )
 
     def _reading(self, request: Request) -> list[bool] | None:
-        """Return a bool for each response, True if it is interrupted, or None if none can be."""
+        """Return a list with True for each interrupted response, and False for the others.
+
+        If no response can be interrupted, return None.
+        """
         if self._interrupted is None or request.stream == "eval":
             return None
         return [self._interrupted(request.prompt_index, i) for i in range(request.group_size)]

@@ -1,4 +1,4 @@
-"""Parts that transports share. `protocol/weight_transfer.py` defines the transports' interface."""
+"""Code that transports share. `protocol/weight_transfer.py` defines the transports' interface."""
 
 from __future__ import annotations
 
