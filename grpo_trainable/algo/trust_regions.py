@@ -99,7 +99,7 @@ def dppo_tv(
     """Compute −ρA per token, and 0 where the probability moved too far in the direction A favours.
 
     Too far means π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0.
-    |π_θ − π_old| is the total variation of the choice between this token and any other.
+    |π_θ − π_old| is the total variation distance for the choice between this token and any other.
     DPPO-Binary-TV, arXiv 2602.04879, equations 12 and 13 (threshold 0.15). The authors' code also
     caps ρ, at a value of at least 10. Here, the only bound on ρ is e^20.
     """

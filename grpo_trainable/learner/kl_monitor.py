@@ -138,7 +138,7 @@ def estimate(watched: Tensor, responses: int, divisor: float, known: float = 0.0
 def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dict[str, Drift]:
     """Return the KL from the policy to three other policies, by name.
 
-    The other policies are the frozen first policy ("reference"), the policy before the round
+    The other policies are the frozen reference policy ("reference"), the policy before the round
     ("previous") and the policy that sampled the tokens ("behaviour").
 
     Args:

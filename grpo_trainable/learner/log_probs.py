@@ -96,7 +96,7 @@ class BatchWithLogProbs:
     own_tokens: Tensor
     # Mask of the rows on which the KL is measured, bool (B,). None if it covers all rows.
     watched: Tensor | None = None
-    # Log-probs under the frozen first policy, valid in the watched rows. None if no setting needs
+    # Log-probs under the reference policy, valid in the watched rows. None if no setting needs
     # them.
     reference: Tensor | None = None
     # Log-probs under the policy before the round. None if the round's first gradient step computes

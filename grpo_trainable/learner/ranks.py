@@ -92,7 +92,7 @@ class Ranks(Protocol):
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's share of a checkpoint: some of the tensors, or some of their rows.
 
-        The shares of all ranks, in rank order, make up the whole.
+        The shares of all ranks, in rank order, make up the whole checkpoint.
         """
         ...
 

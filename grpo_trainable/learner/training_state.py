@@ -48,8 +48,8 @@ class TrainingState:
             config: The trial's settings.
             policy: The policy, as returned by `Ranks.divide`.
             device: The critic's device.
-            reference_checksum: Checksum of the frozen first policy. A loaded state must have the
-                same checksum.
+            reference_checksum: Checksum of the reference policy. A loaded state must have the same
+                checksum.
             ranks: The learners of the trial.
         """
         self._config = config

@@ -54,7 +54,7 @@ class TokenEnv(gymnasium.Env):
         RuntimeError: A response could not be scored.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium has it
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as in gymnasium.Env
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         settings = _settings(config or {})
