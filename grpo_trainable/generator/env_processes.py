@@ -78,11 +78,11 @@ class GroupProcess:
         return [] if self._process is None else self._process.started()
 
     def close(self) -> None:
-        """Let the environments close, then kill the process and everything that it has started."""
+        """Ask the environments to close, then kill the process and all that it has started."""
         closing = self._thread.submit(self._say_goodbye)
         wait([closing], CLOSE_DEADLINE_S)
         if self._process is not None and not closing.done():
-            self._process.stop()  # a pending `ask` gets no reply
+            self._process.stop()  # a pending `ask` then fails
         self._thread.shutdown(cancel_futures=True)
         if self._process is not None:
             self._process.kill()
@@ -154,7 +154,7 @@ def start_environment(settings: EnvSettings) -> WorkerProcess:
 
 
 def _reference(settings: EnvSettings) -> str:
-    """Return the name under which a worker loads the environment's class.
+    """Return a reference to the environment's class, such as `module:Class`.
 
     Raises:
         ValueError: The environment runs code that the policy writes, and this machine cannot

@@ -11,7 +11,7 @@ The first line of output is `{"ready": true}`. If the class cannot be loaded, th
 If a request fails, its reply is `{"error": …}`. A PLACE is the number of an episode in its group.
 Each place has a separate environment, which plays one episode after another. The process ends when
 its parent ends; `score_worker` describes how. If an environment forks and the child process returns
-to this code, the child ends. Otherwise, two processes would answer one request.
+to this code, the child ends. Otherwise, two processes would answer the same request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Environments:
             raise PluginError(f"env.name={reference}: has no method {lacking[0]}")
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return an environment's reply to a request.
+        """Carry out a request, and return the reply to it.
 
         Exceptions that the environment raises are not caught.
         """
@@ -75,7 +75,7 @@ def main(reference: str, lifeline_fd: int) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    # User code runs below. An exception in it must not end the conversation silently.
+    # User code runs below. If it raises an exception, the parent must still get a reply.
     try:
         places = Environments(reference)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Episodes: the policy acts and its environment answers, until one of them ends the episode."""
+"""Play episodes, in which the policy acts and an environment answers, to their end or to a limit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Played:
 
     episode: Episode
     process: GroupProcess
-    # (index of the action's last token, reward)
+    # For each turn: (index of the action's last token, reward).
     rewards: list[tuple[int, float]] = field(default_factory=list)
-    info: dict[str, float] = field(default_factory=dict)  # sums over the turns
-    error: str | None = None  # the reason, if the environment failed
+    info: dict[str, float] = field(default_factory=dict)  # name -> sum over the turns
+    error: str | None = None  # the reason if the environment failed, else None
 
     def add(self, end: int, turn: Turn) -> None:
-        """Record the environment's answer to the action that ends with token `end`."""
+        """Record the environment's answer to the action whose last token has the index `end`."""
         self.rewards.append((end, turn.reward))
         add_info(self.info, turn.info)
 
@@ -51,7 +51,7 @@ class Played:
 class EpisodePlayer:
     """Plays the episodes that requests ask for.
 
-    Each group of a call has a separate process. Later calls reuse the processes.
+    In a call of `play`, each group has a separate process. Later calls reuse the processes.
     """
 
     def __init__(self, settings: EnvSettings, prompts: Prompts, tokenizer: Tokenizer) -> None:
@@ -59,7 +59,7 @@ class EpisodePlayer:
 
         Args:
             settings: The environment's settings.
-            prompts: Provides the episode of each prompt.
+            prompts: Provides the specification and the first text of each episode.
             tokenizer: Decodes actions.
 
         Raises:
@@ -114,7 +114,8 @@ class EpisodePlayer:
         """Return `count` started processes.
 
         All processes start in parallel, and no episode begins before all have started. Otherwise,
-        the wait for a start would count as a wait for an answer and would hold up other episodes.
+        the time that a process takes to start would count as time that its environment takes to
+        answer, and would hold up other episodes.
         """
         while len(self._processes) < count:
             self._processes.append(GroupProcess(self._settings))
@@ -154,11 +155,11 @@ class _Group:
 
 
 class _Call:
-    """Passes an engine's actions to the environments during one call, as its `Partner`.
+    """The engine's `Partner` in one call. It passes the engine's actions to the environments.
 
     The engine gets all awaited answers together, once the last one has arrived, so a repeated call
-    gives the same bits. `patience_s` is the maximum total time that a call spends on waits during
-    which other rows could continue.
+    gives the same bits. While other rows could continue, a call waits for at most `patience_s` in
+    total. After that, the engine gets only the answers that have already arrived.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class _Call:
             settings: The environment's settings.
             reply: Converts an observation to the tokens that the policy reads after an action.
             decode: Converts the tokens of an action to text.
-            episodes: The episodes of the call, by row.
+            episodes: The episode of each row of the call.
         """
         self._settings, self._reply, self._decode = settings, reply, decode
         self._episodes = episodes
@@ -183,7 +184,7 @@ class _Call:
         self._patience_s = settings.patience_s
 
     def act(self, action: Action) -> None:
-        """Submit an action, to be played in the thread of its group's process."""
+        """Submit an action to the thread that talks to the process of the action's group."""
         self._awaited += 1
 
         def play() -> None:
@@ -239,7 +240,7 @@ class _Call:
 
 
 def _with_results(group: RolloutGroup, episodes: Sequence[Played]) -> RolloutGroup:
-    """Return the group with the results of its episodes."""
+    """Return the group with the turn rewards and the mean info of its episodes."""
     earned = torch.full(group.response_ids.shape, torch.nan)
     for row, played in enumerate(episodes):
         for end, reward in played.rewards:

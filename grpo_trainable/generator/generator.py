@@ -65,7 +65,7 @@ class Generator:
         Args:
             config: The trial's settings.
             receiver: Fetches published weights.
-            clock: The clock of the process, if another role runs in the same process.
+            clock: The clock of another role that runs in the same process. By default, a new clock.
         """
         keep_freed_memory()
         r = config.resources
@@ -176,11 +176,12 @@ class Generator:
         )
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
-        """Sample responses to requests of one stream, and score them if scoring is quick.
+        """Sample responses to requests, and score the responses if scoring is quick.
 
-        If scoring is slow, the result is a `Sampled`, and `score` computes the rewards while the
-        next requests are sampled. Episodes are rewarded while they are played. In an evaluation,
-        both sampling and scoring count as the stage `eval`.
+        All requests belong to the same stream, `train` or `eval`. If scoring is slow, the result is
+        a `Sampled`, and `score` computes the rewards while the responses to the next requests are
+        sampled. Episodes are rewarded while they are played. In an evaluation, both sampling and
+        scoring are timed as the stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():
@@ -243,7 +244,7 @@ class Generator:
     def _completions(
         self, requests: Sequence[Request], groups: Sequence[RolloutGroup]
     ) -> list[Completions]:
-        """Return completions of each group's states, or an empty list if none are needed."""
+        """Sample completions of each group's states (VinePPO), or return [] if none are needed."""
         if self._completer is None or requests[0].stream == "eval":
             return []
         with self._context.clock("vine"):
@@ -264,7 +265,7 @@ class Generator:
             return self._earn(self.engine, requests, self.between_tokens)
         if self._player is None:
             return self._sample(requests, self.between_tokens), None
-        assert isinstance(self.engine, PlayingEngine), "the config was checked"
+        assert isinstance(self.engine, PlayingEngine), "the check of the config ensures this"
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
         scores = [[self._with_every_part(score) for score in own] for own in scores]
@@ -351,7 +352,7 @@ class Generator:
 
 
 def _scoring_stage(stream: str) -> str:
-    """Return the stage as which the scoring of a stream is timed."""
+    """Return the name of the stage under which the scoring of a stream is timed."""
     return "eval" if stream == "eval" else "reward"
 
 
@@ -370,8 +371,8 @@ def _scored(
         rollouts: The groups and their completions.
         scores: The result of `Generator._scores`.
         parts: Names of the reward parts to put into the groups.
-        loaded: Weights that were loaded between two tokens.
-        spans: The spans of the call.
+        loaded: Records of the weights that the engine loaded while it sampled.
+        spans: The times that the call spent on each stage.
     """
     scored = Scored(
         groups=[],
@@ -387,7 +388,7 @@ def _scored(
         valid = [score for score in row if isinstance(score, Score)]
         errors = [score for score in row if isinstance(score, RewardError)]
         if errors:
-            # A failure says more about the group than a reward that was left out on purpose.
+            # Report a failure, if there is one, rather than a reward that was omitted on purpose.
             error = max(errors, key=has_failed)
             scored.failed.append(
                 FailedPrompt(

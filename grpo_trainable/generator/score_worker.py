@@ -6,9 +6,9 @@ TASK is given, REFERENCE names a task instead: a built-in task or a user's class
 function is the task's method `reward`.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true, …}`. It contains all fields of `RewardFunction` except `score`. If the function
-cannot be used, the first line is `{"error": …}` instead, and the process ends. After the first
-line, each request gets one reply. A request is an object with the fields of `Responses` that the
+`{"ready": true, …}` with all fields of `RewardFunction` except `score`. If the function cannot be
+used, the first line is `{"error": …}` instead, and the process ends. After the first line, each
+request gets one reply. A request is an object with the fields of `Responses` that the
 function reads. The reply is a list with one entry per response. An entry is
 `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the fields
 of a `RewardError`.
@@ -33,8 +33,8 @@ from grpo_trainable.tasks import REWARDS, RewardError, Score, as_score
 from grpo_trainable.tasks.custom import CustomTask
 from grpo_trainable.tasks.reward_function import Responses, RewardFunction, as_reward, is_reward
 
-# Limit on the address space of a process with a built-in reward. A number in an answer can be too
-# large for any memory.
+# Limit on the address space of a process that computes a built-in reward. Without this limit, an
+# answer that stands for a huge number could use up the machine's memory.
 MEMORY_BYTES = 2 << 30
 
 
@@ -70,10 +70,10 @@ def _built_in(name: str, settings: dict[str, Any]) -> Any:
 
 
 def answers(reward: RewardFunction, given: Responses) -> list[Score | RewardError]:
-    """Return one answer for each response.
+    """Return a `Score` or a `RewardError` for each response.
 
-    If the call fails, no response gets a score. If a single result is invalid, only its response
-    gets no score.
+    If the reward function raises an exception, no response gets a score. If one of its results is
+    invalid, only the response with that result gets no score.
     """
     try:
         results = reward.score(given)

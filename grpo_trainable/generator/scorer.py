@@ -25,7 +25,8 @@ from grpo_trainable.telemetry.progress import advance
 
 logger = logging.getLogger(__name__)
 
-HANGS_A_CHUNK = 10  # number of missing answers after which the rest of a chunk is not scored
+# After this many missing answers in one call of `score`, the remaining responses are not scored.
+HANGS_A_CHUNK = 10
 
 
 class Scorer(Protocol):
@@ -63,19 +64,19 @@ class ProcessScorer:
     """Scores with a function that may hang, in `workers` parallel processes that can be killed.
 
     `reward` is `module:function` or `path/to/file.py:function`. The module or file is looked up in
-    `directory` (None: the current directory) and on this process's `sys.path`. `RewardFunction`
-    describes the forms that the function may have. If `task` is given, `reward` names a task
-    instead: a built-in task or a user's class. In that case, `task` contains the task's `settings`
-    and `seed`, and the function is the task's method `reward`.
+    `directory` (None: the current directory) and on this process's `sys.path`.
+    `grpo_trainable/tasks/reward_function.py` lists the forms that the function may have. If `task`
+    is given, `reward` names a task instead: a built-in task or a user's class. In that case, `task`
+    contains the task's `settings` and `seed`, and the function is the task's method `reward`.
 
     A call scores one response or, if the function scores groups, consecutive requests for the same
     example. Three kinds of failure give all responses of a call a `RewardError`: an exception, no
     answer within `deadline_s` seconds per response, and the death of the process. A result that is
     not a finite number gives only its own response a `RewardError`. A call with an exception or
-    such a result is repeated once, to see whether the failure repeats. If no answer comes and
-    `unverified` is given, the response gets the result of `unverified` as its score instead,
-    because the response is at fault, not the function. A spare process, already warm, replaces a
-    process that was killed or died.
+    such a result is repeated once, to see whether the failure repeats. If the function gives no
+    answer for a response and `unverified` is given, the score is the result of `unverified`
+    instead, because the response is at fault, not the function. A spare process, already warm,
+    replaces a process that was killed or died.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
@@ -102,13 +103,13 @@ class ProcessScorer:
 
         Args:
             reward: The function or task, as described above.
-            deadline_s: Seconds for each response of a call, after which the answer counts as
-                missing.
+            deadline_s: Time limit of a call, in seconds for each of its responses. After that, the
+                answer counts as missing.
             workers: Number of processes that score at the same time, not counting the spare.
             directory: The directory for relative paths. None: the current directory.
             task: The task's `settings` and `seed`. None: `reward` names a function.
-            unverified: Returns the score of a response without an answer. None: a missing answer is
-                an error.
+            unverified: Returns the score of a response for which the function gives no answer.
+                None: a missing answer is an error.
             weights: Weights of the parts, if `reward` is a list of functions. The reward is the
                 weighted sum of the parts. None: the sum of all parts.
 
@@ -166,7 +167,7 @@ class ProcessScorer:
             raise
 
     def _calls(self, requests: Sequence[ScoreRequest]) -> list[list[ScoreRequest]]:
-        """Return the requests of each call."""
+        """Divide the requests into calls of the reward function."""
         if not self._scores_groups:
             return [[request] for request in requests]
         groups = itertools.groupby(requests, lambda request: (request.label, request.example))
@@ -222,7 +223,7 @@ class ProcessScorer:
         return [self._unverified(request.response) for request in group]
 
     def _spare_for(self, ended: WorkerProcess) -> WorkerProcess:
-        """Return the spare, which replaces a process that has ended, and start another spare.
+        """Return the spare process as a replacement for `ended`, and start another spare.
 
         Raises:
             EOFError: The scorer is closed.
@@ -231,7 +232,7 @@ class ProcessScorer:
             if self._closed:
                 raise EOFError("the scorer was closed while it waited for an answer")
             logger.warning("a reward process has ended; the spare takes over")
-            ended.kill()  # closes this process's ends of the pipes
+            ended.kill()  # closes our ends of the pipes
             self._processes.remove(ended)
             worker = self._processes[-1]
             if not worker.is_alive():
@@ -242,7 +243,7 @@ class ProcessScorer:
 
 
 def _message(group: Sequence[ScoreRequest], reads: Collection[str]) -> dict[str, Any]:
-    """Return the fields of the `Responses` for requests that share an example.
+    """Return the fields of a `Responses` object for requests that share an example.
 
     Args:
         group: The requests.

@@ -18,7 +18,7 @@ from torch import Tensor
 from grpo_trainable.config import VineSettings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
-STREAM = "vine"  # part of the key of the completions' random draws
+STREAM = "vine"  # stream of the completions, which is part of the key of their random draws
 # Pattern of a token that ends a sentence. The token ends with a punctuation mark, then any closing
 # quotes or brackets, then any spaces.
 SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
@@ -32,7 +32,8 @@ class Completions:
     """Completions of the states of one group, for estimating the values of these states."""
 
     states: list[tuple[int, int]]  # (index of the response, number of its tokens in the state)
-    responses: list[list[int]]  # token ids of whole responses, `samples` for each state, in order
+    # Token ids of whole responses: `samples` responses for each state, in the order of `states`.
+    responses: list[list[int]]
     samples: int
 
 
@@ -138,7 +139,7 @@ class Completer:
 
 
 def state_values(group: RolloutGroup, completions: Completions, rewards: Sequence[float]) -> Tensor:
-    """Return each state's value at the token after the state, (G, R) float32; NaN elsewhere.
+    """Return the state values, (G, R) float32, each at the token after its state; NaN elsewhere.
 
     Args:
         group: The group.

@@ -21,7 +21,7 @@ from typing import IO, Any
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.telemetry.progress import advance
 
-WAIT_S = 0.5  # longest part of a wait; each part counts as progress
+WAIT_S = 0.5  # a wait is split into parts of at most this length; each part counts as progress
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
 # This environment variable marks every process that a worker has started, even one that has left
 # the process group.
@@ -49,8 +49,8 @@ class WorkerProcess:
         first, *rest = arguments
         self._mark = uuid.uuid4().hex
         program = [sys.executable, "-m", module, first]
-        # The worker ends when this process's end of the pipe closes, even if this process is
-        # killed.
+        # The worker ends when this process's end of the pipe closes. The end closes even if this
+        # process is killed.
         lifeline, our_end = os.pipe()
         self._lifeline = os.fdopen(our_end, "wb", buffering=0)
         try:
@@ -68,7 +68,7 @@ class WorkerProcess:
                 },
                 pass_fds=[lifeline],
                 # Because of the separate process group, `kill` also reaches the user's
-                # subprocesses. Ctrl-C does not reach them, because this process handles it.
+                # subprocesses. Ctrl-C does not reach the group: only this process handles Ctrl-C.
                 start_new_session=True,
             )
         finally:
@@ -144,8 +144,8 @@ class WorkerProcess:
             pipe.close()
 
     def _signal_group(self) -> None:
-        # The process leads its group. The group's number is not reused while any process of the
-        # group exists.
+        # The process leads its group, so its id is also the id of the group. The id is not reused
+        # while any process of the group exists.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -198,8 +198,8 @@ class WorkerProcess:
         return json.loads(line)
 
     def _cause_of_death(self) -> str:
-        # The pipes close a moment before the status is known. Killing the process now would change
-        # the status to SIGKILL.
+        # The pipes close a moment before the exit status is known. Killing the process now would
+        # change the status to SIGKILL.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
         self.kill()

@@ -1,4 +1,4 @@
-"""Set-up of a worker process: it takes the standard streams and ends when its parent ends."""
+"""Set up a worker process: take over its standard streams, and end it when its parent ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 def die_with_parent(lifeline_fd: int) -> None:
-    """Have the kernel kill this process and its group when the other end of the pipe is closed."""
+    """Have the kernel kill this process group when the parent closes the pipe `lifeline_fd`."""
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
     # If the pipe was closed before this point, no signal comes. Nothing is ever written to the
@@ -20,7 +20,7 @@ def die_with_parent(lifeline_fd: int) -> None:
 
 
 def take_standard_streams() -> tuple[TextIO, TextIO]:
-    """Return the streams of the protocol, and detach the user's code from them.
+    """Return the streams for requests and replies, and detach the user's code from them.
 
     After this call, the user's code reads empty input, and everything that it prints goes to
     standard error.
@@ -30,5 +30,6 @@ def take_standard_streams() -> tuple[TextIO, TextIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    sys.stdout = os.fdopen(1, "w", buffering=1)  # by line: a killed process does not flush
+    # Flush after every line, because a killed process cannot flush.
+    sys.stdout = os.fdopen(1, "w", buffering=1)
     return requests, replies
