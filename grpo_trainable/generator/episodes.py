@@ -1,4 +1,4 @@
-"""Play episodes, in which the policy acts and an environment answers, to their end or to a limit."""
+"""Play episodes, in which a policy and its environment take turns."""
 
 from __future__ import annotations
 

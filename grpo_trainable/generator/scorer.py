@@ -35,7 +35,7 @@ class Scorer(Protocol):
     is_inline: bool  # True if scoring takes hardly any time and never hangs
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
-        """Return one answer for each request, in order."""
+        """Return a score or an error for each request, in order."""
         ...
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class ProcessScorer:
         self._processes.append(self._start())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
-        """Return one answer for each request, in order."""
+        """Return a score or an error for each request, in order."""
         hung: list[ScoreRequest] = []
 
         def score_together(group: Sequence[ScoreRequest]) -> list[Score | RewardError]:
@@ -290,7 +290,7 @@ class MixScorer:
         self.is_inline = all(scorer.is_inline for scorer in scorers.values())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
-        """Return one answer for each request, in order."""
+        """Return a score or an error for each request, in order."""
         answers: dict[int, Score | RewardError] = {}
         for label, scorer in self._scorers.items():
             own = [i for i, request in enumerate(requests) if request.label == label]

@@ -49,7 +49,7 @@ class WorkerProcess:
         first, *rest = arguments
         self._mark = uuid.uuid4().hex
         program = [sys.executable, "-m", module, first]
-        # The worker ends when this process's end of the pipe closes. The end closes even if this
+        # The worker ends when this process's end of the pipe closes, which happens even if this
         # process is killed.
         lifeline, our_end = os.pipe()
         self._lifeline = os.fdopen(our_end, "wb", buffering=0)

@@ -30,6 +30,6 @@ def take_standard_streams() -> tuple[TextIO, TextIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    # Flush after every line, because a killed process cannot flush.
+    # Flush after every line, because a process that is killed loses unflushed output.
     sys.stdout = os.fdopen(1, "w", buffering=1)
     return requests, replies

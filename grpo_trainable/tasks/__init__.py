@@ -40,7 +40,7 @@ TASKS = {
     "control": "grpo_trainable.control.task:ControlTask",
 }
 
-# Rewards, by task. The responses of these tasks are scored in separate processes.
+# `task.name` -> the class of its reward, for tasks that separate processes may score.
 REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward}
 
 __all__ = [

@@ -35,7 +35,7 @@ COMMON = checks_of(CommonTaskSettings, "task.")
 
 
 def declared_settings(name: str) -> dict[str, Check]:
-    """Return the settings that the class declares in `Settings`, as `task.<setting>` -> check.
+    """Return the settings that a task class declares in `Settings`, as `task.<setting>` -> check.
 
     Raises:
         PluginError: If the class cannot be loaded, or declares its settings wrongly.
@@ -45,7 +45,7 @@ def declared_settings(name: str) -> dict[str, Check]:
 
 
 def keys_with(name: str) -> dict[str, Check]:
-    """Return all settings of a trial that runs this task, as key -> check."""
+    """Return all settings of a trial that runs the user's task `name`, as key -> check."""
     others = {key: check for key, check in CHECKS.items() if not key.startswith("task.")}
     return others | COMMON | declared_settings(name)
 
@@ -69,7 +69,7 @@ def complete_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_settings(name: str, base_dir: str) -> dict[str, Any]:
-    """Return the default of each setting that the class declares, as `task.<setting>` -> value.
+    """Return the defaults of the settings of a task class, as `task.<setting>` -> value.
 
     Relative paths are resolved against `base_dir`.
 

@@ -2,8 +2,8 @@ r"""Compare an answer with the true answer: as text, as a number, or part by par
 
 The form of the true answer decides the comparison. If the true answer is a number, only a number is
 right: `12*37` equals 444, but it only repeats the question. Lists, sets, tuples, intervals and
-matrices are compared part by part. No mathematics parser is used for these: it would take `(1,2)`
-for an interval, but not `2\le x<5`. The caller's function `decide` compares all other
+matrices are compared part by part. No mathematics parser is used for these, because a parser would
+take `(1,2)` for an interval, but not `2\le x<5`. The caller's function `decide` compares all other
 formulas. An answer is wrong if it leaves more calculation to do than the true answer does.
 """
 
@@ -61,7 +61,7 @@ def equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def decide_exactly(answer: str, truth: str) -> bool:
-    """Return False: formulas are unequal unless they are the same text or the same number."""
+    """Return False: formulas that are not the same text, number or parts count as unequal."""
     return False
 
 
@@ -97,7 +97,7 @@ def _equal(answer: str, truth: str, decide: Decide) -> bool:
 def plain(text: str) -> str:
     """Remove typographic markup from LaTeX, without changing the meaning."""
     text = _unwrapped(_PREFIX.sub("", _unwrapped(text)))
-    if len(_DOLLAR.findall(text)) % 2 == 0:  # several formulas, with words between them
+    if len(_DOLLAR.findall(text)) % 2 == 0:  # $ in pairs, perhaps around several formulas
         text = _DOLLAR.sub("", text)
     for pattern, replacement in _COSMETICS:
         text = re.sub(pattern, replacement, text)
@@ -129,15 +129,15 @@ def same_letters(text: str) -> str:
 # ---- Names -----------------------------------------------------------------------------------
 
 _NAME = re.compile(r"[a-zA-Z](?:\([a-zA-Z]\))?")
-_ANY_NAME = re.compile(r"[a-zA-Z](?:\^\{-1\})?\([a-zA-Z]\)|[^a-zA-Z]*")  # f(x), or no name: 12*37
+_ANY_NAME = re.compile(r"[a-zA-Z](?:\^\{-1\})?\([a-zA-Z]\)|[^a-zA-Z]*")  # f(x), or no letter: 12*37
 _MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
 
 
 def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
     r"""Return the name and the value of a result: `("x", "3")` for `x = 3`, `3 = x` or `x\in 3`.
 
-    The name is empty if the result has no name, or a name such as `f(x)` that the true answer need
-    not have.
+    The name is empty if the result has none. It is also empty for a name such as `f(x)`, which the
+    true answer need not have.
 
     Args:
         text: Result of `plain`.
@@ -232,7 +232,7 @@ def parts_of(text: str) -> Parts | None:
         items = _split(text[1:-1], ",")
     if kind == _SET:
         items = [signed for item in items for signed in _with_each_sign(item)]
-        kind = _UNION if all(map(_interval, items)) else _SET  # x < -2 or x > 2
+        kind = _UNION if all(map(_interval, items)) else _SET  # such as x < -2 or x > 2
     return Parts(kind, [_in_latex(item) for item in items]) if len(items) > 1 else None
 
 

@@ -14,7 +14,7 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
 
 
 class _Game:
-    """All specifications of a game, in a different order in each pass.
+    """A task with all specifications of a game, in a different order in each pass.
 
     Evaluation uses the same specifications as training. So evaluation measures how well the policy
     plays the game, not whether the policy generalises to other specifications.

@@ -1,6 +1,6 @@
 """Files that a trial reads besides its config, identified by SHA-256.
 
-All trials of an experiment must read the same files, and so must a resumed trial.
+A file must have the same content in all trials of an experiment, and when a trial is resumed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ class InputChanged(RuntimeError):
 def input_files(config: GRPOConfig) -> dict[str, Path]:
     """Return a trial's input files, keyed by config key. Keys of policy files end in `/name`.
 
-    The result includes shipped files, because another version of the package may ship different
-    files. It excludes files that cannot be found, such as the files of built-in modules and of
-    modules that a package creates at run time. It also excludes the modules that a user's code
-    imports.
+    The result includes the files that ship with the package, because another version of the package
+    may ship different files. It excludes files that cannot be found, such as the files of built-in
+    modules and of modules that a package creates at run time. It also excludes the modules that a
+    user's code imports.
 
-    The files of a user's objects are found without importing the objects. Only a user's task is
-    imported, because its class declares which of its settings are files.
+    A setting may name a user's function or class. The file that defines the function or class is
+    found without importing it. Only the class of a user's task is imported, because it declares
+    which of its settings are files.
     """
     return {key: Path(path) for key, path in _input_files(config)}
 
 
 def users_objects(config: GRPOConfig) -> dict[str, str]:
-    """Return the references to a user's objects, keyed by config key."""
+    """Return the references to a user's functions and classes, keyed by config key."""
     named = {key: config[key] for key, check in CHECKS.items() if check.refers_to == "object"}
     for label, part in config.parts.items():
         named |= {f"{_MIXED}{label}/{key}": part[f"task.{key}"] for key in ("name", "reward")}
@@ -211,7 +212,7 @@ def add_inputs(together: dict[str, Input], config: GRPOConfig) -> None:
 def refuse_changed_inputs(
     config: GRPOConfig, now: Mapping[str, str], before: Mapping[str, str]
 ) -> None:
-    """Check that no file has changed.
+    """Check that no file that a trial reads has changed.
 
     Args:
         config: Config of the trial.

@@ -24,7 +24,7 @@ from grpo_trainable.tasks.row_files import numbered_lines
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
-HELD_OUT_WORDS = 0.25  # share of the words in a keyword file
+HELD_OUT_WORDS = 0.25  # held-out share of the words in a keyword file
 
 
 def keyword_prompt(keywords: Sequence[str]) -> str:
@@ -133,7 +133,7 @@ def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Exampl
     Args:
         row: The row.
         own_reward: True if a user's reward function scores responses. The true answer may then be
-            any JSON value, or missing (`true_answer`).
+            any JSON value, or missing (see `true_answer`).
 
     Raises:
         ValueError: If a field is missing or malformed.
@@ -256,8 +256,8 @@ def _words_of(split: str, settings: TaskSettings) -> _Words:
     if len(chosen) < per_prompt:
         use = {"train": "training", "heldout": "evaluation"}[split]
         raise ValueError(
-            f"task.keywords_file={path}: too few words; the hash assigns {len(chosen)} of "
-            f"{len(words)} to {use}, but each prompt needs task.keywords_per_prompt={per_prompt}; "
-            "add words"
+            f"task.keywords_file={path}: too few words; a hash of each word assigns {len(chosen)} "
+            f"of {len(words)} to {use}, but each prompt needs "
+            f"task.keywords_per_prompt={per_prompt}; add words"
         )
     return _Words(chosen, per_prompt)

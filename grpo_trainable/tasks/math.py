@@ -29,7 +29,7 @@ MARK = "####"  # precedes the final answer in a GSM8K solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """Return setting -> file to read.
+    """Return the files to read, keyed by setting.
 
     A shipped file replaces a missing `train_file`. If both settings are missing, both files
     are shipped files.
@@ -49,7 +49,7 @@ def parse_problem(row: Mapping[str, Any], *, own_reward: bool = False) -> Exampl
     Args:
         row: The row.
         own_reward: True if a user's reward function scores responses. The true answer may then be
-            any JSON value, or missing (`true_answer`).
+            any JSON value, or missing (see `true_answer`).
 
     Raises:
         ValueError: If the question or the true answer is missing.
@@ -156,8 +156,8 @@ class MathTask:
     def notes(self) -> list[str]:
         """Return one line for each likely mistake.
 
-        The mistakes are: a template that does not request an answer, whole solutions instead of
-        answers, and problems that are both trained on and held out.
+        The mistakes are: a template that does not request the answer in the expected form, whole
+        solutions instead of answers, and problems that are both trained on and held out.
         """
         found = [unmarked_answers(key, path) for key, path in self._files.items()]
         found.insert(0, self._form_note)

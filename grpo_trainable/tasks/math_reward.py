@@ -27,7 +27,7 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
     response in any other form earns nothing.
 
     The library may never finish on some formulas. A trial therefore scores responses in a process
-    that it can kill. Other callers of this function have no deadline.
+    that it can kill. This function itself sets no deadline.
 
     Args:
         response: The text of the response.
@@ -151,7 +151,7 @@ def library_spelling(formula: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _parsed(latex: str) -> list[Any]:
-    """Return the list that math-verify parses from a formula, empty if it cannot parse it."""
+    """Return math-verify's result of parsing a formula: a list, which is empty if this fails."""
     import math_verify
 
     # Without this line, the library warns once in every process that its time-outs are off.

@@ -16,7 +16,7 @@ from grpo_trainable.tasks.task import Example, JSONValue
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT_PROMPTS = 0.20  # held-out share of a file if only one of the two files is given
+HELD_OUT_PROMPTS = 0.20  # held-out share of `train_file` if `eval_file` is not set
 
 # Converts a row of a data file to an example. Raises ValueError for a bad row.
 ParseRow: TypeAlias = Callable[[Row], Example]
@@ -57,7 +57,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
 
 
 def _with_equal_columns(examples: list[Example]) -> list[Example]:
-    """Give all examples the same columns. A column that a row lacks is None."""
+    """Give all examples the same columns. A column that an example lacks becomes None."""
     columns = {name: None for example in examples for name in example.columns}
     return [
         example
@@ -97,9 +97,9 @@ def split_files(
     heldout = [row for row in rows if is_held_out(row.prompt)]
     if not train or not heldout:
         raise ValueError(
-            f"task.train_file={train_file}: too few prompts; the hash assigns {len(train)} to "
-            f"training and {len(heldout)} to evaluation, but each side needs one; add prompts or "
-            "set task.eval_file"
+            f"task.train_file={train_file}: too few prompts; a hash of each prompt assigns "
+            f"{len(train)} to training and {len(heldout)} to evaluation, but each side needs one; "
+            "add prompts or set task.eval_file"
         )
     return Rows(train), Rows(heldout)
 

@@ -72,7 +72,7 @@ class Prompts:
                 "(train_size); set pools.enabled=false"
             )
         pooled = self.train_size if config.pools.enabled else None
-        # Training draws only from the first `train_count` examples of `train`.
+        # Training draws only from the first `train_count` examples of the stream `train`.
         self.train_count = schedule.most_prompts(config) if pooled is None else pooled
         self._task = task
         self._tokenizer = tokenizer

@@ -145,7 +145,7 @@ def _data_set(settings: TaskSettings) -> Any:
 
 
 class ReasoningGymReward:
-    """The reward of the task `reasoning_gym`, without the prompts.
+    """Scores responses to the problems of the task `reasoning_gym`.
 
     Raises:
         ValueError: If `Problems` raises a ValueError, or if the template cannot be read.
@@ -181,7 +181,7 @@ class ReasoningGymReward:
 
 
 class ReasoningGymTask:
-    """Problems of one data set. A fifth of the problems are held out.
+    """Problems of one data set. About a fifth of the problems are held out.
 
     Raises:
         ValueError: If `Problems` raises a ValueError, or if the template cannot be read.

@@ -38,7 +38,8 @@ GROUND_TRUTH = "ground_truth"  # every prompt has this column
 class Responses:
     """Responses to one prompt, with everything that a reward function may use.
 
-    A field with a default may be missing if the function does not read it (`RewardFunction.reads`).
+    A field with a default may be missing if the function does not read it (see
+    `RewardFunction.reads`).
     """
 
     texts: Sequence[str]
@@ -60,7 +61,7 @@ class RewardFunction:
     columns: frozenset[str] = frozenset()  # columns of the data that the function needs
     # Fields of `Responses` that the function reads, besides `texts` and `ground_truth`.
     reads: frozenset[str] = frozenset()
-    parts: tuple[str, ...] = ()  # names of the functions in a list
+    parts: tuple[str, ...] = ()  # names of the functions, if the reward is a list of functions
 
 
 def is_reward(value: object) -> bool:
@@ -104,7 +105,7 @@ class _Parameters:
         self._signature = signature
 
     def accept_two(self) -> bool:
-        """Return True if the function can be called with two values."""
+        """Return True if the function can be called with two positional arguments."""
         try:
             self._signature.bind("response", "ground_truth")
         except TypeError:
@@ -112,7 +113,7 @@ class _Parameters:
         return True
 
     def choose(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that the function takes."""
+        """Return those of the `given` arguments that the function takes."""
         return {k: v for k, v in given.items() if self.any_name or k in self.names}
 
     def __str__(self) -> str:
@@ -143,7 +144,8 @@ def _verl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
 def _of_verl(result: Any) -> Any:
     """Return a result of verl's form as a mapping that `as_score` accepts.
 
-    The other numbers in a dict become parts of the reward, and `pred` becomes the answer.
+    In a dict with `score`, the other numbers become parts of the reward, and `pred` becomes the
+    answer.
     """
     if not isinstance(result, Mapping) or "score" not in result:
         return result
@@ -245,7 +247,7 @@ def _sum_of(functions: Sequence[Any]) -> RewardFunction:
 
 
 def _sum(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the sum of several results, or None if all are None. None counts as 0."""
+    """Return the sum of several results, with None as 0. If all results are None, return None."""
     given = {k: as_score(result).reward for k, result in results.items() if result is not None}
     if not given:
         return None

@@ -157,8 +157,8 @@ def _as_json(value: Any) -> Any:
     """Return a value of a column as a JSON value.
 
     Null entries of objects are dropped, because a column has a null wherever JSON would have no
-    key. An entry of a map column becomes the list of its key and its value. Values of other types,
-    such as dates, become text.
+    key. An entry of a map column becomes a list of two items, its key and its value. Values of
+    other types, such as dates, become text.
     """
     if isinstance(value, dict):
         return {str(name): _as_json(item) for name, item in value.items() if item is not None}

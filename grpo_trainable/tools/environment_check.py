@@ -186,7 +186,7 @@ class EnvironmentCheck:
     def _steps(
         self, process: _Process, place: int, spec: JSONValue, script: _Script
     ) -> Iterator[Heard]:
-        """Play an episode action by action. Each time, yield the same tuple with one more turn."""
+        """Play an episode action by action. After each, yield the same tuple with one more turn."""
         self._report.episodes += 1
         said = self._ask(process, "reset", {"reset": place, "spec": spec})["text"]
         heard: Heard = (said, [])

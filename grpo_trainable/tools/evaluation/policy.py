@@ -26,7 +26,7 @@ class EvaluatedPolicy:
     source: str  # "checkpoint", "directory" or "preset"
     path: str  # path of a checkpoint or directory, or the name of a preset
     weights: PolicyWeights
-    sha256: str  # digest of the weights (`digest`)
+    sha256: str  # digest of the weights (see `digest`)
     tokenizer: Tokenizer
     context_length: int
     vocab_size: int

@@ -3,10 +3,11 @@
 A document is a question and its solution, `<think>` calculation `</think> <answer>` N `</answer>`.
 The first documents are all correct and teach the policy to calculate. Only some of the later
 documents have a right calculation. In the others, one step is wrong by 1 or by 10. Only some of the
-later documents mark the answer as the reward requires. The recipe sets both shares. They
-determine the policy that GRPO starts from: the policy can calculate, but does not always do so. All
-documents have about the same length, so length earns no reward. The problems for evaluations and
-their calculations appear in no document and in no training prompt.
+later documents mark the answer as the reward requires. The recipe sets both shares
+(`careful_share` and `format_share`). These shares determine the policy that GRPO starts from: the
+policy can calculate, but does not always do so. All documents have about the same length, so length
+earns no reward. The problems for evaluations and their calculations appear in no document and in no
+training prompt.
 """
 
 from __future__ import annotations

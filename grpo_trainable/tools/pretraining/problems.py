@@ -1,8 +1,8 @@
 """Arithmetic word problems from a seed: a question, a calculation in steps, and the answer.
 
 A problem starts with one or two numbers, changes them, and asks for the result. Each number, given
-or computed, is at least 1. An upper bound sets the difficulty. The calculation of a problem, not
-its words, decides whether the problem is held out. So no held-out problem is a reworded training
+or computed, is at least 1. The largest allowed number and the number of operations set the
+difficulty. The calculation of a problem, not its words, decides whether the problem is held out. So no held-out problem is a reworded training
 problem.
 """
 

@@ -70,7 +70,7 @@ def _template(name: str) -> str:
     - `{in place}` puts the fitting preposition before the noun.
     - `{use gift}` describes an action with the noun.
     - `{hero}`, `{friend}` and the pronouns `{he}`, `{fhe}` … refer to the characters.
-    - `[x/y]` is a choice.
+    - `[x/y]` is replaced by x or y, chosen at random.
 
     A field with a capital first letter starts a sentence. Lines are alternatives. An empty line
     starts the next sentence, and `====` separates plots. The files contain none of the nouns in

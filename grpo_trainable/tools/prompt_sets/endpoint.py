@@ -53,7 +53,7 @@ class Endpoint:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Turns redirects into errors, because the key is only for the given address."""
+    """Turns redirects into errors, because the key must go only to the given address."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Requests to a model to write prompts for the task `keyword`, and the check of its answers."""
+"""Ask a model to write prompts for the task `keyword`, and check the model's answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Item:
 
     index: int
     keywords: tuple[str, ...]
-    heldout: bool  # a hash of the keywords decides, so it is the same in every set and run
+    # True if the keywords are held-out words. Hashes of the words decide this, so it is the same in
+    # every set and run.
+    heldout: bool
 
     @property
     def instruction(self) -> str:
