@@ -114,7 +114,7 @@ class Completer:
     def _ends_sentence(self, pair: list[int]) -> bool:
         """Return True if a sentence or line ends between two tokens.
 
-        No sentence ends inside "3.14".
+        For example, no sentence ends inside "3.14".
         """
         piece, following = self._decode(pair[:1]), self._decode(pair[1:])
         if "\n" in piece:

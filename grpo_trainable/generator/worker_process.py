@@ -193,7 +193,7 @@ class WorkerProcess:
             self._unread += chunk
             if len(self._unread) > MOST_BYTES:
                 self.kill()
-                raise EOFError(f"after more than {MOST_BYTES >> 20} MiB without an end of line")
+                raise EOFError(f"sent more than {MOST_BYTES >> 20} MiB without an end of line")
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 

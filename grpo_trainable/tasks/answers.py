@@ -115,7 +115,7 @@ def form_note(settings: TaskSettings) -> str | None:
 
 
 def answer_form(settings: TaskSettings) -> AnswerForm:
-    """Return the configured form of answers. `auto` derives the form from the template.
+    """Return the form of answers that `task.answer_in` sets. `auto` derives it from the template.
 
     Raises:
         ValueError: If the template file cannot be read.

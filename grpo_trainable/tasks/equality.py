@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from grpo_trainable.tasks.quantities import as_number, quantity
 
-LONGEST_ANSWER = 512  # characters; true answers are shorter, and a parser may hang on longer text
+# In characters. Few true answers are longer, and a parser may hang on longer text.
+LONGEST_ANSWER = 512
 
 # Returns True if an answer (first) equals a true answer (second), both in LaTeX.
 Decide: TypeAlias = Callable[[str, str], bool]
@@ -141,7 +142,7 @@ def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
 
     Args:
         text: Result of `plain`.
-        last_side: Return the last side of any equation as the value, as in `A = 12*37 = 444`.
+        last_side: If True, the value is the last side of any equation, as in `A = 12*37 = 444`.
     """
     name, *others = _sides(text)
     if name and len(others) == 1 and _NAME.fullmatch(others[0]) and not _NAME.fullmatch(name):

@@ -183,9 +183,9 @@ class KeywordTask:
     """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from data files.
 
     `split_of` splits words into training and held-out words. `train_file` replaces all prompts made
-    from words, and a hash of each prompt splits the file. `eval_file` replaces the held-out
-    prompts, and all prompts in it are held out. With `strict`, a malformed row raises an error.
-    Otherwise the row is skipped.
+    from words, and a hash of each prompt decides whether the prompt is held out. `eval_file`
+    replaces the held-out prompts, and all prompts in it are held out. With `strict`, a malformed
+    row raises an error. Otherwise the row is skipped.
 
     Raises:
         ValueError: If a file is missing, empty or malformed. The message is one line.

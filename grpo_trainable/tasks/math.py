@@ -114,8 +114,8 @@ def _final_answer(worked: str) -> str | None:
 class MathTask:
     """Problems from data files, or the shipped problems.
 
-    All problems in `eval_file` are held out. Without it, a hash of each question splits
-    `train_file`.
+    All problems in `eval_file` are held out. Without `eval_file`, a hash of each question decides
+    which problems in `train_file` are held out.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or if math-verify is needed but not

@@ -24,9 +24,9 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
 
     The answer must be mathematically equal to the true answer. Numbers and identical texts are
     compared without a library. Other formulas are compared with math-verify (extra `math`). A
-    response in any other form earns nothing.
+    response without an answer between these tags earns nothing.
 
-    The library may never finish on some formulas. A trial therefore scores responses in a process
+    On some formulas, math-verify may never finish. A trial therefore scores responses in a process
     that it can kill. This function itself sets no deadline.
 
     Args:
@@ -62,7 +62,7 @@ def _score(
     """Score a response by its answer.
 
     `spell` may use a parser, and the parser may hang on a formula that a policy wrote. `spell` is
-    therefore called only for formulas that `decide` has already compared.
+    therefore called only for formulas that `decide` has already compared without hanging.
     """
     given = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
     truths = [str(truth) for truth in given]

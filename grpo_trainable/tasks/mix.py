@@ -44,7 +44,7 @@ class MixTask:
         return tuple(dict.fromkeys(text for task in self.parts.values() for text in task.stop))
 
     def train_example(self, prompt_index: int) -> Example:
-        """Return training example `prompt_index` of the mix, the next unused example of a task."""
+        """Return training example `prompt_index` of the mix, which comes from one of the tasks."""
         place = self._mixture.train(prompt_index)
         return self.parts[place.label].train_example(place.index)
 

@@ -13,6 +13,7 @@ from grpo_trainable.tasks.messages import Prompt, as_text
 from grpo_trainable.tasks.order import Rows
 from grpo_trainable.tasks.row_files import Row, rows_in
 from grpo_trainable.tasks.task import Example, JSONValue
+from grpo_trainable.text import plural
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
         first = f"; {mistakes[0]}" if mistakes else ""
         raise ValueError(f"task.{key}={path}: has no valid row{first}")
     if mistakes:
-        rest = f", and {len(mistakes) - 1} more such rows" if len(mistakes) > 1 else ""
+        more = len(mistakes) - 1
+        rest = f", and {plural(more, 'more such row')}" if more else ""
         logger.warning("task.%s=%s: %s%s; skipped", key, path, mistakes[0], rest)
     return examples
 
@@ -85,7 +87,8 @@ def split_files(
 ) -> tuple[Rows, Rows]:
     """Return the training examples and the held-out examples.
 
-    All prompts in `eval_file` are held out. Without it, a hash of each prompt splits `train_file`.
+    All prompts in `eval_file` are held out. Without `eval_file`, a hash of each prompt decides
+    which prompts in `train_file` are held out.
 
     Raises:
         ValueError: If a file is missing, empty or malformed, or too small to split.
@@ -112,9 +115,9 @@ def sources_in_files(
     The result is None if neither file is set.
 
     Args:
-        train_file: The setting with this name.
-        eval_file: The setting with this name.
-        otherwise: Source of the training examples without `train_file`.
+        train_file: Value of `task.train_file`.
+        eval_file: Value of `task.eval_file`.
+        otherwise: Source of the training examples if `train_file` is None.
     """
     if train_file is None and eval_file is None:
         return None

@@ -73,8 +73,9 @@ def as_reward(function: Any) -> RewardFunction:
     """Put a function, or a list of functions, behind the interface of `RewardFunction`.
 
     Raises:
-        ValueError: The parameters fit no form, or a list contains anything except functions with
-            different names. The message completes a sentence that begins with the function's name.
+        ValueError: The parameters fit no form, or a list contains two functions with the same name
+            or a value that is not a function. The message completes a sentence that begins with the
+            function's name.
     """
     if isinstance(function, list | tuple):
         return _sum_of(function)
@@ -220,7 +221,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _sum_of(functions: Sequence[Any]) -> RewardFunction:
-    """Combine functions into a sum of their rewards, with a part for each function."""
+    """Combine functions. The reward is the sum of their rewards, with a part for each function."""
     if not functions or not all(map(callable, functions)):
         raise ValueError("must be a function or a list of functions")
     names = [getattr(function, "__name__", type(function).__name__) for function in functions]

@@ -26,7 +26,7 @@ TEMPLATES = {"short": SHORT, "r1_zero": R1_ZERO, "boxed": BOXED, "question_only"
 
 
 def template_text(template: str) -> str:
-    """Return the built-in template of this name, or read a template from a file.
+    """Return the built-in template with this name, or read a template from a file.
 
     The line break at the end of a file is dropped.
 

@@ -186,7 +186,10 @@ class EnvironmentCheck:
     def _steps(
         self, process: _Process, place: int, spec: JSONValue, script: _Script
     ) -> Iterator[Heard]:
-        """Play an episode action by action. After each, yield the same tuple with one more turn."""
+        """Play an episode action by action, and yield the result so far after each answer.
+
+        The result is always the same tuple, whose list of turns grows.
+        """
         self._report.episodes += 1
         said = self._ask(process, "reset", {"reset": place, "spec": spec})["text"]
         heard: Heard = (said, [])

@@ -114,7 +114,7 @@ def _export_trained(
 
     assert isinstance(policy, HFPolicy)
     if dtype is not None:
-        policy.to(dtype)  # before adapters are merged, so that weights are rounded once
+        policy.to(dtype)  # before adapters are merged, so that weights are rounded only once
     copy_parameters(policy.weights(), _merged(config, trial.policy, source), source=str(source))
     beside = policy_directory(config.model)
     assert beside is not None

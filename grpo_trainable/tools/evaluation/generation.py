@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from grpo_trainable.tasks import JSONValue
 
-# The three categories of the course CSE 599-O: name in output files -> rewards of format and answer.
-# If the reward does not judge the format, only the first two categories occur.
+# The three categories of the course CSE 599-O: name in output files -> format and answer reward. If
+# the reward does not judge the format, only the first two categories occur.
 CATEGORIES = {
     "correct": "format 1, answer 1",
     "wrong_answer": "format 1, answer 0",

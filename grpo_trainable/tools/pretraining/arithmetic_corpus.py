@@ -96,7 +96,7 @@ def held_out_problems(recipe: ArithmeticRecipe) -> list[Problem]:
 
 
 def as_jsonl(problems: Iterable[Problem]) -> str:
-    """Format problems for the task `math`."""
+    """Format problems as JSON lines for the task `math`."""
     rows = ({"question": p.question, "answer": p.answer} for p in problems)
     return "".join(json.dumps(row) + "\n" for row in rows)
 

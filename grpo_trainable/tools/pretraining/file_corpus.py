@@ -14,7 +14,7 @@ from grpo_trainable.tools.pretraining.corpus import Corpus, Document
 from grpo_trainable.tools.pretraining.recipe import Recipe
 from grpo_trainable.tools.pretraining.story_corpus import measure_stories
 
-HELD_OUT_SHARE = 0.05  # share of the lines, up to MOST_HELD_OUT lines
+HELD_OUT_SHARE = 0.05  # held-out share of the lines, but at most MOST_HELD_OUT lines
 MOST_HELD_OUT = 1000
 TOKENIZER_DOCUMENTS = 20_000  # more documents take more time and give no better tokenizer
 

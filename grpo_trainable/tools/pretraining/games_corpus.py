@@ -40,7 +40,7 @@ Player = Callable[[dict[str, Any], str | None], str]
 
 
 def games_corpus(recipe: GamesRecipe) -> Corpus:
-    """Generate random play of both games, in turn."""
+    """Generate a corpus of random play that alternates between the two games."""
     documents = list(islice(played(recipe, "corpus"), recipe.steps * recipe.batch_size))
     unseen = list(islice(played(recipe, "held-out"), HELD_OUT_DOCUMENTS))
     texts = [d.prompt + d.response for d in documents[:TOKENIZER_DOCUMENTS]]

@@ -2,8 +2,8 @@
 
 A problem starts with one or two numbers, changes them, and asks for the result. Each number, given
 or computed, is at least 1. The largest allowed number and the number of operations set the
-difficulty. The calculation of a problem, not its words, decides whether the problem is held out. So no held-out problem is a reworded training
-problem.
+difficulty. The calculation of a problem, not its words, decides whether the problem is held out. So
+no held-out problem is a reworded training problem.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def read_scenes(text: str) -> list[Scene]:
     - `? …` asks for the number, and `?/ …` for the number divided by `{n}`.
     - `name: a, b` lists words. One of these words replaces `{name}` throughout a problem.
 
-    `{name}`, `{friend}` and the pronouns stand for people. A field with a capital first letter
-    starts a sentence.
+    `{name}`, `{friend}` and the pronouns stand for people. If a field begins with a capital letter,
+    so does the word that replaces it.
     """
     return [_read_scene(part.strip().splitlines()) for part in text.split("====")]
 
@@ -143,8 +143,8 @@ class ProblemWriter:
         """Draw a problem with `operations` operations from a random scene.
 
         Returns:
-            The problem, or None if the drawn sentences do not allow this number of operations or
-            leave no valid number.
+            The problem, or None if the drawn sentences do not allow this number of operations, or
+            if an operation has no valid operand.
         """
         scene = self._rng.choice(SCENES)
         start, question = self._rng.choice(scene.starts), self._rng.choice(scene.questions)
@@ -166,8 +166,8 @@ class ProblemWriter:
         """Draw the numbers for `{m}` and `{n}` in each line.
 
         Returns:
-            The numbers in each line and the steps of the calculation, or None if no number is
-            valid.
+            The numbers in each line and the steps of the calculation, or None if an operation has
+            no valid operand.
         """
         value, numbers, steps = None, [], []
         for line in lines:

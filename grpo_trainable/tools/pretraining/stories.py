@@ -72,9 +72,9 @@ def _template(name: str) -> str:
     - `{hero}`, `{friend}` and the pronouns `{he}`, `{fhe}` … refer to the characters.
     - `[x/y]` is replaced by x or y, chosen at random.
 
-    A field with a capital first letter starts a sentence. Lines are alternatives. An empty line
-    starts the next sentence, and `====` separates plots. The files contain none of the nouns in
-    nouns.txt, because every noun comes from a role.
+    If a field begins with a capital letter, so does the text that replaces it. Lines are
+    alternatives. An empty line starts the next sentence, and `====` separates plots. The files
+    contain none of the nouns in nouns.txt, because every noun comes from a role.
     """
     return (STORY_FILES / f"{name}.txt").read_text(encoding="utf-8")
 
@@ -108,7 +108,7 @@ class Storyteller:
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
-        # Shipped nouns also serve as scenery, because a user's list may lack a kind.
+        # Shipped nouns also serve as scenery, because `nouns` may lack nouns of some kind.
         scenery = dict.fromkeys([*nouns, *read_keywords(NOUNS_FILE)])
         self._by_kind = {
             kind: [noun for noun in scenery if kind_of(noun) == kind] for kind in (*KINDS, THING)

@@ -59,7 +59,7 @@ class LocalWriter:
         requests = [
             Request(
                 stream="train",
-                prompt_index=item.index * MOST_ATTEMPTS + attempt,  # separate random draws
+                prompt_index=item.index * MOST_ATTEMPTS + attempt,  # a new draw for each attempt
                 prompt_ids=tuple(self._encode(item)),
                 group_size=1,
                 limits=self._limits,
