@@ -1,6 +1,7 @@
 """Callbacks for Ray Tune that follow a GRPO experiment in the driver's process.
 
-The callbacks read metrics and the details that come with a row. They do not depend on actors.
+The callbacks read the row of metrics that a trial reports after each round, and the details that
+come with the row. They do not use the trial's actors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
     """Return all callbacks, in the required order, for `tune.RunConfig(callbacks=…)`.
 
-    Your own callbacks may come before or after these, and get the same rows of plain values.
+    Your own callbacks may come before or after these. They get the same rows, whose values are
+    plain data.
 
     The callbacks need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO",
     because rows of a plain `GRPOTrainable` have no responses, spans or version changes. The
@@ -60,6 +62,6 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         *([ConsoleCallback()] if console else []),
         ResultJsonCallback(),
         ProgressCsvCallback(),
-        mirror,  # may wait until a store has the files of earlier callbacks
+        mirror,  # may wait until the object store has the files that the callbacks above wrote
         CheckpointOnInterrupt(mirror.not_copied),
     ]

@@ -1,6 +1,7 @@
 """Warn when the KL, the length or the text of a trial's responses leaves its band.
 
-`BANDS` lists the bands that hold for every trial. `callbacks.kl_band` adds a band for the KL.
+A band is the range in which a figure of a trial should stay. `BANDS` lists the built-in bands.
+`callbacks.kl_band` adds another band for the KL.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ logger = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 
 # A band compares the mean of the latest rounds with the mean of the first rounds. Each mean covers
-# at least this many responses and rounds, because a few responses say little.
+# at least this many responses and rounds, because the mean of a few responses is noisy.
 RESPONSES = 128
 ROUNDS = 2
 
-# The KL is estimated from a sample of the responses. The KL is outside its band only if its whole
-# interval is outside: the estimate, plus and minus this number of standard errors.
+# The KL is estimated from a sample of the responses. It counts as outside its band only if its
+# whole interval is outside. The interval is the estimate plus or minus this number of standard
+# errors.
 STANDARD_ERRORS = 2.0
 KL = "kl/reference_nats"
 
 
-# ---- The bands of every trial ------------------------------------------------------------------
+# ---- The built-in bands ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class Band:
     judges: Callable[[GRPOConfig], bool]  # True for trials in which leaving the band is a bad sign
 
     def warning(self, latest: float, start: float) -> str | None:
-        """Return a clause about a mean outside the band, or None if the mean is inside."""
+        """Return a warning if the mean `latest` is outside the band, or None if it is inside."""
         if self.low(start) <= latest <= self.high(start):
             return None
         high = self.form.format(self.high(start))
@@ -68,7 +70,7 @@ class Band:
 def _kl_per_token(row: Row) -> float | None:
     """Return the lower end of the KL's interval, so a sampling error alone causes no warning.
 
-    Earlier versions measured all responses, so their rows have no standard error.
+    Rows of earlier versions have no standard error, because those versions measured all responses.
     """
     nats, tokens = row.get(KL), row.get("response/length_mean")
     return None if nats is None or not tokens else (nats - _margin(row)) / tokens
@@ -112,7 +114,7 @@ BANDS = (
         figure="share of truncated responses",
         value=lambda row: row.get("response/truncated_fraction"),
         form="{:.0%}",
-        # If many responses are truncated from the start, the first round prints a line about it.
+        # If many responses are already truncated in round 1, `_tell_of_limit` prints a line.
         high=lambda start: start + 0.25,
         told="at most {high}",
         advice="raise rollout.max_new_tokens if the reward needs the end of a response",
@@ -138,7 +140,7 @@ class Watch:
 
         Args:
             band: The band of the figure.
-            rounds: Number of rounds in a mean.
+            rounds: Number of rounds in each mean.
         """
         self._band, self._rounds = band, rounds
         self._first: list[float] = []
@@ -171,7 +173,7 @@ def watches_of(config: GRPOConfig) -> list[Watch]:
 
 
 class BandsCallback(FailSafeCallback):
-    """Compares the rows of each trial with its bands.
+    """Compares each trial's rows with the trial's bands.
 
     - `BANDS`: the callback warns at most once for each band of a trial.
     - `rollout.max_new_tokens`: if most responses of the first round are truncated, the callback
@@ -180,8 +182,9 @@ class BandsCallback(FailSafeCallback):
       falls below the band after having been inside. The callback prints a line when the KL returns
       to the band. The KL has left the band only if its interval, the estimate ± two standard
       errors, is entirely outside. The KL has returned only if the estimate itself is in the band.
-    - `callbacks.kl_stop`: the callback reports that the KL ends a trial. The callback does not end
-      the trial: the trial stops after a last evaluation and a checkpoint.
+    - `callbacks.kl_stop`: the callback reports that a trial ends because its KL is above this
+      limit. The callback does not end the trial. The trial itself stops, after a last evaluation
+      and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -190,14 +193,14 @@ class BandsCallback(FailSafeCallback):
         self._watches: dict[str, list[Watch]] = {}
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Forget all rows: the trial may start from an earlier round."""
+        """Forget the trial's rows, because it may start again from an earlier round."""
         self._places.pop(trial.trial_id, None)
         self._watches.pop(trial.trial_id, None)
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Compare a row with the bands and the limit."""
+        """Compare a row with the trial's bands and limits."""
         config, round_ = config_of(trial), result["training_iteration"]
         if trial.trial_id not in self._watches:
             self._take_earlier(trial, config, round_)
@@ -213,7 +216,7 @@ class BandsCallback(FailSafeCallback):
             _judge_kl(label(trial), config, result, before, place)
 
     def _take_earlier(self, trial: Any, config: GRPOConfig, round_: int) -> None:
-        """Add the rows before `round_` from a trial's `result.json`, without warnings."""
+        """Read the rows before `round_` from a trial's `result.json`, without any warnings."""
         watches = watches_of(config)
         place = _place(config, {KL: 0.0}, "inside")  # the KL of the initial policy
         for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ():
@@ -246,7 +249,7 @@ def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str)
     round_, nats = row["training_iteration"], row[KL]
     if band is not None and place != before:
         se = _standard_error(row)
-        estimated = f" ± {se:.2g}" if se else ""  # as in the live table
+        estimated = f" ± {se:.2g}" if se else ""  # the same form as in the live table
         told = f"{trial}, round {round_}: kl/reference_nats {nats:.3g}{estimated} is"
         named = f"callbacks.kl_band [{band[0]:g}, {band[1]:g}]"
         if place == "inside":
@@ -263,9 +266,10 @@ def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str)
 def _place(config: GRPOConfig, row: Row, before: str) -> str:
     """Return "below", "above" or "inside", the position of a row's KL relative to its band.
 
-    If the KL is outside the band but its interval reaches into it, the position of the row `before`
-    remains. So sampling errors near an end of the band print no lines. Without a band, every KL is
-    inside. The estimate of the KL can be negative, so no value is below a band that begins at 0.
+    If the KL is outside the band but its interval reaches into the band, return `before`, the
+    position in the previous row. So sampling errors near a limit of the band cause no messages.
+    Without a band, every KL is inside. The estimate of the KL can be negative, so a band that
+    begins at 0 has no lower limit.
     """
     if config.callbacks.kl_band is None:
         return "inside"

@@ -26,7 +26,7 @@ class CheckpointCallback(FailSafeCallback):
         # and the round of the checkpoint.
         self._donors: dict[str, tuple[str, int]] = {}
         self._written: set[str] = set()  # ids of trials whose current save wrote a checkpoint
-        self._unwritten: dict[str, str] = {}  # id -> label, if the trial's last save failed
+        self._unwritten: dict[str, str] = {}  # trial id -> label, for trials whose last save failed
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Record that the current save wrote a checkpoint, and forget removed checkpoints."""
@@ -61,9 +61,9 @@ class CheckpointCallback(FailSafeCallback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Add the name of the other trial to the first row after its checkpoint."""
+        """If the trial started from another trial's checkpoint, name that trial in the next row."""
         donor, round_ = self._donors.pop(trial.trial_id, (None, None))
-        # If that checkpoint is damaged, the trial continues from one of its own checkpoints.
+        # If the other trial's checkpoint was damaged, this trial continued from one of its own.
         if donor is not None and result["training_iteration"] - 1 == round_:
             result[COPIED_FROM] = donor
 

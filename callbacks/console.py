@@ -31,7 +31,7 @@ SHOWN_TRIALS = 16
 STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
 LEFT = "left_s"  # key added to a shown row: seconds until the trial ends
 
-_live: Live | None = None  # the live table; a process has only one terminal, so at most one table
+_live: Live | None = None  # the only live table, because a process has only one terminal
 
 
 def stop_live_table() -> None:
@@ -53,8 +53,9 @@ class ConsoleCallback(FailSafeCallback):
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
-        self._latest: dict[str, dict[str, Any]] = {}  # trial -> its newest row, with LEFT
-        self._evaluation_s: dict[str, float] = {}  # trial -> seconds of its latest evaluation
+        # Trial id -> the numbers in its newest row, plus the entry LEFT.
+        self._latest: dict[str, dict[str, Any]] = {}
+        self._evaluation_s: dict[str, float] = {}  # trial id -> seconds of its last evaluation
         self._total = 0
 
     def setup(self, *, total_num_samples: int = 0, **info: Any) -> None:
@@ -121,7 +122,7 @@ class ConsoleCallback(FailSafeCallback):
         print(_line(trial, f"failed, starts again{retries}: {error_line(trial)}"), flush=True)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Print why a trial failed that will not start again."""
+        """Print why a trial failed. This trial will not start again."""
         print(_line(trial, f"failed: {error_line(trial)}"), flush=True)
         self._show(trials, trial, None)
 
@@ -148,12 +149,12 @@ class ConsoleCallback(FailSafeCallback):
 
 
 def _line(trial: Any, text: str) -> str:
-    """Return a line about a trial that begins with the current time."""
+    """Return `text` as a line that begins with the current time and the trial's name."""
     return f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {text}"
 
 
 def _disturbed_rounds(trial: Any) -> str:
-    """Return how many rounds of a trial were disturbed, and the effect, or "" if none was."""
+    """Return text about the rounds that other work disturbed, or "" if there are none."""
     rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
     disturbed = sum(row.get("time/disturbed_fraction", 0.0) > DISTURBED_ABOVE for row in rows)
     if not disturbed:
@@ -194,7 +195,7 @@ def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
 
 
 def _kl(row: Mapping[str, Any]) -> str:
-    """Return the KL to the reference, with its standard error if a sample estimates it."""
+    """Return the KL to the reference, with its standard error if the KL is only estimated."""
     name = "kl/reference_nats"
     se = row.get(f"{name}{SE}", 0.0)
     return f"{_cell(row, name, '.2f')}{f' ± {se:.2f}' if se else ''}"
@@ -203,7 +204,7 @@ def _kl(row: Mapping[str, Any]) -> str:
 def _held_out(result: Mapping[str, Any]) -> str:
     """Return the latest held-out reward, with its round if the evaluation was in an earlier round.
 
-    The first row may contain the reward before training.
+    The first row may contain the reward that was measured before training.
     """
     reward, measured = f"{result['reward/eval_mean']:.3f}", int(result["eval/round"])
     return reward if measured == result["training_iteration"] else f"{reward} (round {measured})"
@@ -287,7 +288,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     table.add_column("shares of a round", no_wrap=True, width=BAR_WIDTH)
     table.add_column("left", justify="right", no_wrap=True)
     begun = [trial for trial in trials if trial.status != "PENDING" and not _held_back(trial)]
-    # Running trials are always shown.
+    # If there are too many trials for the table, finished trials are hidden first.
     hidden = max(0, len(begun) - SHOWN_TRIALS)
     for trial in sorted(begun, key=lambda trial: not trial.is_finished())[hidden:]:
         row = latest.get(trial.trial_id) or trial.last_result or {}
@@ -340,7 +341,7 @@ def _bar(row: Mapping[str, Any]) -> Text:
 
 
 def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
-    """Return the colours of `eval` and of the stages that took time in any row."""
+    """Return a legend with the colours of `eval` and of all stages that took time in any row."""
     occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():

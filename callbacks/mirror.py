@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 PASS_S = 1.0  # pause between two passes
 IDLE_S = 8.0  # longest pause, after a while without changes
-LAST_S = 60.0  # time limit for the remaining files at the end of the experiment
+LAST_S = 60.0  # time limit for copying the remaining files at the end of the experiment
 SILENT_S = 15.0  # a store that has accepted no file for this long counts as silent
 AT_ONCE = 8  # files copied in parallel
 
 # Training waits if the store lacks a row that is older than this. A row that is written during a
-# pass is copied in the next pass, so this limit is half of the promised 10 s.
+# pass is copied in the next pass, so this limit is half of the 10 s that the docs promise.
 MOST_BEHIND_S = 5.0
 TELL_S = 10.0  # shortest delay of the store that is reported to the user
 LOOK_S = 0.2  # interval at which a wait checks for Ctrl-C
@@ -286,10 +286,10 @@ class MirrorCallback(RoundWriter):
         self._mirrors: dict[str, Mirror] = {}  # trial id -> its mirror
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_mirrors": {}}  # threads belong to this process
+        return {**super().__getstate__(), "_mirrors": {}}  # threads cannot be pickled
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Start a trial's mirror, and wait until the store has all files or stops answering."""
+        """Start a trial's mirror. Wait until the store has all local files or stops answering."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_path(trial)
         if not isinstance(place, StoredPath):
@@ -298,8 +298,9 @@ class MirrorCallback(RoundWriter):
             try:
                 put_older_aside(trial_directory(trial), place)
             except OSError as error:
-                # It is unknown whether the store has later rows. The trial reads the same rows, so
-                # it fails too. If the store answers again, `cut` starts the mirror.
+                # It is unknown whether the store has rows that are later than the local ones. The
+                # trial must read the same rows, so it will fail unless the store answers again by
+                # then. In that case, `cut` starts the mirror.
                 said = f"the rows in {place} cannot be read ({reason(error)})"
                 print(f"{label(trial)}: {said}", flush=True)
                 return
@@ -396,7 +397,10 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
 
 
 def tell(trial: Any, mirror: Mirror) -> None:
-    """Print the store's delay when it reaches `TELL_S`, when it has doubled, and when it ends."""
+    """Print the store's delay if it has become much longer, or print that it is over.
+
+    A delay is first printed when it reaches `TELL_S`, and again each time it has doubled.
+    """
     behind_s, rows = mirror.behind_s, mirror.rows_behind
     if behind_s >= max(TELL_S, 2 * mirror.told_s):
         mirror.told_s = behind_s

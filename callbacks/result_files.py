@@ -72,7 +72,7 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
 
 
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
-    """Writes `progress.csv` with a column for every metric, even those that the first row lacks.
+    """Writes `progress.csv` with a column for every metric, even if the first row lacks it.
 
     If the first round trains on nothing, its row lacks most metrics. When an environment reports a
     new number, the file gets another column at the end.
@@ -101,7 +101,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
         self._headers[trial.trial_id] = _header(path)
 
     def write(self, trial: Any, iteration: int, content: Any) -> None:
-        """Append the row, after a header if the file has none yet."""
+        """Append the row. If the file has no header yet, write one first."""
         row = flatten_dict({**dict.fromkeys(sorted(names_of(trial))), **content}, delimiter="/")
         path, header = trial_directory(trial) / EXPR_PROGRESS_FILE, self._headers[trial.trial_id]
         new = [name for name in row if is_info_metric(name) and name not in header]
@@ -125,7 +125,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _add_columns(path: Path, names: list[str]) -> list[str]:
-    """Add columns at the end of a CSV file, empty in all rows, and return all columns."""
+    """Append empty columns to a CSV file, and return the names of all columns."""
     text = io.StringIO(newline="")
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)

@@ -32,7 +32,7 @@ class RolloutsCallback(RoundWriter):
             cut_parts(trial_directory(trial) / name, last)
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        """Write the parts of a round, and print two examples if requested."""
+        """Write the parts of a round. In a verbose trial, print two examples."""
         directory = trial_directory(trial)
         write_part(directory / "rollouts", iteration, table("rollouts", details.rollouts))
         if not details.evaluations:

@@ -32,7 +32,7 @@ class RoundWriter(FailSafeCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment. After a resume, every unfinished trial starts
-        # again.
+        # again, so this state would be out of date.
         return {**self.__dict__, "_waiting": {}, "_started": set(), "_uncut": set()}
 
     # ---- For subclasses ----------------------------------------------------------------------

@@ -59,9 +59,9 @@ class CheckpointOnInterrupt(FailSafeCallback):
                 machine. None: no files are copied to a store.
         """
         self._not_copied = not_copied
-        self._former: dict[int, Any] = {}  # signal -> handler outside the experiment
+        self._former: dict[int, Any] = {}  # signal -> handler before the experiment
         self._trials: Sequence[Any] = ()
-        self._saved: dict[str, int] = {}  # trial id -> `saved_round` at the request
+        self._saved: dict[str, int] = {}  # trial id -> `saved_round` before the request
         # Trial id -> the request that was made, or None if the trial does not obey requests.
         self._asked: dict[str, TuneStopRequest | None] = {}
         self._answers: dict[str, Finishing | Stopped] = {}  # trial id -> the trial's last answer
@@ -83,13 +83,14 @@ class CheckpointOnInterrupt(FailSafeCallback):
         requested.clear()
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, self._handle) for number in SIGNALS}
-            forget_all()  # an earlier experiment of this process may have ended early
+            forget_all()  # an earlier experiment in this process may have left requests behind
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if requested.is_set():
             self._end_at_once()
         requested.set()
-        # Ctrl-C may have ended `| tee` too. Printing must not end this process before it has saved.
+        # If the output goes to `| tee`, Ctrl-C may have ended `tee` too. Printing must not end this
+        # process before the trials are saved.
         self._output.enter_context(output_dropped_on_error())
         say(f"{signal.Signals(number).name}: {self._effect()}")
 

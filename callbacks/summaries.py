@@ -59,8 +59,8 @@ def binned(
 ) -> Any:
     """Return the message for a histogram with counts (B,) between edges (B + 1,).
 
-    TensorBoard identifies a bin by its upper edge. So the message begins with an empty bin, which
-    provides the lower edge of the first bin.
+    TensorBoard identifies a bin by its upper edge. So the message begins with an extra, empty bin,
+    whose upper edge is the lower edge of the first bin in `counts`.
 
     Args:
         tag: The tag.

@@ -217,7 +217,7 @@ def cut_events(path: Path, last: int) -> None:
 
 
 def examples_table(evaluations: dict[str, list[Any]]) -> str:
-    """Return a Markdown table: the first response to each of a few prompts, by evaluation."""
+    """Return a Markdown table with the first response to each of a few prompts per evaluation."""
     lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
     shown: dict[int, int] = {}
     names = SCHEMAS["evaluations"].names

@@ -119,7 +119,7 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # Close the array at its previous end. Later events can follow once there is space.
+            # Close the array where it ended before, so a later call can append to it.
             file.seek(place)
             file.write(END)
             file.truncate()

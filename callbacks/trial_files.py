@@ -141,7 +141,7 @@ def mixed_tasks(trial: Any) -> list[str]:
 
 
 def names_of(trial: Any) -> frozenset[str]:
-    """Return the names of a trial's metrics, without the numbers in `info`."""
+    """Return the names of a trial's metrics, except metrics from the environments' `info`."""
     return names_with(mixed_tasks(trial))
 
 

@@ -50,7 +50,7 @@ class UnplaceableTrialsCallback(FailSafeCallback):
                 self._waiting.add(trial.trial_id)
                 print(
                     f"{label(trial)} waits for room: its actors need {shown(bundles)}, each on one "
-                    f"node, but the nodes that are alive have {shown(nodes)}; the trial continues "
-                    "when a node with room joins; otherwise, lower its resources.*",
+                    f"node, but the nodes that are alive have {shown(nodes)}. The trial continues "
+                    "when a node with room joins. If none will join, lower its resources.*",
                     flush=True,
                 )

@@ -46,7 +46,7 @@ def refuse_other_bundles(config: GRPOConfig) -> None:
 
 
 def has_room(bundle: int, patience_s: float) -> bool:
-    """Wait up to `patience_s` seconds for room in a bundle. Return True if an actor can start."""
+    """Wait up to `patience_s` seconds until a bundle is on a live machine. Return True if it is."""
     until = time.monotonic() + patience_s
     while not _has_room_now(bundle):
         left_s = until - time.monotonic()
@@ -72,7 +72,7 @@ def places_of_bundles() -> dict[int, str]:
 def node_of(
     bundle: int, places: Mapping[int, str], nodes: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return a bundle's machine, or None if it is dead or Ray has not yet found one with room.
+    """Return a bundle's machine, or None if the machine is dead or Ray has not chosen one yet.
 
     Args:
         bundle: Number of the bundle.

@@ -23,9 +23,10 @@ class Answer(NamedTuple):
 
 
 def offset(answers: Iterable[Answer]) -> float:
-    """Return the seconds by which the remote clock is ahead of ours, from the quickest answer.
+    """Return the seconds by which the remote clock is ahead of the local clock.
 
-    The error is at most half the duration of that answer (Cristian 1989).
+    The result comes from the quickest answer. Its error is at most half the time that this answer
+    took (Cristian 1989).
     """
     quickest = min(answers, key=lambda answer: answer.answered - answer.asked)
     return quickest.there - (quickest.asked + quickest.answered) / 2

@@ -27,8 +27,8 @@ ANY_BUNDLE = -1
 # Maximum number of seconds between two calls of `look` during a wait. Ray itself divides each wait
 # into intervals of this length, so calling `look` between them interrupts no transfer.
 LOOK_S = 1.0
-# Prefixes of the errors that name a mistake in the settings or in the user's code. If an actor's
-# constructor raises such an error, Ray keeps only the text of the error.
+# The text of an error begins with one of these if the error reports a mistake in the settings or in
+# the user's code. If an actor's constructor raises such an error, Ray keeps only its text.
 MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (ConfigError, PluginError))
 
 
@@ -63,7 +63,7 @@ class RayActor:
         Args:
             cls: The class of the actor.
             name: Name of the actor in messages.
-            args: Arguments of the class.
+            args: Arguments of the class's constructor.
             num_cpus: CPUs that the actor reserves.
             num_gpus: GPUs that the actor reserves.
             bundle: Index of the bundle in the placement group. ANY_BUNDLE lets Ray choose.
@@ -71,8 +71,8 @@ class RayActor:
         """
         self._name = name
         self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
-        # Without explicit resources, Ray would need a whole CPU, which the placement group may not
-        # have.
+        # Without explicit resources, Ray would require a whole CPU for the actor. The placement
+        # group may not have a whole CPU.
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
         if self._concurrent:
             options["concurrency_groups"] = dict.fromkeys(self._concurrent, 1)
@@ -169,7 +169,7 @@ class RayRuntime:
         return [by_ref[ref] for ref in done]
 
     def _look_if_due(self, left_s: float) -> float:
-        """Call `look` if due. Return the seconds until the next call or the end of the wait."""
+        """Call `look` if due. Return the seconds until it is due again or the wait ends."""
         if self._look is None:
             return max(0.0, left_s)
         if self.now() >= self._next_look:

@@ -32,10 +32,10 @@ class ShippingError(RuntimeError):
 
 
 def lacking(files: Mapping[str, str]) -> list[str]:
-    """Return the paths that this machine lacks.
+    """Return the paths in `files` at which this machine has no file.
 
     Args:
-        files: Path -> SHA-256.
+        files: Path -> expected SHA-256.
 
     Raises:
         ShippingError: This machine has a different file at a path.
@@ -58,7 +58,7 @@ def contents(paths: Iterable[str], files: Mapping[str, str]) -> dict[str, bytes]
 
     Args:
         paths: The files to read.
-        files: Path -> SHA-256.
+        files: Path -> expected SHA-256.
 
     Raises:
         ShippingError: A file has changed since its SHA-256 was computed.
@@ -95,10 +95,10 @@ def lay_down(files: Mapping[str, bytes]) -> None:
 
 
 def lacking_on(files: Mapping[str, str], nodes: Iterable[str]) -> set[str]:
-    """Return the paths that at least one of the machines lacks.
+    """Return the paths in `files` at which at least one of the machines has no file.
 
     Args:
-        files: Path -> SHA-256.
+        files: Path -> expected SHA-256.
         nodes: Ray's ids of the machines.
 
     Raises:

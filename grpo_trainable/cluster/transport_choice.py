@@ -21,7 +21,9 @@ from grpo_trainable.transports.transport import TransportError
 class Preflight:
     """Results of the checks that an actor's process makes before training."""
 
-    gpus: tuple[str, ...]  # GPUs that Ray gave the actor; empty unless all actors must share one
+    # Ids of the GPUs that Ray gave the actor. Empty unless the transport requires that all actors
+    # share one GPU.
+    gpus: tuple[str, ...]
     seconds: float  # duration of the checks, in seconds
 
 
@@ -29,10 +31,11 @@ class Preflight:
 class Choice:
     """The transport of a trial."""
 
-    key: str  # a name in TRANSPORTS or a reference to a user's record, but never `auto`
+    key: str  # a name in TRANSPORTS or a reference to a user's transport, but never `auto`
     transport: Transport
     why: str  # reason for the choice, for the console
-    far_machines: int = 0  # number of machines that fetch weights, not counting the publisher's
+    # Number of machines that fetch weights, not counting the machine of the publishing learner.
+    far_machines: int = 0
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
@@ -123,7 +126,7 @@ def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
 
 
 def make_sender(key: str, far_machines: int = 0) -> WeightSender:
-    """Return the learner's end of a transport, which sends frozen tensors only once.
+    """Return the learner's end of a transport. It sends frozen tensors only once.
 
     Args:
         key: The transport, as `Choice.key`.
@@ -143,8 +146,8 @@ def make_receiver(
         key: The transport, as `Choice.key`.
         deadline_s: Time limit in seconds for a fetch.
         device: Device for the weights, "cpu" or "cuda".
-        first: Index of the part of a snapshot to fetch first, divided by the number of parts; in
-            [0, 1).
+        first: The part of a snapshot that is fetched first, as its index divided by the number of
+            parts; in [0, 1).
     """
     transport = transport_named(key)
     told = (first,) if transport.in_parts else ()

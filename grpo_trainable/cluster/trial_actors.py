@@ -60,7 +60,7 @@ class TrialActors:
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
         self._joining: list[RayCall] = []  # calls to learners that are connecting to each other
         self._files = files
-        self._clocks: dict[str, float] = {}  # machine -> its clock minus ours, in s
+        self._clocks: dict[str, float] = {}  # machine -> its clock minus this one's, in s
         self._group: CollectiveGroup | None = None
         self._unidentified: list[RayCall] = []  # calls that return `MachineProcess`es
 
@@ -136,10 +136,10 @@ class TrialActors:
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Warm up all actors in parallel: each does one round of work, with one chunk of requests.
+        """Warm up all actors in parallel: generators with `requests`, learners with a microbatch.
 
         Raises:
-            ActorFailed: An actor cannot do this work.
+            ActorFailed: An actor cannot do the work of its warm-up.
         """
         longest = max(len(request.prompt_ids) for request in requests)
         if self._config.placement == "colocated":
@@ -197,7 +197,7 @@ class TrialActors:
             self._prepare(places_of_bundles().get(resources.bundle_of(self._config, index)))
         except (RayError, ShippingError) as error:
             # The machine has died, or a file cannot be copied to it. The other actors continue, and
-            # a later call tries again.
+            # a later call of `replace` tries again.
             logger.warning("%s cannot start on the machine that has room for it: %s", name, error)
             return None
         self._actors[index] = self._generator(index)
@@ -207,7 +207,7 @@ class TrialActors:
         r = self._config.resources
         device = "cuda" if r.generator_gpus else "cpu"
         number = index - r.num_learners
-        first = number / r.num_generators  # each generator fetches a different part first
+        first = number / r.num_generators  # generators begin with different parts of a snapshot
         return self._actor(
             index,
             Generator,
@@ -227,7 +227,7 @@ class TrialActors:
         cpus: float,
         gpus: float,
     ) -> RayActor:
-        """Start the actor with this index in its bundle.
+        """Start the actor with the number `index`, in its own bundle.
 
         If an actor could use any bundle, it could take the bundle of another actor. The other actor
         would wait forever if no machine had enough room left.
@@ -300,7 +300,8 @@ class TrialActors:
 class MadeInActor:
     """Argument that is created inside the actor that receives it.
 
-    A user's sender or receiver need not be picklable, and its file is imported by path.
+    So a user's sender or receiver need not be picklable. The actor imports the user's file by its
+    path.
     """
 
     def __init__(self, make: Callable[..., Any], *args: Any) -> None:
@@ -311,7 +312,7 @@ class MadeInActor:
 
 
 def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
-    """Submit the calls that connect the learners to each other and start them.
+    """Submit the calls that start the learners and connect them to each other.
 
     The learners meet at an address of the first learner. This function does not wait for any
     answer: if an argument is the answer to another call, Ray waits for it and passes its value.

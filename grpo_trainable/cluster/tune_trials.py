@@ -42,7 +42,7 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 
 
 class InvalidTrial:
-    """Takes the place of a trial that cannot begin. Using this object raises the error.
+    """Takes the place of a trial that cannot begin. Using it raises the error that prevents this.
 
     Tune ends the process of a failed trial, so no other trial gets this object.
     """
@@ -83,7 +83,7 @@ def _name(self: Any, include_trial_id: bool = False) -> str:
     """Return Tune's name for a trial. The name of the trial's directory begins with it.
 
     Tune adds `config["env"]` to the name, because this entry of RLlib's config is the name of an
-    environment. In our config, `env` is a section of settings, so the name leaves it out.
+    environment. In our config, `env` is a section of settings, so this function leaves it out.
     """
     if self.custom_trial_name or not isinstance(self.config.get("env"), Mapping):
         return _tunes_name(self, include_trial_id)

@@ -64,7 +64,7 @@ class Collector:
     # ---- Sampling ----------------------------------------------------------------------------
 
     def take(self) -> Chunk:
-        """Return the next chunk to sample. With difficulty pools, the chunk names its examples."""
+        """Return the next chunk to sample. With difficulty pools, the pools choose its examples."""
         chunk = self.ledger.take()
         self.counts.requested = self.ledger.next_prompt
         if self._pools is None:
@@ -117,7 +117,7 @@ class Collector:
         """Return the rollout batches that a round trains on. The gate checks each group once more.
 
         Batches without groups are left out, so the result may be empty. An empty result does not
-        end the trial. Only a high share of failed rewards ends it.
+        end the trial. Only a high share of failed rewards ends the trial.
         """
         batch_ids = self.ledger.batches_of(round_)
         self._close_draws([self.ledger.batch(batch_id) for batch_id in batch_ids])
@@ -217,7 +217,7 @@ class Collector:
         """Continue from a state. Prompts that were in flight are requested again.
 
         Args:
-            state: The result of `state`, with the learner's round.
+            state: The result of `state`, plus the entry `learner_round`.
             groups: The buffer's groups.
             same_sampling: False if the settings in `state` lead to different rollouts than the
                 current settings. In that case, all prompts that were not trained on are dropped
@@ -246,7 +246,7 @@ class Collector:
         if lost:
             self._recorder.note(
                 f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings, "
-                "because sampling differs under the current settings"
+                "because the current settings lead to different samples"
             )
 
 

@@ -28,7 +28,7 @@ class HeldOutChunk:
     stage: ClassVar[str] = "eval"
 
     prompt_indices: tuple[int, ...]
-    examples: None = None  # None: equal to the prompt indices
+    examples: None = None  # the examples have the same indices as the prompts
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class HeldOut:
 def held_out_chunks(
     config: GRPOConfig, responses: int | None = None, *, final: bool = False
 ) -> list[HeldOutChunk]:
-    """Return all prompts of an evaluation in chunks.
+    """Return all held-out prompts of an evaluation, divided into chunks.
 
     Args:
         config: The trial's settings.
@@ -82,13 +82,13 @@ def held_out_rewards(
     Args:
         config: The trial's settings.
         round_: Number of rounds of training before the evaluation.
-        before: The evaluation before this one, or None.
+        before: The previous evaluation, or None if this is the first one.
         answers: The scored chunks, in any order.
         by_task: Computes the figures of each task.
 
     Raises:
-        ActorFailed: More rewards failed than the task allows, or at least one reward failed for
-            each prompt.
+        ActorFailed: More rewards failed than the task allows, or no prompt could be scored, because
+            each has a response without a reward.
     """
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
     failed = sorted(prompt for scored in answers for prompt in scored.failed)

@@ -17,9 +17,9 @@ from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.text import plural
 
 # Maximum number of chunks per generator that are submitted but not yet scored. While one chunk is
-# sampled, another waits or is scored, so the generator is never idle. If a third chunk were
-# submitted this early, it would only be sampled with older weights than necessary. If scoring takes
-# longer than sampling, generators wait for the scores.
+# sampled, another waits or is scored. So a generator is idle only if scoring takes longer than
+# sampling. If a third chunk were submitted this early, it would only be sampled with older weights
+# than necessary.
 CHUNKS_AHEAD = 2
 
 # Maximum number of times in a row that a generator is replaced without finishing a chunk. If that
@@ -163,7 +163,8 @@ class Fleet:
     def fetching(self) -> bool:
         """True if a generator has not yet fetched weights that were sent to it.
 
-        Joining generators do not count: they load weights before they do any work.
+        Joining generators (replacements that have not answered yet) do not count, because they load
+        weights before they do any work.
         """
         return any(generator.fetching and not generator.joining for generator in self.generators)
 
@@ -239,7 +240,7 @@ class Fleet:
         self._recorder.add_sync_bytes(answer.bytes)
 
     def _uses(self, generator: FleetGenerator, loaded: Loaded) -> None:
-        """Record that a generator now computes with these weights.
+        """Record that a generator now computes with the weights that it has loaded.
 
         Answers may arrive out of order, although weights never do. So an answer about older weights
         leaves the version unchanged.
@@ -257,7 +258,7 @@ class Fleet:
 
     @staticmethod
     def _update_needs(generator: FleetGenerator) -> None:
-        """If the generator is idle, set `needs_from` to the round of the weights to use next."""
+        """If the generator is idle, set `needs_from` to the round of the weights it will use."""
         if not generator.chunks and not generator.fetching:
             generator.needs_from = generator.weights_round
 
@@ -277,7 +278,8 @@ class Fleet:
 
         Args:
             gate: Decides whether a generator's weights are recent enough.
-            rounds_ahead: Number of rounds still to be run before the round that uses the chunk.
+            rounds_ahead: Number of rounds still to be run before the round that trains on the
+                chunk.
         """
         free = (
             generator

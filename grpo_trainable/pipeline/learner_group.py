@@ -44,8 +44,8 @@ class LearnerGroup:
             runtime: Waits for calls.
             deadline_s: Maximum number of seconds for which a learner with an unanswered call may
                 be silent.
-            staged: Returns a reference to a round's published tensors. Used only by transports in
-                which the learner sends the tensors.
+            staged: Returns a reference to a round's published tensors. Needed only with transports
+                in which the learner sends the tensors.
             elastic: True if the trial continues after the loss of a learner other than the first.
         """
         self._actors = list(actors)
@@ -89,7 +89,7 @@ class LearnerGroup:
 
         Raises:
             ActorFailed: The group is not elastic, no learner is lost, or the first learner is lost.
-                The exception is `failure`.
+                The exception is the argument `failure`.
         """
         if not self._elastic:
             raise failure

@@ -262,7 +262,10 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of kept batches with the same place in earlier rounds."""
+        """Return the accepted prompts of older batches with the same place in their round.
+
+        Batches that have been closed are not included.
+        """
         return [
             index
             for (round_, place), batch in self._filled.items()

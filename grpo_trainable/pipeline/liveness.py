@@ -69,7 +69,7 @@ class Watch:
         return self._runtime.result(call)
 
     def forget(self, actor: Actor) -> None:
-        """Forget an actor that was replaced."""
+        """Forget an actor that was killed."""
         self._silences.pop(actor, None)
 
     def _ask(self, actors: Iterable[Actor]) -> list[Call]:
@@ -84,7 +84,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait for a call, for at most the shortest `_due_s`, and add the time to every silence."""
+        """Wait for a call, at most for the shortest `_due_s`. Add the time to every silence."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()

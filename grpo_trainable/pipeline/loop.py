@@ -1,10 +1,10 @@
 """The loop that runs the rounds of a trial, which may be synchronous or asynchronous.
 
-A trial with `lag = 0` is synchronous: the gate admits the rollouts of a round only when the
-generators have the weights that the previous round produced. With `lag >= 1`, generators sample the
-rollouts of later rounds while the learner trains, and continue between calls of `run_round`. With
-`lag_mode = exact`, every round is synchronous, but the rollouts that it collects are trained on
-`lag` rounds later.
+A trial with `lag = 0` is synchronous: the `StalenessGate` admits the rollouts of a round only when
+the generators have the weights that the previous round produced. With `lag >= 1`, generators sample
+the rollouts of later rounds while the learner trains, and continue between calls of `run_round`.
+With `lag_mode = exact`, every round is synchronous, but the rollouts that it collects are trained
+on `lag` rounds later.
 
 This module does not import Ray. Actors, runtime and clock are passed in as arguments.
 """
@@ -125,7 +125,7 @@ class Pipeline:
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
         self._info_names: set[str] = set()  # names of numbers that environments report in `info`
-        # While rollouts are collected: the checkpoint of the last finished round.
+        # While rollouts are collected, the checkpoint of the last finished round. Otherwise None.
         self._last_finished: Checkpoint | None = None
 
     @property
@@ -349,14 +349,14 @@ class Pipeline:
             self._wait()
 
     def _wait(self) -> None:
-        """Wait for the next answers, then submit more work if dispatching is on."""
+        """Wait for the next answers. Then submit more work if `_dispatching` is True."""
         for call, answer in self._calls.arrivals():
             self._arrived(call, answer)
         if self._dispatching:
             self._dispatch()
 
     def _arrived(self, call: Update | FleetCall, answer: Any) -> None:
-        """Pass an answer to the component that waits for it. A lost learner ends the update."""
+        """Pass an answer to the component that waits for it. Raise the loss of a learner."""
         match call, answer:
             case Update(), ActorLost():
                 raise answer
@@ -411,7 +411,7 @@ class Pipeline:
         Args:
             start: When the round began, in seconds since 1970.
             groups: The groups that the round trained on.
-            row: Metrics of these groups; further metrics are added to it.
+            row: Metrics of these groups. This method adds further metrics to the dictionary.
             updated: The learners' answer.
             last: True if no round follows.
         """

@@ -17,7 +17,7 @@ NAMES = ("easy", "mid", "hard")
 
 
 class Pick(NamedTuple):
-    """The example that was picked for a prompt, and the pool that it was in."""
+    """The example that was picked for a prompt, and the pool that the example was in."""
 
     example: int
     pool: str
@@ -47,7 +47,8 @@ class DifficultyPools:
         self._settings, self._seed = config.pools, config.seed
         self._rates = np.full(size, np.nan)  # NaN: never scored
         self._times_picked = np.zeros(size, dtype=np.int64)
-        self._picks: dict[int, Pick] = {}  # by prompt index, kept until a round has reported them
+        # Prompt index -> its pick, which is kept until a round has reported it.
+        self._picks: dict[int, Pick] = {}
 
     # ---- Picking -----------------------------------------------------------------------------
 

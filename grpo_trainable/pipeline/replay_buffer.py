@@ -48,7 +48,7 @@ class ReplayBuffer:
         return sum(group.uses == 0 for group in self._groups.values())
 
     def add(self, groups: Sequence[RolloutGroup]) -> None:
-        """Add scored groups with new prompt indices."""
+        """Add scored groups whose prompt indices are not in the buffer yet."""
         for group in groups:
             assert group.prompt_index not in self._groups, group.prompt_index
             self._groups[group.prompt_index] = group

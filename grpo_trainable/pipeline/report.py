@@ -155,7 +155,7 @@ class Recorder:
         self.spans = [item for item in self.spans if item.span.stage != stage]
 
     def note(self, text: str) -> None:
-        """Add a note for the user, in one line."""
+        """Add a one-line note for the user."""
         self.notes.append(text)
 
     def add_sync_bytes(self, count: int) -> None:

@@ -51,6 +51,6 @@ def refuse_reward_errors(
 
 
 def error_for(failed: Sequence[FailedPrompt]) -> type[ActorFailed]:
-    """Return the class of the error that ends a trial because of these prompts."""
+    """Return the class of the error that ends a trial because these prompts failed."""
     again = all(prompt.repeats or not prompt.is_failure for prompt in failed)
     return FailsAgain if again else ActorFailed

@@ -45,7 +45,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 def repeated_fraction(groups: Sequence[RolloutGroup]) -> float:
     """Return the mean share of a response's four-token runs that repeat an earlier run.
 
-    The mean is over the responses with at least four tokens. Without such responses, it is 0.
+    The mean is over the responses with at least four tokens. If there are none, the result is 0.
     """
     runs = [
         [tuple(ids[i : i + RUN_TOKENS]) for i in range(len(ids) - RUN_TOKENS + 1)]

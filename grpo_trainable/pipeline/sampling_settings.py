@@ -40,8 +40,7 @@ def sampling_settings(config: GRPOConfig) -> dict[str, Any]:
         "units_per_batch": len(schedule.chunks(config)),
         "groups_bring_reference": config.reference_role == "generator",
         **{section: settings[section] for section in SECTIONS},
-        # With `vine`, groups contain the values of their states. Trials without `vine` do not have
-        # this key.
+        # With `vine`, groups contain the values of their states. Without it, the key is left out.
         **({"vine": settings["vine"]} if config.loss.advantage == "vine" else {}),
     }
 

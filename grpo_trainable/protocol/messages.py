@@ -38,7 +38,7 @@ class Deposited:
     version: int
     round: int
     bytes: int
-    spans: list[Span]  # these overlap the generator's other work
+    spans: list[Span]  # these spans overlap with the generator's other work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Sampled:
     """Responses that wait in their generator until `score` is called."""
 
     number: int  # identifies the responses in the call to `score`
-    loaded: list[Loaded]  # weights loaded between two tokens; their spans are in `spans`
+    loaded: list[Loaded]  # weights loaded between two tokens; `spans` includes their spans
     spans: list[Span]
 
 
@@ -126,8 +126,8 @@ class GradientStep:
     # Effective sample size of the importance weights, as a fraction of the number of responses.
     ess_fraction: float
     skipped: bool  # True if the step changed nothing, because its loss or gradient was not finite
-    # KL from the policy before the step to other policies, on the rows of the step. Empty if the KL
-    # is not monitored.
+    # KL from the policy before the step to other policies, on the rows of the step on which the KL
+    # is measured. Empty if the KL is not monitored.
     kl: dict[str, Drift]
     critic: CriticStep | None = None  # None without a critic
 
@@ -163,7 +163,7 @@ class Updated:
     sampler_mismatch_nats: float | None = None
     # KL from the sampler to the teacher, in nats per response. None without a teacher.
     teacher_nats: float | None = None
-    kl_coefficient: float  # β in this round
+    kl_coefficient: float  # β, the factor of the KL term, in this round
     critic: CriticFigures | None = None  # None without a critic
     at: float
     spans: list[Span]

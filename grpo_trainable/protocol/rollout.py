@@ -61,7 +61,7 @@ class SamplingLimits:
 class StateOf(NamedTuple):
     """A state within a response, for which completions are sampled to estimate its value."""
 
-    response: int  # index in its group; 0 if the state is the prompt itself
+    response: int  # index of the response in its group; 0 if the state is the prompt itself
     # Number of response tokens in the state. They are the last tokens of the request's prompt_ids.
     tokens: int
 
@@ -107,7 +107,8 @@ class RolloutGroup:
 
     prompt_index: int
     prompt_ids: Tensor  # (P,) int64
-    # (G, R) int64. Holes contain the inserted tokens. Padding follows the last sampled token.
+    # (G, R) int64, including the tokens in holes (see `response_mask`). Padding follows the last
+    # sampled token.
     response_ids: Tensor
     # (G, R) bool: True for sampled tokens, including the token that ended the response. Holes are
     # tokens that the policy read within its response but did not sample.
@@ -120,7 +121,7 @@ class RolloutGroup:
     # (G, R) int32, version (number of gradient steps) of the weights that sampled the token.
     token_versions: Tensor
     token_rounds: Tensor  # (G, R) int32, round of the weights that sampled the token
-    # (G, R) float32, nats, 0 off the mask. None if the learner runs the reference.
+    # (G, R) float32, nats; 0 off the mask. None unless the generators run the reference.
     reference_log_probs: Tensor | None = None
     # (G, K) float32: the reward parts that `task.reward_weights` names, in the order of that
     # setting. None if `task.reward_weights` is not set.
@@ -131,7 +132,7 @@ class RolloutGroup:
     format_rewards: Tensor | None = None
     answer_rewards: Tensor | None = None
     # (G, R) float32: the value of the state before each token, estimated from completions of that
-    # state; NaN if the state has no completions. None if nothing needs values.
+    # state; NaN if the state has no completions. None if the trial does not estimate values.
     state_values: Tensor | None = None
     # (G, R) float32: in an episode, the reward of each action, at the action's last token; NaN at
     # all other tokens. None if responses are not episodes.
@@ -202,7 +203,7 @@ class RolloutGroup:
 
     @property
     def format_mean(self) -> float | None:
-        """Mean format reward of a scored group. None if a reward does not judge the format."""
+        """Mean format reward of a scored group. None if any of its rewards has no format part."""
         mean = _mean(self.format_rewards)
         return None if math.isnan(mean) else mean
 
@@ -223,7 +224,7 @@ class RolloutGroup:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Groups are sent between actors as numpy arrays. Pickling their tensors one by one would
-        # take a tenth of a round.
+        # take a tenth of a round's time.
         from torch import Tensor
 
         values = (getattr(self, item.name) for item in fields(self))
@@ -332,7 +333,7 @@ def extents(mask: Tensor) -> Tensor:
     import torch
 
     position = torch.arange(mask.shape[1] + 1, device=mask.device)
-    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # for rows without True
+    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # a row without True gets 0
     return (padded * position).amax(dim=1)
 
 

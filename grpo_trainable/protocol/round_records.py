@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # callbacks use only the columns, so they need no torch
     from grpo_trainable.protocol.messages import Updated
     from grpo_trainable.protocol.rollout import RolloutGroup
 
-Columns = dict[str, list[Any]]  # name -> one value for each response or gradient step
+Columns = dict[str, list[Any]]  # name of a column -> its values, one for each row of a table
 
 # ---- The columns of the Parquet files, for code that writes or reads them ----------------------
 
@@ -38,7 +38,7 @@ _RESPONSE = {
     "response": pa.string(),
     "ground_truth": pa.string(),  # the true answer, as JSON
     "reward": pa.float32(),
-    "format_reward": pa.float32(),  # for tasks that separate format and answer, such as mathematics
+    "format_reward": pa.float32(),  # null if the task's reward does not judge the format
     "answer_reward": pa.float32(),
     # True if end-of-text, a stop string or the environment ended the response, False if the length
     # limit did.
@@ -56,7 +56,7 @@ SCHEMAS = {
             "uses": pa.int32(),  # number of times the group was trained on, including this time
             "version": pa.int32(),  # version of the weights that sampled the oldest token
             "weights_round": pa.int32(),  # round of those weights
-            "lag": pa.int32(),  # number of rounds before this one, minus weights_round
+            "lag": pa.int32(),  # number of rounds before this round, minus weights_round
             "first_use": pa.bool_(),
             # Sums of log-probs over the response, in nats: under the weights that sampled each
             # token, under the policy after the round, and under the reference. The last two are
@@ -139,7 +139,7 @@ class RoundDetails:
 
 
 class Row(dict[str, Any]):
-    """The row of a round, together with the details of the round.
+    """A round's row of metrics, together with the details of the round.
 
     The details are an attribute, not an entry. So Tune's schedulers and loggers, and a user's
     callbacks, see only plain entries. A copy of a row is a plain dictionary without details.
@@ -165,8 +165,8 @@ def details_of(row: Mapping[str, Any]) -> RoundDetails | None:
     return row.details if isinstance(row, Row) else None
 
 
-# Example -> the text of its prompt, its task in the mix (None without a mix), and its true answer
-# as a JSON value.
+# Index of an example -> the text of its prompt, its task in the mix (None without a mix), and its
+# true answer as a JSON value.
 Prompt = Callable[[int], "tuple[str, str | None, Any]"]
 Decode = Callable[[list[int]], str]
 
@@ -278,7 +278,7 @@ def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -
     off), and the text of the observation that followed.
     """
     if group.turn_rewards is None or group.observations is not None:
-        return None  # an episode of control has hundreds of turns; "response" lists its actions
+        return None  # a control episode has hundreds of turns; column "response" lists its actions
     turns: list[dict[str, Any]] = []
     for actions, span, reward in _spans(group, response, ids):
         if actions:
@@ -307,14 +307,14 @@ def _spans(
 
 
 def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[int, int]:
-    """Return, for each lag, the number of groups that were trained on for the first time."""
+    """Return lag -> number of groups that this round trained on for the first time at that lag."""
     return dict(Counter(learner_round - g.oldest_round for g in groups if g.uses == 1))
 
 
 def step_columns(updated: Updated) -> Columns:
     """Return columns with an entry for each gradient step of a round.
 
-    `version` and the KL refer to the policy before the step. The KL is measured on the rows that
+    `version` and the KL refer to the policy before the step. The KL is measured only on rows that
     the step trains on. If the KL is not monitored, its columns contain None.
     """
     steps = updated.steps

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from grpo_trainable.telemetry.timers import now
 
-MEASURED_ROUNDS = 4  # number of latest rounds whose mean duration is the estimate
+MEASURED_ROUNDS = 4  # number of latest rounds from whose durations the time left is estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class StoppableRounds:
     def __init__(
         self, request: StopRequest | None = None, clock: Callable[[], float] = now
     ) -> None:
-        """Create the rule for a trial's rounds.
+        """Create the object for all rounds of a trial.
 
         Args:
             request: The request to obey. None: nobody can stop the trial.
@@ -83,7 +83,8 @@ class StoppableRounds:
         self._training_since: float | None = None
         self._evaluates = False  # True if an evaluation follows the round's gradient steps
         self._answered = False  # True if the trial has answered that it will finish the round
-        # Seconds from the start of the gradient steps to the round's end, without the evaluation.
+        # For each of the latest rounds, the seconds from the start of its gradient steps to the end
+        # of the round, without the evaluation.
         self._training_s: deque[float] = deque(maxlen=MEASURED_ROUNDS)
         self._evaluation_s = 0.0  # seconds of the latest evaluation
 

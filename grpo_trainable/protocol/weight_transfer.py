@@ -41,7 +41,7 @@ class WeightSender(Protocol):
 
 
 class StagingSender(WeightSender, Protocol):
-    """A sender whose snapshots are sent when the driver starts the transfer."""
+    """A sender whose snapshots are sent when the trial's process starts the transfer."""
 
     def staged(self, round_: int) -> list[Tensor]:
         """Return the tensors of the snapshot of this round."""

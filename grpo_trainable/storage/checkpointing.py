@@ -232,7 +232,7 @@ def finish_checkpoint(
         groups: Groups in the replay buffer.
 
     Raises:
-        OSError: The learners or this process cannot write to the directory.
+        OSError: A learner or this process cannot write to the directory.
     """
     directory = Path(directory)
     for learner in learners:
@@ -345,14 +345,15 @@ def checkpoint_round(directory: str | AnyPath) -> int:
 
 
 def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
-    """Return a trial's newest intact checkpoint and the checkpoint's round, or None.
+    """Return a trial's newest intact checkpoint and its round, or None if there is none.
 
     Args:
         directory: The trial's directory.
         last: Ignore checkpoints of rounds after this one.
 
     Raises:
-        UnreadableCheckpoint: A newer checkpoint, or the directory, cannot be read.
+        UnreadableCheckpoint: The directory cannot be read, or a checkpoint that may be newer than
+            the newest intact one.
     """
     for path in reversed(numbered_checkpoints(directory)):
         try:
@@ -365,7 +366,10 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
 
 def newest_round(directory: AnyPath) -> int | None:
-    """Return the round of the newest checkpoint that states one, without verifying it, or None."""
+    """Return the round that the newest checkpoint states, without verifying it, or None.
+
+    A checkpoint that states no round is skipped.
+    """
     rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
     return next((round_ for round_ in rounds if round_ is not None), None)
 
@@ -451,7 +455,10 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
 
 
 def _no_checkpoint_in(directory: AnyPath) -> CheckpointError:
-    """Return the error for a directory without checkpoints. For an experiment, list its trials."""
+    """Return the error for a directory without checkpoints.
+
+    If the directory is an experiment, the error lists trials of the experiment.
+    """
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is not a directory")
     trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
@@ -550,7 +557,7 @@ def _state(directory: AnyPath, digests: Mapping[str, str]) -> dict[str, Any]:
 def _verified(
     path: AnyPath, digest: str, use: Callable[[HashedFile], Part], tick: Tick = no_tick
 ) -> Part:
-    """Return the result of `use` for a file whose SHA-256 is `digest`.
+    """Return the result of `use` for a file, after checking that its SHA-256 is `digest`.
 
     The file is read only once, so `use` gets the same bytes that are hashed. If the file changes
     after the check, the result is not affected.
@@ -578,8 +585,8 @@ def refuse_foreign_files(directory: str | AnyPath) -> None:
     names = _names(directory)
     if inside := [name for name in names if name.startswith("checkpoint_")]:
         raise ForeignCheckpoint(
-            f"{directory}: is not a checkpoint, but contains some, such as {max(inside)}; nothing "
-            "was loaded"
+            f"{directory}: is not a checkpoint, but contains checkpoints, such as {max(inside)}; "
+            "nothing was loaded"
         )
     for name in names:
         # A process that was killed while writing leaves a file `.NAME.RANDOM`.

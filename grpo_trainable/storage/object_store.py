@@ -109,7 +109,7 @@ class StoredPath:
         """Return relative path -> size in bytes, for every file below the directory.
 
         Raises:
-            OSError: A key contains a part such as `..`. A copy of that file would be written
+            OSError: A file's key contains a part such as `..`. A copy of this file would be written
                 outside the target directory.
         """
         selector = pafs.FileSelector(self.path, allow_not_found=True, recursive=True)

@@ -1,9 +1,9 @@
 """Requests to stop trials, and the trials' answers, in Ray's key-value store.
 
 While `step()` runs, the process of a trial cannot answer a call from the driver. So the driver
-writes a request to the store, and the trial reads the store while it waits for its actors. The
-keys contain the id of the Ray job (the process that runs Tune), so jobs on the same cluster do not
-see each other's entries.
+writes a request to the key-value store, and the trial reads it there while it waits for its actors.
+The keys contain the id of the Ray job (the process that runs Tune), so jobs on the same cluster do
+not see each other's entries.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TuneStopRequest:
         self._put("answer", json.dumps([type(answer).__name__, asdict(answer)]))
 
     def wait_until_released(self) -> None:
-        """Wait for `release`."""
+        """Wait until the driver has called `release`."""
         while not self._has("released"):
             time.sleep(LOOK_S)
 

@@ -32,9 +32,9 @@ from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERAT
 
 TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a trial's config and error
 
-# Number of shared checkpoints that are kept beyond `checkpoint.keep`. Under synchronous PBT, a
-# clone may start from the checkpoint of its donor's last perturbation until the donor has passed
-# the next perturbation.
+# Number of shared checkpoints (those from which other trials may start) that are kept in addition
+# to the newest `checkpoint.keep`. Under synchronous PBT, a clone may start from the checkpoint of
+# its donor's last perturbation until the donor has passed the next perturbation.
 SHARED_ROUNDS = 2
 LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`; a row takes about 10 KB
 
@@ -58,9 +58,10 @@ class TrialStorage:
         self._context = context
         self._keep = keep
         self._settings = settings
-        self.shared_rounds: list[int] = []  # other trials may start from these checkpoints
-        # The checkpoint of another trial that this trial continued from: TRIAL/checkpoint_00000N.
-        # None: this trial itself has trained from round 0.
+        # Rounds of the checkpoints from which other trials may start.
+        self.shared_rounds: list[int] = []
+        # If this trial continued from another trial's checkpoint: TRIAL/checkpoint_00000N. None if
+        # this trial itself has trained from round 0.
         self.origin: str | None = None
         self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found intact
 
@@ -77,7 +78,7 @@ class TrialStorage:
         """Yield the directory that a checkpoint is first written to. The block runs Tune's save.
 
         After an OSError, the copied part of the checkpoint is removed, and the error is raised
-        again. In an object store, the part is removed later.
+        again. If that part is in an object store, it is removed later.
         """
         context = self._context
         assert context is not None
@@ -152,8 +153,8 @@ class TrialStorage:
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
-            restore: Verifies and restores a checkpoint, and returns its round. If `restore` raises
-                `CheckpointError`, it must have changed nothing.
+            restore: Verifies and restores a checkpoint, and returns its round. If this function
+                raises `CheckpointError`, it must have changed nothing.
             rows_follow: As for `remove_older`.
 
         Returns:
@@ -220,7 +221,7 @@ class TrialStorage:
         return [*since, named, *(path for path in own if path not in since)]
 
     def _continues(self, path: AnyPath, origin: AnyPath) -> bool:
-        """Return True if a checkpoint follows `origin`, with the present settings.
+        """Return True if a checkpoint continues from `origin` and has the trial's present settings.
 
         PBT may choose the same checkpoint twice. It then changes the settings again, so a
         checkpoint with the earlier settings does not count.
@@ -287,7 +288,7 @@ def _in_experiment(path: AnyPath) -> str:
 
 
 def set_aside(directory: AnyPath) -> AnyPath:
-    """Create a subdirectory, move everything that the trial has written into it, and return it.
+    """Move the trial's files and checkpoints into a new subdirectory, and return its path.
 
     Raises:
         OSError: A file or directory cannot be moved. Nothing is lost: checkpoints are moved last,
@@ -343,7 +344,10 @@ def checkpoint_at(path: AnyPath) -> tune.Checkpoint:
 
 
 def newest_index(context: StorageContext) -> int:
-    """Return the index of a trial's newest checkpoint, registered or not, or -1 if it has none."""
+    """Return the index of a trial's newest checkpoint, or -1 if the trial has no checkpoint.
+
+    A checkpoint that Tune has not registered counts too.
+    """
     entries = context.storage_filesystem.get_file_info(
         FileSelector(context.trial_fs_path, allow_not_found=True)
     )

@@ -33,8 +33,8 @@ def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
     nodes = [{"CPU": 1.0}]
     assert look("PENDING") == (
         "sync/0 waits for room: its actors need 0.1 CPUs, 2 CPUs, each on one node, but the nodes "
-        "that are alive have 1 CPU; the trial continues when a node with room joins; otherwise, "
-        "lower its resources.*\n"
+        "that are alive have 1 CPU. The trial continues when a node with room joins. If none will "
+        "join, lower its resources.*\n"
     )
     assert look("PENDING") == ""  # reported once
     nodes = [{"CPU": 1.0}, {"CPU": 2.0}]

@@ -499,6 +499,6 @@ def test_the_directory_of_a_trial_is_refused_with_the_name_of_a_checkpoint_in_it
     for name in ("checkpoint_000000", "checkpoint_000003"):
         (tmp_path / name).mkdir()
     (tmp_path / "result.json").touch()
-    told = "is not a checkpoint, but contains some, such as checkpoint_000003; nothing was loaded"
+    told = "is not a checkpoint, but contains checkpoints, such as checkpoint_000003; nothing was"
     with pytest.raises(CheckpointError, match=f"{tmp_path}: {told}"):
         refuse_foreign_files(tmp_path)
