@@ -61,7 +61,7 @@ class CheckpointCallback(FailSafeCallback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """If the trial started from another trial's checkpoint, name that trial in the next row."""
+        """If the trial has just started from another trial's checkpoint, name that trial."""
         donor, round_ = self._donors.pop(trial.trial_id, (None, None))
         # If the other trial's checkpoint was damaged, this trial continued from one of its own.
         if donor is not None and result["training_iteration"] - 1 == round_:

@@ -130,7 +130,7 @@ class Mirror:
         """End the thread when there is nothing left to copy, or after `last_s` seconds.
 
         Returns:
-            Number of files that the store did not accept.
+            Number of files that were not copied.
         """
         until = time.monotonic() + last_s
         while self.has_work and (rest_s := until - time.monotonic()) > 0:

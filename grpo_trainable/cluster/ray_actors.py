@@ -24,8 +24,9 @@ from grpo_trainable.storage.ray_private import jobs
 from grpo_trainable.telemetry.timers import now
 
 ANY_BUNDLE = -1
-# Maximum number of seconds between two calls of `look` during a wait. Ray itself divides each wait
-# into intervals of this length, so calling `look` between them interrupts no transfer.
+# Maximum number of seconds between two calls of `RayRuntime`'s argument `look` during a wait. Ray
+# itself divides each wait into intervals of this length, so calling `look` between two intervals
+# interrupts no transfer.
 LOOK_S = 1.0
 # The text of an error begins with one of these if the error reports a mistake in the settings or in
 # the user's code. If an actor's constructor raises such an error, Ray keeps only its text.

@@ -60,7 +60,7 @@ class TrialActors:
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
         self._joining: list[RayCall] = []  # calls to learners that are connecting to each other
         self._files = files
-        self._clocks: dict[str, float] = {}  # machine -> its clock minus this one's, in s
+        self._clocks: dict[str, float] = {}  # machine -> its clock minus this machine's, in s
         self._group: CollectiveGroup | None = None
         self._unidentified: list[RayCall] = []  # calls that return `MachineProcess`es
 

@@ -64,7 +64,10 @@ class Collector:
     # ---- Sampling ----------------------------------------------------------------------------
 
     def take(self) -> Chunk:
-        """Return the next chunk to sample. With difficulty pools, the pools choose its examples."""
+        """Return the next chunk to sample.
+
+        If there are difficulty pools, they choose the example of each prompt.
+        """
         chunk = self.ledger.take()
         self.counts.requested = self.ledger.next_prompt
         if self._pools is None:

@@ -46,7 +46,7 @@ class Sampled:
     """Responses that wait in their generator until `score` is called."""
 
     number: int  # identifies the responses in the call to `score`
-    loaded: list[Loaded]  # weights loaded between two tokens; `spans` includes their spans
+    loaded: list[Loaded]  # weights loaded between two tokens; `spans` includes these loads
     spans: list[Span]
 
 

@@ -113,7 +113,7 @@ class RolloutGroup:
     # (G, R) bool: True for sampled tokens, including the token that ended the response. Holes are
     # tokens that the policy read within its response but did not sample.
     response_mask: Tensor
-    behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
+    behaviour_log_probs: Tensor  # (G, R) float32, nats, measured while sampling; 0 off the mask
     rewards: Tensor  # (G,) float32
     # (G,) bool: True if an end id, a stop string or (for an episode) the environment ended the
     # response. False if the response reached the length limit.

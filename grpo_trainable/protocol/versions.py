@@ -25,7 +25,7 @@ class StalenessGate:
     learner_round: int = 0
 
     def may_generate(self, weights_round: int, rounds_ahead: int) -> bool:
-        """Return True if a group may be started with weights of round `weights_round`.
+        """Return True if weights of round `weights_round` may begin to sample a group.
 
         Args:
             weights_round: the round of the weights that will sample the group.

@@ -145,7 +145,7 @@ def write_learner_files(
         directory: Directory of the checkpoint.
         seen_by: Name of a file in the directory. If this process does not find the file, the
             process cannot see the directory.
-        tensors: Part -> live tensors.
+        tensors: Name of a part -> the learner's live tensors, by name.
         counters: Plain data of the learner, returned unchanged.
         number: Number of the learner, counted from 1.
         of: Number of learners.
