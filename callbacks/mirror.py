@@ -67,7 +67,8 @@ class Mirror:
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # relative path -> state of the file in the store
-        self._cut_after: int | None = None  # last round whose parts the store keeps; None: all
+        # Last round whose Parquet files the store keeps. None: the store keeps all of them.
+        self._cut_after: int | None = None
         # For each row that the store lacks, the time at which the row was written.
         self._rows: deque[float] = deque()
         self._failing = False
@@ -83,10 +84,10 @@ class Mirror:
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """In the next pass, remove Parquet parts of rounds after `last` that only the store has.
+        """In the next pass, remove Parquet files of rounds after `last` that only the store has.
 
         Args:
-            last: Last round whose parts all stay.
+            last: Last round whose Parquet files are all kept.
         """
         self._cut_after = last
 
@@ -192,8 +193,8 @@ class Mirror:
                 self._bring(EXPR_RESULT_FILE, state, content)
             for _ in range(rows):
                 self._rows.popleft()
-            # Remove parts only after copying `result.json`: a row in the store must always have its
-            # files.
+            # Remove Parquet files only after copying `result.json`, because every round that has a
+            # row in the store must also have its Parquet files there.
             if (after := self._cut_after) is not None:
                 self._remove_after(after)
                 if self._cut_after == after:  # unless `cut` has been called again
@@ -318,9 +319,9 @@ class MirrorCallback(RoundWriter):
         return True
 
     def cut(self, trial: Any, last: int) -> None:
-        """Wait until the rounds that will be repeated have no rows or parts left in the store.
+        """Wait until the store has no rows and no Parquet files of rounds that will be repeated.
 
-        Otherwise these rows and parts would seem to belong to the next checkpoint.
+        Otherwise these rows and files would seem to belong to the next checkpoint.
         """
         if isinstance(trial_path(trial), StoredPath) and trial.trial_id not in self._mirrors:
             self._start_late(trial, last)

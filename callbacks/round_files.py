@@ -27,12 +27,12 @@ class RolloutsCallback(RoundWriter):
     """
 
     def cut(self, trial: Any, last: int) -> None:
-        """Remove the parts after round `last`."""
+        """Remove the Parquet files of the rounds after `last`."""
         for name in ("rollouts", "evaluations"):
             cut_parts(trial_directory(trial) / name, last)
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        """Write the parts of a round. In a verbose trial, print two examples."""
+        """Write the Parquet files of a round. In a verbose trial, print two examples."""
         directory = trial_directory(trial)
         write_part(directory / "rollouts", iteration, table("rollouts", details.rollouts))
         if not details.evaluations:
@@ -46,14 +46,14 @@ class RolloutsCallback(RoundWriter):
 
 
 class GradientStepsCallback(RoundWriter):
-    """Writes one row per gradient step to `steps/`, in one part per round."""
+    """Writes one row per gradient step to `steps/`, in one Parquet file per round."""
 
     def cut(self, trial: Any, last: int) -> None:
-        """Remove the parts after round `last`."""
+        """Remove the Parquet files of the rounds after `last`."""
         cut_parts(trial_directory(trial) / "steps", last)
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        """Write the part of a round."""
+        """Write the Parquet file of a round."""
         steps = table("steps", details.steps)
         write_part(trial_directory(trial) / "steps", iteration, steps)
 
@@ -70,14 +70,14 @@ class VersionLogCallback(RoundWriter):
         self._versions: dict[tuple[str, str], int] = {}  # (trial id, actor) -> version
 
     def cut(self, trial: Any, last: int) -> None:
-        """Remove the parts after round `last`."""
+        """Remove the Parquet files of the rounds after `last`."""
         cut_parts(trial_directory(trial) / "versions", last)
         # The trial has new actors, so the versions of the old actors no longer matter.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        """Write the part of a round. In a verbose trial, print the version changes."""
+        """Write the Parquet file of a round. In a verbose trial, print the version changes."""
         versions = table("versions", version_columns(details.versions, details.round))
         write_part(trial_directory(trial) / "versions", iteration, versions)
         verbose = is_verbose(trial)

@@ -28,8 +28,8 @@ from grpo_trainable.storage.trial_storage import path_on
 from grpo_trainable.telemetry.metrics import is_info_metric, names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
-# Path of a part, relative to the trial's directory. Parts in deeper directories are copies that
-# were put aside.
+# Path of the Parquet file of a round, relative to the trial's directory. Such files in deeper
+# directories are copies that were put aside.
 STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
 
 _verbose = False
@@ -92,9 +92,9 @@ def continued_files(trial: Any, pattern: str) -> list[Path]:
 
 
 def parts_after(trial: StoredPath, last: int) -> list[str]:
-    """Return the Parquet parts of rounds after `last` in a trial's directory in an object store.
+    """Return the Parquet files of rounds after `last` in a trial's directory in an object store.
 
-    Paths are relative to that directory.
+    The paths of the files are relative to that directory.
     """
     found = ((name, STORED_PART.fullmatch(name)) for name in trial.files())
     return [name for name, part in found if part is not None and int(part[1]) > last]
@@ -232,7 +232,7 @@ def read_parts(trial: Any, kind: str, columns: list[str]) -> Iterator[pa.Table]:
 
 
 def cut_parts(directory: Path, last: int) -> None:
-    """Remove the parts after iteration `last`, and files that a killed `write_part` left behind."""
+    """Remove the files of rounds after `last`, and files that a killed `write_part` left behind."""
     for path in [*directory.glob("part-*"), *directory.glob(".part-*")]:
         match = PART.fullmatch(path.name)
         if match is None or int(match[1]) > last:

@@ -80,7 +80,8 @@ SCHEMAS = {
             "ratio_max": pa.float32(),
             "bounded_tokens": pa.int64(),  # tokens whose ratio was bounded at e^20
             "lr": pa.float32(),
-            # The critic's figures, if there is one. Its loss is not multiplied by critic.coef.
+            # Figures of the critic; null without a critic. The loss is not multiplied by
+            # critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
             # KL from the policy before the step, in nats per response, on the responses that the
             # step trains on. For "reference" and "previous", only responses in the round's KL
