@@ -1,6 +1,6 @@
 """Does asynchrony pay? Lag 1 against synchronous and colocated runs with the same sample count.
 
-Every workload runs these arms one after the other, `--repeats` times, in an order drawn from the
+In every workload, these arms run one after the other, `--repeats` times, in an order drawn from the
 seed:
 
 - `async_k1`: generator and learner with one thread each;
@@ -10,8 +10,9 @@ seed:
   `resources.reference=generator`. The time of the stage `reference` is the sum over the generator
   and the learner.
 
-In the balanced workloads, `tiny` and `small`, both sides of the asynchronous run are about equally
-busy. `default` is the default workload. `one_prompt` has a single prompt in each round.
+In the balanced workloads, `tiny` and `small`, the generator and the learner of the asynchronous run
+are about equally busy. `default` is the default workload. `one_prompt` has a single prompt in each
+round.
 
 The wall-clock time is a mean over rounds. This time includes Tune's work between rounds, but no
 evaluations or checkpoints. Rounds that other work on the machine disturbed are left out. If more
@@ -21,7 +22,8 @@ undisturbed rounds except the last, because an asynchronous run samples nothing 
 For each other arm, the result contains the speed-up of the asynchronous run in each repeat, and the
 geometric mean over the repeats with Student's interval. The result also contains max(generator,
 learner) / wall-clock, the share of the maximum speed that the asynchronous run reaches. In this
-formula, `generator` is rollout + reward, and `learner` is optimize + reference + sync.
+formula, `generator` is the time of the stages rollout and reward, and `learner` that of optimize,
+reference and sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
 unless the commit or the seed has changed.
@@ -75,7 +77,7 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "colocated 2+2": colocated(TWO_THREADS, TWO_THREADS),
 }
 NO_KL = "loss.kl_monitor=false"
-# With the random weights of the small preset, no response ends early: all are equally long.
+# The small preset has random weights, so its workload sets the length of every response to 48.
 WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, settings
     "tiny": (20, ["rollout.prompts=40", "rollout.unit_prompts=4"]),
     "small": (
@@ -185,7 +187,7 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
     means = {arm: geometric_mean(values) for arm, values in speed_ups.items()}
     rivals = [arm for arm in means if arm.startswith("colocated")]
-    # A share of 1 means that the longer side hides the shorter side completely.
+    # A share of 1 means that a round takes only as long as the slower of generator and learner.
     of_bound = [max(r["generator_s"], r["learner_s"]) / r["wall_clock_s"] for r in runs[ASYNC]]
     return {
         "share_of_bound": of_bound,
@@ -216,7 +218,7 @@ def show(label: str, run: dict[str, float]) -> str:
 def conclusion(result: dict[str, Any]) -> str:
     lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the speed its stages allow"]
     for arm, mean in result["speed_up_means"].items():
-        best = ", the best colocated" if arm == result["best_colocated"] else ""
+        best = ", the best colocated arm" if arm == result["best_colocated"] else ""
         between = "" if mean["low"] is None else f" ({mean['low']:.2f}-{mean['high']:.2f})"
         lines.append(f"  {mean['value']:.2f} x as fast as {arm}{between}{best}")
     return "\n".join(lines)

@@ -6,8 +6,8 @@
 Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
 checkpoint every 4 rounds. A trial survives if
 
-- the command, or its `--resume`, ends with status 0;
-- each file contains every round once and in order;
+- the command, or the one that resumes it, ends with status 0;
+- each of the trial's output files contains every round once and in order;
 - at lag 0, the rows and the last checkpoint equal an uninterrupted run's, bit for bit.
 
 The time to recover is the longest time without a new row. The JSON is written after every fault. If
@@ -239,7 +239,7 @@ def full_disk(rng: random.Random, repeat: int) -> Outcome:
         return Outcome(
             survived=rounds == list(range(1, ROUNDS + 1)) and failures > 0 and whole[-1] == ROUNDS,
             happened=f"disk full after round {before}: {failures:.0f} checkpoints not written, "
-            f"rows {rounds[0]}-{rounds[-1]}, rounds with a whole checkpoint in the end: {whole}",
+            f"rows {rounds[0]}-{rounds[-1]}, rounds with a whole checkpoint at the end: {whole}",
         )
 
 
@@ -268,7 +268,10 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """Trial with short rounds. `rows` returns only local rows of the current command."""
+    """Trial with short rounds in a slow store.
+
+    Until the trial is fetched from the store, `rows` returns only the current command's rows.
+    """
 
     checkpoint_every = 5
     longest_s = 480.0
@@ -390,7 +393,8 @@ def reward_settings(storage: Path, failure: str, every: int) -> dict[str, Any]:
 def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
     """Make one in forty rewards fail. The run must continue and count the failures.
 
-    A call that fails is repeated, so the response alone decides whether the call fails.
+    A call that fails is repeated. It then fails again, because only the response decides whether a
+    call fails.
     """
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
@@ -481,7 +485,7 @@ def attempt(fault: Fault, rng: random.Random, repeat: int) -> Outcome:
     except Lost as error:
         return Outcome(survived=False, happened=str(error))
     except Exception:
-        # An error in one trial must not end the campaign. The table shows the error.
+        # An error in one trial must not end the campaign. The output and the JSON show the error.
         return Outcome(survived=False, happened=traceback.format_exc())
 
 

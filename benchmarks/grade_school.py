@@ -55,7 +55,7 @@ class Problem:
 
 
 class GradeSchool:
-    """A task with one prompt per problem, and reward 1 for the right number in a box."""
+    """A task with one prompt per problem, and reward 1 for the right number in a LaTeX box."""
 
     eval_size = EVAL_PROBLEMS
 
@@ -68,7 +68,7 @@ class GradeSchool:
     def eval_examples(self, count: int) -> list[Example]:
         """Return the same held-out examples for every seed.
 
-        They repeat after `eval_size` examples.
+        After `eval_size` examples, they repeat.
         """
         once = [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))]
         return list(islice(cycle(once), count))

@@ -314,7 +314,7 @@ def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> 
 
 
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the separately measured parts of a result, keyed by name, or "" for the whole."""
+    """Return name -> measurement. A result that is a single measurement has the name ""."""
     if "command" in result:
         return {"": result}
     return {name: part for name, part in result.items() if isinstance(part, dict)}
@@ -328,7 +328,7 @@ def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
     if any(measurement.get("dirty") for measurement in measurements(result).values()):
         print(f"{path.name}: measured with uncommitted changes; do not commit this file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:  # a benchmark that takes hours may be interrupted
+    with replacing(path) as file:  # a long benchmark may be interrupted while it writes
         file.write(f"{json.dumps(result, indent=2)}\n".encode())
     if not quiet:
         print(f"\nwritten to {path}")

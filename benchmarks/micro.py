@@ -449,9 +449,9 @@ CLAIMS = {
         Claim("packed rows make a gradient step faster and use less memory", packing),
         Claim("bfloat16 makes sampling faster", sampler_dtype),
         Claim("checkpoints take one or two percent of wall-clock", checkpoint_cost),
-        Claim("weights travel for less than a hundredth of a round", sync_share),
+        Claim("sending weights takes less than a hundredth of a round", sync_share),
         Claim("two learners take a step nearly twice as fast as one", learners),
-        Claim("the KL of 16 responses agrees with that of all, and takes less time", monitor),
+        Claim("the KL of 16 responses agrees with the KL of all, and takes less time", monitor),
         Claim("the arithmetic policy solves more problems greedily than with one sample", greedy),
     )
 }
@@ -465,7 +465,7 @@ def main() -> None:
         seed="seed of weights and random draws",
         counts={
             "repeats": (7, "number of timed repeats"),
-            "rounds": (12, "number of rounds of each trial of the claim monitor"),
+            "rounds": (12, "number of rounds of each trial for the claim `monitor`"),
         },
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="claims to test (all)")

@@ -88,7 +88,7 @@ def growth(values: Sequence[float | None]) -> float | None:
     """
     points = [
         (math.log(step), math.log(value))
-        for step, value in enumerate(values)  # `step` counts the steps before this one
+        for step, value in enumerate(values)  # `step` is the number of earlier steps
         if step >= 1 and value is not None and value > 0
     ]
     if len(points) < 3:
@@ -105,7 +105,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--spaces", nargs="+", choices=(*SPACES, *MORE), default=SPACES)
-    add("--samples", type=number(int, 1), help="responses per trial (as the space sets)")
+    add("--samples", type=number(int, 1), help="responses per trial (default: set by the space)")
     add("--margin", type=positive, default=0.03, help="acceptable loss of reward (0.03)")
     add("--budget", metavar="TIME", help="add seeds, within this time, until every arm is decided")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial")

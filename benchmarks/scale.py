@@ -1,10 +1,10 @@
 """Does the driver's work grow with the number of generators?
 
 The process of a trial requests chunks of one prompt from 1 to 64 generators, receives them, passes
-them through the gate and the buffer, and hands them to the learner. Actors are virtual and use no
-CPU time (`grpo_trainable/simulation`). The CPU seconds of the driver's thread are therefore the
-work of the pipeline, without Ray's calls. This work limits the number of generators that one driver
-can serve.
+them through the staleness gate and the replay buffer, and hands them to the learner. Actors are
+virtual and use no CPU time (`grpo_trainable/simulation`). The CPU seconds of the driver's thread
+are therefore the work of the pipeline, without Ray's calls. This work limits the number of
+generators that one driver can serve.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ SETTINGS = {
     "rollout.prompts": 4,
     "rollout.max_new_tokens": 24,
 }
-# These metrics count the fault, so they may differ from the metrics of an uninterrupted run.
+# These metrics show the fault, so they may differ from the metrics of an uninterrupted run.
 OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/generators")
 
 
@@ -197,7 +197,7 @@ def none_left(family: Sequence[psutil.Process]) -> None:
     """
     _, left = psutil.wait_procs([p for p in family if is_ours(p)], timeout=30)
     if left:
-        raise Lost(f"{len(left)} of our processes still ran 30 s after the kill")
+        raise Lost(f"{len(left)} of our processes were still running 30 s after the kill")
 
 
 def judge(experiment: Experiment, happened: str, before: int, struck: float) -> Outcome:

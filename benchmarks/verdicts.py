@@ -7,17 +7,18 @@ errors       Simulates experiments whose differences are tested after every seed
              four tests. `anytime` is the group-sequential t-test of reports/margin_tests.py.
              `fixed` is a test for a fixed number of seeds that is wrongly repeated after every
              seed. `fixed_once` is the same test, done once at its number of seeds. `e_process` is
-             the t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum. In `edge`,
-             the arm loses exactly the margin, so each verdict "no worse" is wrong. In `equal`, the
-             arm equals the baseline, and differences scatter by as much as the margin. There are
-             three kinds of noise. `gaussian` is Gaussian. `fitted` is the difference of two draws
-             from the residuals of committed trials (off_policy_lag.json). `skewed` is drawn from
-             the differences between these trials and one baseline, with the sign that hurts most.
-             These differences share three trials of the baseline, so their skew is mostly chance.
+             the t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum number of
+             seeds. In `edge`, the arm loses exactly the margin, so each verdict "no worse" is
+             wrong. In `equal`, the arm equals the baseline, and the standard deviation of the
+             differences equals the margin. There are three kinds of noise. `gaussian` is Gaussian.
+             `fitted` is the difference of two draws from the residuals of committed trials
+             (off_policy_lag.json). `skewed` is drawn from the differences between these trials and
+             one baseline, with the sign that causes more errors. These differences share three
+             trials of the baseline, so their skew is mostly chance.
 levels       Simulates Student's t-test after every seed, with arms exactly at the margin. For each
-             maximum number of seeds, it prints the nominal levels at which at most `ALPHA` /
-             divisor of the experiments ever reject. A t-test does not depend on the variance, so
-             one table serves any margin and any level of noise.
+             maximum number of seeds and each divisor of `ALPHA`, prints the nominal level at which
+             the test rejects at any time in at most `ALPHA` / divisor of the experiments. A t-test
+             does not depend on the variance, so one table serves any margin and any level of noise.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ARMS = 7  # arms of a simulated experiment with several arms
 FITTED_TO = RESULTS / "off_policy_lag.json"
 SIMULATIONS = {"errors": 40_000, "levels": 4_000_000}
 
-Test = Mapping[int, float]  # seeds -> one-sided level of the test at that look
+Test = Mapping[int, float]  # number of seeds -> one-sided level of the test after these seeds
 
 
 def main() -> None:
@@ -166,14 +167,14 @@ def seeds_to_decide(differences: np.ndarray, test: Test) -> dict[str, float]:
 
 
 def e_process() -> dict[int, float]:
-    """Return the one-sided level of each look at which the e-process reaches 1 / `ALPHA`.
+    """For each look, return the one-sided level at which the e-process reaches 1 / `ALPHA`.
 
     The e-process is the likelihood ratio of the t statistic, averaged over effect sizes that follow
     a half-normal distribution with scale 1 (Wang and Ramdas, arXiv 2310.03722, section 4).
     """
     levels = {}
     for seeds in range(2, MOST + 1):
-        low, high = 0.0, 1.0  # of r = t / sqrt(t^2 + seeds - 1)
+        low, high = 0.0, 1.0  # bounds on r = t / sqrt(t^2 + seeds - 1)
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (low, middle) if e_value(seeds, middle) >= 1 / ALPHA else (middle, high)
@@ -215,8 +216,8 @@ def p_values(differences: np.ndarray, first: int, most: int) -> Iterator[tuple[i
 
     Args:
         differences: One row per experiment, one column per seed. The tested mean is 0.
-        first: The first look, in seeds.
-        most: The last look.
+        first: Number of seeds at the first look.
+        most: Number of seeds at the last look.
     """
     sums, squares = differences.cumsum(1), (differences**2).cumsum(1)
     for seeds in range(first, most + 1):
@@ -227,7 +228,7 @@ def p_values(differences: np.ndarray, first: int, most: int) -> Iterator[tuple[i
 
 
 def print_levels(args: argparse.Namespace) -> None:
-    """Print the table of nominal levels, rounded down, as Python."""
+    """Print the table of nominal levels, rounded down, as Python code."""
     rng = np.random.default_rng(args.seed)
     least: dict[int, list[np.ndarray]] = {most: [] for most in MAXIMA}
     simulated = 0

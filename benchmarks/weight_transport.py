@@ -7,9 +7,9 @@ limits see the same state of the machine:
 
 - `memcpy`: the generator's process copies the same number of bytes within its memory (one thread,
   warm);
-- `summed_copy`: the process copies the weights and computes their checksum, as it does when it
-  copies a snapshot;
-- `checksum`: the process only computes the checksum;
+- `summed_copy`: the generator's process copies the weights and computes their checksum, as the
+  learner does when it publishes weights;
+- `checksum`: the generator's process only computes the checksum;
 - `empty_calls`: an empty call to the learner, followed by an empty call to a generator.
 
 Then the benchmark repeats these measurements while another process keeps one core busy. Finally,

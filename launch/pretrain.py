@@ -124,7 +124,7 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=number(int, 0, 2**32 - 1),
         metavar="N",
-        help="seed for the corpus, the weights and the order: the same seed and number of threads "
+        help="seed for the corpus, its order and the weights; the same seed and number of threads "
         f"give the same bits on one machine ({_defaults('seed')})",
     )
 

@@ -129,7 +129,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--preset",
         metavar="PRESET",
         help="named settings; arms and --set override them (--list describes the presets). "
-        f"Without --space, one trial with these settings runs. One of {', '.join(PRESETS)}",
+        f"Without --space, one trial with these settings runs. Valid: {', '.join(PRESETS)}",
     )
     add(
         "--set",
@@ -268,8 +268,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--verbose",
         action="store_true",
-        help="print a line for every version change, two responses after each evaluation, the "
-        "seconds of each stage at the end of a trial, and the logs of Ray and the actors",
+        help="print a line for every change of an actor's policy version, two responses after "
+        "each evaluation, the seconds of each stage at the end of a trial, and the logs of Ray and "
+        "the actors",
     )
     add("--list", action="store_true", help="show the search spaces and the presets, then exit")
     add(
@@ -376,8 +377,8 @@ def run(plan: Plan) -> int:
 def plan_of_next_block(plan: Plan) -> Plan | None:
     """Plan the next block of seeds, write the plan to experiment.json, and return it.
 
-    Print the verdicts so far and the probable cost of the rest. Return None if the experiment adds
-    no seeds, or no more seeds.
+    Print the verdicts so far, and the probable cost of deciding the other arms. Return None without
+    `--until-decided`, or if no more seeds are to be added.
     """
     from reports.experiment import ExperimentError
     from reports.menu import MenuError
@@ -517,7 +518,7 @@ def tell(
 
     Args:
         plan: The plan.
-        directory: The experiment on this machine.
+        directory: Directory of the experiment, or of its local copy if it is in an object store.
         failed: The trials that failed.
         command: The command that writes the report.
         interrupted: True after Ctrl-C or SIGTERM.
@@ -537,7 +538,7 @@ def tell(
     for failure in failed:
         where = plan.run_directory / failure.directory / "error.txt"
         print(f"failed: {failure.error}\n        see {where}")
-    if interrupted:  # a report takes seconds, and a scheduler may be about to kill the command
+    if interrupted:  # a report takes seconds, and a job scheduler may soon kill the command
         print(f"for a report of the results so far: {command}")
         if here:  # a copy from an object store has no checkpoints
             planned = len(experiment.trials) + len(experiment.not_begun)

@@ -1,4 +1,4 @@
-"""Say whether each arm may replace the baseline, and at what price.
+"""Say whether each arm may replace the baseline, and what the arm costs.
 
 python launch/verdict.py ~/ray_results/three_seeds --margin 0.03
 """
@@ -38,8 +38,8 @@ examples:
   python launch/verdict.py ~/ray_results/three_seeds --margin-relative 0.05 --baseline sync
   python launch/verdict.py ~/ray_results/three_seeds --margin 0.03 --max-seeds 20 --json
 
-exit status: 0 every arm is no worse or better, 2 bad usage or no verdict at all, 3 an arm is worse,
-4 an arm is undecided or fails its audit, and none is worse"""
+exit status: 0 each arm is either no worse or better, 2 bad usage or no verdict at all, 3 an arm is
+worse, 4 an arm is undecided or fails its audit, and none is worse"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +81,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("experiment", metavar="EXPERIMENT", help="directory of the experiment")
-    add_verdict_options(parser, "by default, as they were given to tune.py")
+    add_verdict_options(parser, "by default, the values that tune.py was given")
     add(
         "--max-seeds",
         metavar="N",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Ways to reduce the values of a trial's rounds to one value, each as reports describe it.
+# Ways to reduce the values of a trial's rounds to one value -> the description in reports.
 OVER = {
     "last": "the value in the last round",
     "mean": "the mean over the rounds",
@@ -44,7 +44,7 @@ class Column:
         ValueError: `over`, `form` or `metric` is invalid.
     """
 
-    name: str  # key of the column in files
+    name: str  # key of the column in report.json
     title: str  # heading of the column in tables
     metric: str  # a metric of docs/metrics.md, or a key of DERIVED
     over: str = "last"  # a key of OVER; DERIVED figures do not use it

@@ -54,7 +54,7 @@ def absolute(text: str) -> str:
 
 
 def source_file(text: str) -> str | None:
-    """Return the file that defines a user's space, or None for a space that ships."""
+    """Return the file that defines a user's space, or None for a shipped space."""
     if text in SPACES or not (text.endswith(".py") or is_reference(text)):
         return None
     return text if text.endswith(".py") else source_of(text)

@@ -25,7 +25,7 @@ from search_spaces.columns import ALWAYS, Column
 NAME = r"\w[\w.+-]*"  # names become parts of directory names
 MAX_LABEL = 64  # maximum number of characters in the label of a trial
 CHANGED = "+"  # begins the part of a label that names a changed setting
-LENGTH = ("rounds", "eval.every")  # settings that the label of an arm does not describe
+LENGTH = ("rounds", "eval.every")  # settings whose changes are not part of a label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,9 @@ class SearchSpace:
         merged trial has the label of an arm that `fixed` does not change, if there is one.
 
         Args:
-            fixed: Settings that override the settings of all arms. If only one placement reads a
-                resource, and some arms have this placement, the resource is given only to them.
+            fixed: Settings that override the settings of all arms. A setting of `resources` that
+                only one placement reads is given only to the arms with this placement, if there are
+                any.
             seeds: The seeds of each arm.
             without: Arms to leave out, unless `fixed` names one of them.
             samples: The number of responses in each trial, in place of a number of rounds.
@@ -237,7 +238,7 @@ class Question:
     """The question of a space with its arms and columns, as stored for reports."""
 
     text: str  # one line
-    arms: Sequence[str]  # in the order of tables
+    arms: Sequence[str]  # in the order in which tables list them
     columns: Sequence[Column]
 
     def to_dict(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ REPLAY = SearchSpace(
     "samples?",
     arms={
         "no_replay": fresh(1),
-        # With a capacity of two, a draw of two batches takes all groups, so all samplings agree.
+        # With a capacity of two, a draw of two batches takes all groups, whatever the sampling.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },

@@ -9,7 +9,7 @@ from typing import Any
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, of_other_placement
 from search_spaces.spaces import ROUNDS, fresh
 
-EVALUATIONS = 6  # of every trial, if the number of rounds allows
+EVALUATIONS = 6  # number of evaluations in a trial that has enough rounds
 
 
 def system_space(
@@ -29,8 +29,8 @@ def system_space(
     The space has three parameters. Each is one choice among combinations of settings that are valid
     together, written as for `--set`:
 
-    - `set/actors`: colocated actors; or separate actors, with a lag of 0 or of `lags`, a point at
-      which weights are updated, and a transport.
+    - `set/actors`: colocated actors, or separate actors with a lag (0 or one of `lags`), a point at
+      which weights are updated (`weight_update`), and a transport.
     - `set/steps`: the number and kind of gradient steps, with the number of rounds. All trials
       sample the same number of responses, and are evaluated equally often.
     - `buffer_capacity`: rounds of rollouts that are kept for replay. With replay, a gradient step
@@ -50,7 +50,7 @@ def system_space(
     Args:
         grid: Use `tune.grid_search` in place of `tune.choice`. The default space has 630
             combinations.
-        rounds: Number of rounds of trials with one rollout batch per round. A multiple of each k.
+        rounds: Number of rounds of trials with one rollout batch per round, a multiple of each k.
         lags: The lags above 0.
         weight_updates: Values of `weight_update`.
         transports: Values of `transport` for separate actors.
@@ -61,7 +61,7 @@ def system_space(
         buffer_capacities: Values of `buffer_capacity`.
 
     Raises:
-        ConfigError: A value is invalid, or `rounds` is not a multiple of a k.
+        ConfigError: A value is invalid, or `rounds` is not a multiple of each k.
     """
     from ray import tune  # Ray is slow to import, and reports read the other spaces without it
 

@@ -111,7 +111,8 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     """Read the inputs of a trial: model, tokenizer, task files and reward function.
 
     Returns:
-        Lines about the prompts, with a note if not all of their lengths were checked.
+        Lines about the LoRA adapters and the prompts, with a note if the lengths of some prompts
+        were not checked.
     """
     from grpo_trainable.engines.selection import chosen_engine
     from grpo_trainable.generator.scorer import check_reward, reward_apart

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 # data.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of a file system
+# Errors of file systems without locks.
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def directory_named(text: str) -> AnyPath:

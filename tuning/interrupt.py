@@ -29,7 +29,7 @@ def left_off(trials: Sequence[TrialRecord], planned: int) -> list[str]:
     """Return one line about the experiment, and one for each trial that has begun but is not done.
 
     Args:
-        trials: The trials that have begun, from directories on this machine.
+        trials: The trials that have begun, read from directories on this machine.
         planned: Number of trials in the plan.
     """
     finished = sum(trial.finished for trial in trials)

@@ -206,7 +206,7 @@ class _Trial:
         reference = held if self.config.reference_role == "learner" else 0
         teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
         travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
-        # The first learner gathers all weights before it takes the snapshot.
+        # The first learner gathers all weights before it takes the snapshot that it publishes.
         gathered = self.weights_bytes if self.sharers > 1 else 0
         return [
             Part(what="weights", bytes=(self.weights_bytes + adapters) // self.sharers),
@@ -286,7 +286,7 @@ class _Trial:
     # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """Return the parts for the KV cache, and for the logits and probabilities, in one call."""
+        """Return the parts that a call to a generator needs: KV cache, logits and probabilities."""
         rows, size = schedule.most_rows(self.config), self.size
         # Without slots, the cache has one place per row. With slots, it consists of shelves of
         # different lengths (`models/shelved_cache.py`). A slot has a place on every shelf, and the

@@ -109,7 +109,7 @@ class Plan:
 
         Args:
             options: The options.
-            only: The arms that get the seeds of an extension. None means all.
+            only: With `--extend`: the arms that may get new trials. None means all arms.
         """
         self.options = options
         try:
@@ -148,7 +148,7 @@ class Plan:
             self._refuse_state_of_others()  # before any Python file that the state names is loaded
             self._unchanged = self._files_to_compare()
         self.preset = self._preset()
-        # The name of the space and None, or the path and the SHA-256 of a user's file.
+        # The text that names the space, and the SHA-256 of its file (None if the space ships).
         self.space_source, self.space_digest = self._space_source()
         self.space = self._space()
         if not self.name:
@@ -156,7 +156,7 @@ class Plan:
         self.limits = self._limits()
         self.fixed = self._fixed()
         # Arm -> what this machine lacks to run the arm. A resumed experiment uses the stored
-        # mapping, which keeps its arms the same. For a new experiment on a cluster, the mapping is
+        # mapping, so its arms stay the same. For a new experiment on a cluster, the mapping is
         # empty, because nothing is known yet about the cluster's machines.
         here = self.space.not_available() if options.address is None else {}
         self.not_available: dict[str, str] = (
@@ -174,8 +174,9 @@ class Plan:
         # started. None until the digests are known, and on the first resume of an experiment that
         # an older version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
-        self.own_files: dict[str, str] | None = None  # key -> path; None until the files are read
-        # SHA-256 of each earlier version of the user's code, if a trial used it.
+        # Key -> path of those files that belong to the user. None until the files are read.
+        self.own_files: dict[str, str] | None = None
+        # SHA-256 of each earlier version of the user's code that trials used.
         self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
         # Path -> content of the files that nodes of a cluster lack; empty until the nodes answer.
         self.shipped: dict[str, bytes] = {}
@@ -280,11 +281,11 @@ class Plan:
         return self.preset.under(self.preset.space if alone else find_space(self.space_source))
 
     def _space_source(self) -> tuple[str, str | None]:
-        """Return the space's name and None, or the absolute path and the SHA-256 of its file.
+        """Return the text that names the space, and the SHA-256 of its file.
 
-        On a resume, any difference from the file at the start of the experiment is an error. The
-        comparison comes before any code in the file runs. The caller has checked that the user owns
-        the experiment.
+        The SHA-256 is None if the space ships with this package. On a resume, the file must be the
+        same as when the experiment started. This is checked before any code in the file runs. The
+        caller has checked that the user owns the experiment.
         """
         source = self.options.space
         if source is None and self.resuming:
@@ -332,7 +333,7 @@ class Plan:
         return flatten(make_absolute(nested, os.getcwd(), checks))
 
     def _checks(self) -> dict[str, Check]:
-        """Return every key that may be fixed, including the keys of a user's task in any trial."""
+        """Return the check of every key that `--set` accepts, including keys of users' tasks."""
         key = "task.name"
         given = [text for text in self.options.assignments if text.split("=")[0].strip() == key]
         fixed = dict(self.stored["fixed"]) if self.resuming else {}
@@ -351,7 +352,7 @@ class Plan:
         return {arm.get(key, CHECKS[key].default) for arm in self.space.arms.values()}
 
     def _keys_with(self, task: str) -> Mapping[str, Check]:
-        """Return every key of a trial that runs this task.
+        """Return the check of every key of a trial that runs this task.
 
         This loads the class of a user's task, but never from a file that has changed since the
         experiment started.
@@ -408,7 +409,7 @@ class Plan:
         return (self.fixed["seed"],)
 
     def _limits(self) -> dict[str, Any]:
-        """Return the limits that a resume may change. By default, they stay as they were."""
+        """Return the limits that a resume may change. By default, they keep their values."""
         limits: dict[str, Any] = {
             "max_failures": MAX_FAILURES,
             "max_concurrent": None,
@@ -445,7 +446,8 @@ class Plan:
     def _task_defaults(self) -> dict[str, dict[str, Any]]:
         """Return the defaults of the settings that users' tasks declare, by task.
 
-        A report shows which settings differ from these defaults. It never loads a user's code.
+        A report shows which settings differ from these defaults. The defaults are stored, because a
+        report never loads a user's code.
         """
         names = {trial.task.name for trial in self.trials if trial.task.is_custom}
         return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
@@ -480,7 +482,7 @@ class Plan:
             if option == "num_samples":
                 if self.extending and given > was:
                     continue
-                # The number of seeds before extensions, as in the first command.
+                # Also accept the number of seeds in the first command, before any extension.
                 accepted.append(len({seed for _, seed in stored.get("planned", ())}))
             if given not in accepted:
                 value = "" if given is True else f" {given}"
@@ -500,7 +502,7 @@ class Plan:
         """Check that the arm to compare with exists.
 
         Raises:
-            UsageError: No trial runs the arm, or there is no margin to compare with.
+            UsageError: No trial runs the arm, or no margin is given.
         """
         baseline = self.options.baseline
         if baseline is None:
@@ -568,7 +570,7 @@ class Plan:
         """Return the arms that this and earlier extensions add.
 
         Raises:
-            UsageError: The space does not have an arm.
+            UsageError: The space does not have one of the added arms.
         """
         for arm in self.options.added_arms:
             if arm not in self.space.arms:
@@ -577,7 +579,7 @@ class Plan:
         return [*self._arms_before(), *self.options.added_arms]
 
     def _resolved(self, seeds: Iterable[int], added: Collection[str]) -> list[GRPOConfig]:
-        """Return the trials of the original arms of the experiment and of added arms."""
+        """Return the trials of the experiment's original arms and of the arms in `added`."""
         fixed, without = self.fixed, self.not_available.keys()
         if added:
             started = {fixed["arm"]} if "arm" in fixed else self.space.arms.keys() - without
@@ -591,8 +593,8 @@ class Plan:
     ) -> None:
         """Check that added arms do not change the trials of the other arms.
 
-        Added arms can change when all arms are evaluated, and which arms a fixed setting applies
-        to.
+        With more arms, the rounds in which all arms are evaluated can differ, and so can the arms
+        that a fixed setting applies to.
         """
         same = {(trial.arm, trial.seed): flatten(trial.to_dict()) for trial in now}
         for trial in before:
@@ -613,8 +615,8 @@ class Plan:
         """Return the trials that this run has, or will have.
 
         Args:
-            only: The arms that an extension may have. None means all if the extension adds seeds,
-                and otherwise the arms that it adds.
+            only: The arms to which an extension may add trials. If it is None, an extension that
+                adds seeds may add trials to all arms, and any other extension only adds its arms.
 
         Raises:
             UsageError: An extension adds no trial.
@@ -627,7 +629,7 @@ class Plan:
         runs = [self.stored, *self.extensions]
         planned = {(arm, seed) for run in runs for arm, seed in run["planned"]}
         if only is None and self.options.num_samples <= self.stored["num_samples"]:
-            only = self.options.added_arms  # decided arms with fewer seeds get no more seeds
+            only = self.options.added_arms  # arms that were decided early still get no more seeds
         new = [trial for trial in self.grid if (trial.arm, trial.seed) not in planned]
         new = [trial for trial in new if only is None or trial.arm in only]
         if new:
@@ -666,7 +668,7 @@ class Plan:
         return f"; {key} comes from --preset {self.preset.name}, and --set {key}=… overrides it"
 
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:
-        """Return the trial with every setting of its task."""
+        """Return the trial with all settings of its task filled in."""
         if self.resuming:
             for label, part in trial.parts.items():
                 if part.task.is_custom:
@@ -676,7 +678,7 @@ class Plan:
 
     @contextmanager
     def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
-        """Add the preset or the arm to an error that begins with one of its settings."""
+        """Name the preset or the arm in an error that begins with a setting of the arm."""
         try:
             yield
         except (UsageError, ConfigError, PluginError) as error:
@@ -703,10 +705,11 @@ class Plan:
             holds_lock: True if this command holds the lock of the experiment.
 
         Raises:
-            UsageError: The experiment exists already or cannot be written, is not finished and
-                cannot be extended, a file that a trial reads is missing or has changed, or a trial
-                needs more than this machine has.
-            PluginError: A user's object cannot be used.
+            UsageError: The name of a new experiment is taken, another command is running the
+                experiment, an experiment to extend is not finished, the storage cannot be written
+                to, a file that a trial reads is missing or has changed, or a trial needs more than
+                this machine has.
+            PluginError: User-defined code, such as a reward function, cannot be used.
             Missing: The trials are valid, but something that they need is missing.
         """
         if not self.resuming and is_taken(self.directory):

@@ -21,7 +21,7 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
     """Yield lines with the numbers of prompts, and notes about possible mistakes."""
     asked = _asked(trial, task)
     for label, part in _parts(task).items():
-        # For a mix, the number of prompts drawn from each part is not known.
+        # For a mix, the number of prompts drawn from each task is not known.
         drawn = prompts.train_count if label is None else 0
         yield from _numbers(part, asked[label], _of(label), drawn)
         yield from _repeats(part, asked[label], trial.eval.prompts, _of(label))

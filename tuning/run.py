@@ -59,8 +59,9 @@ def ray_started(plan: Plan) -> Iterator[Nodes]:
     # If snapshots were less frequent, a killed driver or a retried trial would lose rows.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
-    # After a resume, a trial that was killed between its last row and the snapshot that records it
-    # ends without a new row. Tune's check for the metric would then end the command.
+    # A trial may be killed after its last row, but before the snapshot that records this row. After
+    # a resume, the trial ends without a new row. Tune's check for the metric would then end the
+    # command.
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"
     try:
         raise_on_interrupt()
@@ -243,8 +244,9 @@ def tune_config(plan: Plan) -> tune.TuneConfig:
 def leaves_no_state(trial: GRPOConfig) -> bool:
     """Return True if another trial may run in the processes of this trial after its end.
 
-    A user's module may keep state that changes the next trial. Rewards and environments run in
-    processes that end with each trial. vLLM does not free all its memory.
+    A user's module may keep state that changes the next trial. Rewards and environments are an
+    exception, because they run in processes that end with each trial. vLLM does not free all its
+    memory.
     """
     own = (key for key in users_objects(trial) if not key.endswith(("reward", "env.name")))
     return not any(own) and chosen_engine(trial).name != "vllm"
