@@ -68,7 +68,7 @@ class GradeSchool:
     def eval_examples(self, count: int) -> list[Example]:
         """Return the same held-out examples for every seed.
 
-        After `eval_size` examples, they repeat.
+        The examples repeat after the first `eval_size`.
         """
         once = [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))]
         return list(islice(cycle(once), count))

@@ -228,7 +228,7 @@ def both_dtypes(seed: int, repeats: int) -> dict[str, Any]:
 
 
 def checkpoint_cost(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare the default workload with a checkpoint every round and with one every ten rounds."""
+    """Run the default workload with a checkpoint every round, and with one every ten rounds."""
     runs = {}
     for arm in ("sync", "colocated_k1"):
         for every in (1, 10):
@@ -401,7 +401,10 @@ ROUNDING = 1e-5  # nats by which two passes over equal rows may differ
 
 
 def monitor(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare trials with equal weights: one measures the KL on 16 responses, the other on all."""
+    """Compare two trials with equal weights.
+
+    One trial measures the KL on 16 responses of each round, and the other on all responses.
+    """
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 
     rows = {}

@@ -45,7 +45,7 @@ LR = "2e-4"  # learning rate for all tables, even if the default is different
 def summarise(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], found: Answer
 ) -> dict[str, Any]:
-    by_arm = experiment.complete_arms  # the arms in `found`
+    by_arm = experiment.complete_arms  # the same arms as in `found`
     step_kl = {
         arm: _by_step([files[trial.name] for trial in trials], "kl_sampler_nats")
         for arm, trials in by_arm.items()

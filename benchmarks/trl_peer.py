@@ -4,8 +4,8 @@
     python benchmarks/trl_peer.py train JOB                 GRPOTrainer with the settings in JOB
     python benchmarks/trl_peer.py model OUT                 write SmolLM2-135M-Instruct to OUT
 
-The environment has neither Ray nor the versions that this package pins. From this package, `train`
-uses only the task.
+The environment has neither Ray nor the versions of dependencies that this package pins. From this
+package, `train` uses only the task.
 
 A race is configured for speed: no gradient checkpointing, one generate call for all rows of a step,
 SDPA, float32, no logging, no saving.

@@ -39,9 +39,9 @@ what would go wrong in training:
   retokenised   the policy would read a text that differs from the environment's text
   processes     the environment leaves processes behind
 
-The specifications of the episodes are the task's first training examples, or are given by --spec.
-Actions are made up from the environment's text, digits and unusual strings. Use --action to add
-meaningful actions. Neither Ray nor a policy is started."""
+Each episode starts from a specification: the ground truth of one of the task's first training
+examples, or the value of a --spec. Actions are made up from the environment's text, digits and
+unusual strings. Use --action to add meaningful actions. Neither Ray nor a policy is started."""
 EXAMPLES = """\
 examples:
   python launch/check_env.py guess

@@ -54,7 +54,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("task", metavar="TASK", choices=("keyword",), help="task that the prompts are for: keyword")
-    add("out", metavar="OUT", help="directory to write to: new, or one that this command began")
+    add("out", metavar="OUT", help="directory to write to: new, or left by an interrupted run")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument(
         "--model",
@@ -196,7 +196,7 @@ def _items(args: argparse.Namespace) -> list[Item]:
 
 
 def _asked(args: argparse.Namespace, wanted: Sequence[Item]) -> dict[str, object]:
-    """Return everything that the set depends on.
+    """Return the options and the keywords that determine the prompt set.
 
     The options for reaching an endpoint are not included, because they may change between two runs.
     """

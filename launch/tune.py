@@ -68,7 +68,7 @@ exit status: 0 every trial is done, 1 a trial failed, 2 bad usage (nothing was s
 130 interrupted (continue with --resume)"""
 
 
-REFUSALS = (UsageError, ConfigError, PluginError)  # errors of a plan
+REFUSALS = (UsageError, ConfigError, PluginError)  # errors that a plan raises
 SHOWN_ONLY = ("list", "settings", "dry_run")  # options that show something and run nothing
 
 

@@ -48,7 +48,7 @@ class Column:
     title: str  # heading of the column in tables
     metric: str  # a metric of docs/metrics.md, or a key of DERIVED
     over: str = "last"  # a key of OVER; DERIVED figures do not use it
-    factor: float = 1.0  # turns the value into another unit or sign
+    factor: float = 1.0  # multiplies the value, to change its unit or sign
     form: str = "{:.2f}"
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ def find_space(text: str) -> SearchSpace:
 
 
 def absolute(text: str) -> str:
-    """Return a name of the same space that works in any directory."""
+    """Return a text that names the same space in any working directory."""
     if text.endswith(".py"):
         return os.path.abspath(text)
     where, _, name = text.rpartition(":")

@@ -63,7 +63,7 @@ class SearchSpace:
 
     @property
     def asked(self) -> Question:
-        """The question, arms and columns, as a report needs them."""
+        """The question, arms and columns, in the form that a report needs."""
         return Question(text=self.question, arms=tuple(self.arms), columns=tuple(self.columns))
 
     def not_available(self) -> dict[str, str]:

@@ -94,7 +94,8 @@ def check_transport(trial: GRPOConfig) -> Sequence[str]:
     """Refuse a transport that cannot be loaded or that lacks something on this machine.
 
     Raises:
-        UsageError: The transport does not suit the actors, or this machine lacks something.
+        UsageError: The transport does not suit the actors, or needs something that this machine
+            lacks.
         PluginError: A user's transport cannot be loaded.
     """
     if trial.transport == "auto":

@@ -1,7 +1,7 @@
 """Estimate a trial's memory from its config, before anything starts.
 
 docs/memory.md explains each formula. N is the number of parameters, T the number of trained
-parameters, and b the number of bytes per parameter of the body, 4 or 2.
+parameters, and b the number of bytes per parameter of the model's body, 4 or 2.
 """
 
 from __future__ import annotations

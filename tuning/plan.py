@@ -246,8 +246,8 @@ class Plan:
             )
         if "planned" not in stored:
             raise UsageError(
-                f"--extend: an older version started experiment {self.name} and did not record its "
-                "trials; start a new experiment"
+                f"--extend: an older version of grpo-trainable started experiment {self.name} and "
+                "did not record its trials; start a new experiment"
             )
 
     def _read_stored(self) -> dict[str, Any] | None:
@@ -551,7 +551,7 @@ class Plan:
             raise UsageError(f"--num-samples {options.num_samples} exceeds --max-seeds {most}")
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
-        """Return the trials of every arm and seed, in blocks."""
+        """Return the trials of every arm and seed, in randomised blocks."""
         self._fetch_models()
         try:
             trials = self._resolved(seeds, self._arms_of_extensions())
@@ -691,7 +691,7 @@ class Plan:
 
     @property
     def files_of_trials(self) -> dict[str, str]:
-        """SHA-256 of each of the user's files that trials read on any machine, by path."""
+        """SHA-256, by path, of the user's files that trials read wherever they run."""
         own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
         digests = self.inputs or {}
         return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}

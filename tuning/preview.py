@@ -20,7 +20,7 @@ MOST_CHARACTERS = 1200  # longest prompt or ground truth that is shown in full
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
-    """Return a table with one line per trial, in order, and the shared settings below it.
+    """Return a table with one line per trial, followed by the settings that all trials share.
 
     If the trials differ in the CPUs of an actor, a line below the table explains these numbers.
     """

@@ -160,7 +160,7 @@ def fit(plan: Plan) -> list[Failure]:
     refuse_to_begin_anew()
     register(plan.inputs, plan.shipped, plan.replaced)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
-    # A resumed experiment has the callbacks that were pickled with it.
+    # A resumed experiment has pickled callbacks, so `grpo_callbacks` was not called to set this.
     set_verbose(plan.options.verbose)
     # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them
     # short.
@@ -242,7 +242,7 @@ def tune_config(plan: Plan) -> tune.TuneConfig:
 
 
 def leaves_no_state(trial: GRPOConfig) -> bool:
-    """Return True if another trial may run in the processes of this trial after its end.
+    """Return True if another trial may later run in the same processes as this trial.
 
     A user's module may keep state that changes the next trial. Rewards and environments are an
     exception, because they run in processes that end with each trial. vLLM does not free all its

@@ -26,7 +26,7 @@ from grpo_trainable.models.hf.json_files import facts_of
 
 
 class Limited(TrialScheduler):
-    """Mixin for a Tune scheduler, listed first. It has no effect until `limit` is called."""
+    """Mixin, listed before the Tune scheduler. It has no effect until `limit` is called."""
 
     max_failures: int | None = None  # retries of a trial from now on, not counting earlier retries
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
@@ -121,7 +121,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
 # ---- Keys that population-based training varies --------------------------------------------------
 
 
-# Dotted key -> its minimum and maximum. For the clip range, these are factors of its default.
+# Dotted key -> minimum and maximum. For the clip range, these are factors of the trial's own value.
 MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
 HUGGING_FACE_LR = (0.2, 2.0)  # factors of a Hugging Face model's initial learning rate
 
