@@ -22,8 +22,8 @@ undisturbed rounds except the last, because an asynchronous run samples nothing 
 For each other arm, the result contains the speed-up of the asynchronous run in each repeat, and the
 geometric mean over the repeats with Student's interval. The result also contains max(generator,
 learner) / wall-clock, the share of the maximum speed that the asynchronous run reaches. In this
-formula, `generator` is the time of the stages rollout and reward, and `learner` that of optimize,
-reference and sync.
+formula, `generator` is the time of the stages rollout and reward, and `learner` is the time of the
+stages optimize, reference and sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
 unless the commit or the seed has changed.

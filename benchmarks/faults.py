@@ -6,7 +6,7 @@
 Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
 checkpoint every 4 rounds. A trial survives if
 
-- the command, or the one that resumes it, ends with status 0;
+- the command, or the command that resumes the trial, ends with status 0;
 - each of the trial's output files contains every round once and in order;
 - at lag 0, the rows and the last checkpoint equal an uninterrupted run's, bit for bit.
 

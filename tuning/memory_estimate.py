@@ -286,7 +286,7 @@ class _Trial:
     # ---- Held for a while --------------------------------------------------------------------
 
     def sampling(self) -> list[Part]:
-        """Return the parts that a call to a generator needs: KV cache, logits and probabilities."""
+        """Return the parts that one sampling call needs: KV cache, logits and probabilities."""
         rows, size = schedule.most_rows(self.config), self.size
         # Without slots, the cache has one place per row. With slots, it consists of shelves of
         # different lengths (`models/shelved_cache.py`). A slot has a place on every shelf, and the

@@ -109,7 +109,7 @@ class Plan:
 
         Args:
             options: The options.
-            only: With `--extend`: the arms that may get new trials. None means all arms.
+            only: With `--extend`: the arms that may get new trials. None means no restriction.
         """
         self.options = options
         try:

@@ -26,7 +26,7 @@ from grpo_trainable.models.hf.json_files import facts_of
 
 
 class Limited(TrialScheduler):
-    """Mixin, listed before the Tune scheduler. It has no effect until `limit` is called."""
+    """Mixin that a class lists before Tune's scheduler. No effect until `limit` is called."""
 
     max_failures: int | None = None  # retries of a trial from now on, not counting earlier retries
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
