@@ -21,8 +21,8 @@ by ours, is the median over pairs. The interval is the range of the pairs, which
 median with probability 1 - 2^(1 - repeats).
 
 TRL's side, `trl_peer.py`, runs in another environment, with TRL but without Ray and this package,
-because TRL needs other versions of shared dependencies than Ray and this package do.
-`make bench-peers` creates that environment and runs this benchmark.
+which pin other versions of shared dependencies. `make bench-peers` creates that environment and
+runs this benchmark.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ GRADIENT_STEPS = SearchSpace(
 
 LAGS = (0, 1, 2, 4, 8)
 CAP = 2.0
-# Two passes over each batch make training slower than sampling. The generator therefore runs
-# ahead as far as the lag allows, so the bound is reached.
+# Two passes over each batch make training slower than sampling, so the generator runs ahead as far
+# as the lag allows.
 STALE = {"placement": "disaggregated", **fresh(1), "k": 2, "k_mode": "same_batch"}
 
 LAG = SearchSpace(

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from grpo_trainable.models.shape import PolicySettings
     from grpo_trainable.tasks.prompts import Prompts
 
-# Limits on checking the lengths of a trial's prompts: the number of prompts in each stream, and the
-# time in seconds. A file may have millions of prompts, and applying a chat template takes time.
+# Limits on checking the lengths of a trial's prompts: the number of training prompts, which is also
+# the limit for held-out prompts, and the time in seconds. A file may have millions of prompts, and
+# applying a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
 ADAPTERS = "adapters"  # first word of a line about the adapters that a policy starts from
