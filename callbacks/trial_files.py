@@ -26,6 +26,7 @@ from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
 from grpo_trainable.telemetry.metrics import is_info_metric, names_with
+from grpo_trainable.text import without_module
 
 PART = re.compile(r"part-(\d{8})\.parquet")
 # Path of the Parquet file of a round, relative to the trial's directory. Such files in deeper
@@ -66,7 +67,7 @@ def error_line(trial: Any) -> str:
         lines = Path(trial.error_file or "").read_text(errors="replace").strip().splitlines()
     except OSError as error:
         return f"its error file cannot be read ({error.strerror})"
-    return lines[-1].strip() if lines else "its error file is empty"
+    return without_module(lines[-1].strip()) if lines else "its error file is empty"
 
 
 def continued_file(trial: Any, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,15 @@ def shown_truth(truth: Any) -> str:
     texts = truth if isinstance(truth, list) else [truth]
     words = [text for text in texts if isinstance(text, str)]
     return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)
+
+
+def without_module(error: str) -> str:
+    """Return the last line of a traceback without the module of the error's class.
+
+    `grpo_trainable.protocol.calls.ActorFailed: rollout failed` becomes `ActorFailed: rollout
+    failed`.
+    """
+    return re.sub(r"^(?:\w+\.)+(?=[A-Z]\w*(?:: |$))", "", error)
 
 
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten
 from grpo_trainable.storage.checkpointing import ASIDE
 from grpo_trainable.telemetry.metrics import COPIED_FROM
+from grpo_trainable.text import without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
 from reports.population import short_value
@@ -440,7 +441,7 @@ def _text(value: Any) -> str | None:
 
 def _last_line(error: str) -> str:
     lines = error.strip().splitlines()
-    return lines[-1].strip() if lines else NO_ERROR
+    return without_module(lines[-1].strip()) if lines else NO_ERROR
 
 
 def _last_failure(error: str) -> float | None:

@@ -77,6 +77,7 @@ class TrialSettings(Settings):
         ("colocated", "disaggregated"),
         "Placement of the actors: one actor samples and trains in turn (colocated), or generators "
         "and learners are separate actors, which can work at the same time (disaggregated).",
+        also_called=(trl("vllm_mode", "colocate is colocated, server is disaggregated"),),
     )
     rounds: int = integer(
         96,

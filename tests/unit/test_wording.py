@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_trainable.text import did_you_mean, plural, rate, written
+from grpo_trainable.text import did_you_mean, plural, rate, without_module, written
 
 
 def test_one_is_singular_and_none_is_not():
@@ -56,3 +56,17 @@ def test_what_is_rounded_to_zero_has_no_minus(value, form, text):
 )
 def test_a_rate_has_two_digits_or_more(value, text):
     assert rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("grpo_trainable.protocol.calls.ActorFailed: rollout: no", "ActorFailed: rollout: no"),
+        ("ray.exceptions.OutOfMemoryError: a.b.C: full", "OutOfMemoryError: a.b.C: full"),
+        ("ValueError: a.b: c", "ValueError: a.b: c"),
+        ("builtins.KeyboardInterrupt", "KeyboardInterrupt"),
+        ("loss.clip: must be positive", "loss.clip: must be positive"),
+    ],
+)
+def test_an_error_is_shown_without_the_module_of_its_class(line, text):
+    assert without_module(line) == text
